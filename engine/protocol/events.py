@@ -1,0 +1,89 @@
+"""What a node says about one call, in order: Started, then Token* or one Result, then exactly one Finished or Failed.
+
+Started is sent together with the first piece of output, not at arrival: until the first event a gateway may give the
+call to another node. Knows nothing of HTTP status or of how a reply is rendered.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+FinishReason = Literal["stop", "length"]
+
+FailureReason = Literal[
+    "invalid_input",  # only the node could see that the input cannot be served; the message names the field
+    "context_too_long",  # prompt longer than the model's context
+    "out_of_capacity",  # queue or KV cache full, or the model cannot be loaded here
+    "model_unavailable",  # weights missing, damaged, or of an unknown architecture
+    "timeout",  # the deadline passed
+    "aborted",  # cancelled by the caller
+    "draining",  # the node is leaving
+    "internal",  # a crash; the node logged it
+]
+
+
+class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What a call really consumed. `cached_tokens` is the part of `prompt_tokens` served from the prefix cache."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """One token's text, natural-log probability, and the likeliest alternatives as (text, logprob)."""
+
+    text: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class Started(Struct, frozen=True, tag="started", omit_defaults=True):
+    """The first output exists. Token counts are those of the prompt."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Token(Struct, frozen=True, tag="token", omit_defaults=True):
+    """Text of one or more newly generated tokens; never ends inside a character. May be empty."""
+
+    text: str
+    num_tokens: int = 1
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Embeddings(Struct, frozen=True, tag="embeddings", omit_defaults=True):
+    """Vectors as little-endian float32, row after row; `shape` is (texts, dimensions)."""
+
+    shape: tuple[int, int]
+    data: bytes
+    pooling: str = "mean"
+
+
+class Result(Struct, frozen=True, tag="result"):
+    """The whole output of a task that does not stream."""
+
+    value: Embeddings
+
+
+class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
+    """The end of a call that went well."""
+
+    reason: FinishReason
+    usage: Usage = Usage()
+
+
+class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
+    """The end of a call that did not. `usage` is what had been done until then; `is_retryable` means another node may
+    be tried (only meaningful before any other event)."""
+
+    reason: FailureReason
+    message: str = ""
+    is_retryable: bool = False
+    usage: Usage = Usage()
+
+
+Event = Started | Token | Result | Finished | Failed

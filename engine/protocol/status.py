@@ -1,0 +1,48 @@
+"""What a node says about itself, published with an expiry and read by every gateway."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+ReplicaState = Literal["loading", "hot", "draining", "failed"]
+
+
+class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One loaded copy of one model version on a node.
+
+    `revision` is the manifest digest. `queued_tokens` counts prompt and completion tokens still to be computed: the
+    load that placement balances. Block counts are 0 for tasks without a KV cache. `num_computed_tokens` counts every
+    token ever given to the forward pass, `num_steps` the passes.
+    """
+
+    model: str
+    revision: str
+    state: ReplicaState
+    num_running: int = 0
+    num_waiting: int = 0
+    queued_tokens: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    detail: str = ""
+
+
+class NodeStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One node. `address` is where gateways connect (`unix:///path` or `tcp://host:port`), `http_address` the plain
+    HTTP door for people. `tasks` names what it can load on demand."""
+
+    node_id: str
+    pop: str
+    address: str
+    http_address: str = ""
+    protocol_version: int = 1
+    is_draining: bool = False
+    num_calls: int = 0
+    device: str = "cpu"
+    replicas: tuple[ReplicaStatus, ...] = ()
+    tasks: tuple[str, ...] = ("text-generation", "text-embeddings")

@@ -1,0 +1,133 @@
+"""Frames between gateway and node: 4 bytes little-endian length, then one MessagePack map with a `type`.
+
+The node speaks first. Both sides prove that they hold the cluster secret before anything else is answered:
+
+    node     Hello(version, sender, nonce)
+    gateway  Hello(version, sender, nonce, proof over both nonces)
+    node     Hello(version, sender, nonce, proof over both nonces)      the connection is open
+    gateway  Execute | Cancel | Ping ...        node  Reply | Pong ...
+
+`FrameDecoder` is strict: a frame over the limit or of an unknown shape raises `WireError`, and the connection is to be
+closed. The same messages as JSON lines are what people with curl get (`to_json_line`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator
+
+import msgspec
+from msgspec import Struct
+
+from engine.protocol.events import Event
+from engine.protocol.tasks import TaskInput
+
+VERSION = 1
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+KEEPALIVE_INTERVAL_S = 1.0
+KEEPALIVE_TIMEOUT_S = 5.0
+
+
+class WireError(Exception):
+    """The peer sent something that is not this protocol, or could not prove who it is."""
+
+
+class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
+    version: int
+    sender: str
+    nonce: bytes
+    proof: bytes = b""
+
+
+class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=True):
+    """Do one call. `call_id` is unique on its connection. `namespace` (32 bytes) keys the prefix cache; equal
+    namespaces may share blocks, different ones never do. `tenant` is a number for fairness only. `deadline_s` is the
+    time left when sent."""
+
+    call_id: int
+    request_id: str
+    model: str
+    revision: str
+    namespace: bytes
+    tenant: int
+    task: TaskInput
+    deadline_s: float
+
+
+class Cancel(Struct, frozen=True, tag="cancel"):
+    """Stop a call; it ends with Failed("aborted") unless it had already ended."""
+
+    call_id: int
+
+
+class Ping(Struct, frozen=True, tag="ping"):
+    """Sent by the gateway every KEEPALIVE_INTERVAL_S; a node that hears nothing for KEEPALIVE_TIMEOUT_S cancels the
+    connection's calls."""
+
+
+class Pong(Struct, frozen=True, tag="pong"):
+    """The node's answer to Ping: its event loop is alive."""
+
+
+class Reply(Struct, frozen=True, tag="reply"):
+    call_id: int
+    event: Event
+
+
+Message = Hello | Execute | Cancel | Ping | Pong | Reply
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_json_encoder = msgspec.json.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """One frame, length included."""
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def to_json_line(message: Message | Event) -> bytes:
+    """The message as one line of JSON (bytes fields as base64)."""
+    return _json_encoder.encode(message) + b"\n"
+
+
+def proof(secret: bytes, role: str, own_nonce: bytes, peer_nonce: bytes) -> bytes:
+    """What `role` ("gateway" or "node") sends to prove that it holds the cluster secret: 32 bytes."""
+    text = b"hearth-wire-1|" + role.encode() + b"|" + own_nonce + b"|" + peer_nonce
+    return hmac.new(secret, text, hashlib.sha256).digest()
+
+
+def is_proven(secret: bytes, role: str, hello: Hello, own_nonce: bytes) -> bool:
+    """Whether `hello`, sent by a peer in `role`, answers our nonce."""
+    return hmac.compare_digest(hello.proof, proof(secret, role, hello.nonce, own_nonce))
+
+
+class FrameDecoder:
+    """Bytes in, messages out, for any split of the bytes."""
+
+    def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._buffer = bytearray()
+        self._max_frame_bytes = max_frame_bytes
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
+        """Yield every message completed by `data`. Raises WireError; the decoder is then spent."""
+        self._buffer += data
+        offset = 0
+        try:
+            while len(self._buffer) - offset >= 4:
+                size = int.from_bytes(self._buffer[offset : offset + 4], "little")
+                if size > self._max_frame_bytes:
+                    raise WireError(f"frame of {size} bytes is over the limit of {self._max_frame_bytes}")
+                if len(self._buffer) - offset - 4 < size:
+                    break
+                payload = bytes(self._buffer[offset + 4 : offset + 4 + size])
+                offset += 4 + size
+                try:
+                    message = _decoder.decode(payload)
+                except (msgspec.DecodeError, RecursionError) as error:
+                    raise WireError(f"unreadable frame: {error}") from error
+                yield message
+        finally:
+            del self._buffer[:offset]

@@ -1,0 +1,138 @@
+"""How a process reads its settings: environment variables into one frozen dataclass, once, loudly.
+
+A process declares a frozen dataclass whose fields are made by `setting(...)`; `read_settings` fills it and raises
+`SettingError` with one clear line that names the key and what was wrong. Secrets print masked. Nothing here knows
+which settings exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+class SettingError(Exception):
+    """A setting is missing or cannot be read; the text is one line for the operator."""
+
+
+@dataclass(frozen=True)
+class SettingInfo:
+    """What the documentation and `hearth settings` show of one setting."""
+
+    env: str
+    help: str
+    kind: type
+    default: Any
+    is_secret: bool
+    is_required: bool
+
+
+def setting(
+    env: str,
+    help: str,
+    *,
+    default: Any = dataclasses.MISSING,
+    secret: bool = False,
+    check: Callable[[Any], str | None] | None = None,
+) -> Any:
+    """Declare one setting: its environment variable, help, default (none means required) and an optional check.
+
+    `check` gets the parsed value and returns what is wrong with it, or None.
+    """
+    metadata = {"env": env, "help": help, "secret": secret, "check": check}
+    if default is dataclasses.MISSING:
+        return dataclasses.field(metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def describe(settings_class: type) -> list[SettingInfo]:
+    """Every setting of a settings dataclass, in the order of declaration."""
+    return [
+        SettingInfo(
+            env=field.metadata["env"],
+            help=field.metadata["help"],
+            kind=_kind(field.type),
+            default=None if field.default is dataclasses.MISSING else field.default,
+            is_secret=field.metadata["secret"],
+            is_required=field.default is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(settings_class)
+    ]
+
+
+def read_settings(settings_class: type[T], environ: Mapping[str, str] | None = None) -> T:
+    """Fill `settings_class` from the environment. Raises SettingError; never half-fills."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(settings_class):  # type: ignore[arg-type]
+        env = field.metadata["env"]
+        text = environ.get(env)
+        if text is None or text == "":
+            if field.default is dataclasses.MISSING:
+                raise SettingError(f"{env} is not set: {field.metadata['help']}")
+            continue
+        is_secret = field.metadata["secret"]
+        value = _parse(env, text, _kind(field.type), is_secret)
+        check = field.metadata["check"]
+        problem = check(value) if check else None
+        if problem:
+            shown = "" if is_secret else f"={text!r}"
+            raise SettingError(f"{env}{shown}: {problem}")
+        values[field.name] = value
+    return settings_class(**values)
+
+
+def masked(settings: Any) -> dict[str, str]:
+    """Effective values by environment variable, secrets masked, passwords inside URLs too."""
+    shown: dict[str, str] = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        text = "" if value is None else str(value)
+        shown[field.metadata["env"]] = ("********" if text else "") if field.metadata["secret"] else _mask_url(text)
+    return shown
+
+
+def _mask_url(text: str) -> str:
+    scheme, separator, rest = text.partition("://")
+    if not separator or "@" not in rest:
+        return text
+    credentials, _, address = rest.rpartition("@")
+    user = credentials.partition(":")[0]
+    return f"{scheme}://{user}:********@{address}"
+
+
+_KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "bytes": bytes}
+
+
+def _kind(annotation: Any) -> type:
+    name = annotation if isinstance(annotation, str) else annotation.__name__
+    return _KINDS[name.replace(" | None", "").strip()]
+
+
+def _parse(env: str, text: str, kind: type, is_secret: bool) -> Any:
+    shown = "" if is_secret else f"={text!r}"
+    if kind is bool:
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise SettingError(f"{env}{shown}: expected true or false")
+    if kind is bytes:
+        try:
+            return bytes.fromhex(text)
+        except ValueError:
+            raise SettingError(f"{env}{shown}: expected hexadecimal bytes") from None
+    try:
+        return kind(text)
+    except ValueError:
+        expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        raise SettingError(f"{env}{shown}: expected {expected}") from None
