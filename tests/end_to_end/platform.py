@@ -1,0 +1,166 @@
+"""A whole Hearth, started as a user starts it (`hearth up`), for tests that enter by the front door.
+
+Reads what a user can read: `dev.json`, the command's own output, the ledger's rows, presence in Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+from storage.ephemeral import Ephemeral
+
+from engine.protocol.status import NodeStatus
+
+READY_DEADLINE_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 20.0) -> Any:
+    """Poll until `predicate` gives something true; fail naming `what`."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = predicate()
+        if value:
+            return value
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        time.sleep(0.02)
+
+
+class Platform:
+    """One running `hearth up` and the doors to it."""
+
+    def __init__(self, data: Path, *, nodes: int = 2, port: int | None = None, environ: dict[str, str] | None = None):
+        self.data = data
+        self.port = port or free_port()
+        self._nodes = nodes
+        self._environ = {**os.environ, **(environ or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Platform:
+        self.data.mkdir(parents=True, exist_ok=True)
+        log = (self.data / "up.log").open("ab")
+        command = [sys.executable, "-m", "cli.main", "up", "--data", str(self.data), "--port", str(self.port)]
+        command += ["--nodes", str(self._nodes)]
+        self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ)
+        log.close()
+        wait_for("hearth up is ready", self._is_ready, READY_DEADLINE_S)
+        return self
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            raise AssertionError(f"hearth up ended: {(self.data / 'up.log').read_text()[-4000:]}")
+        try:
+            is_up = httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+        return is_up and (self.data / "dev.json").exists() and len(self.hot_nodes(self.chat_model)) == self._nodes
+
+    def stop(self) -> int:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(timeout=60)
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(timeout=10)
+
+    @property
+    def dev(self) -> dict[str, Any]:
+        return json.loads((self.data / "dev.json").read_text())
+
+    @property
+    def base_url(self) -> str:
+        return str(self.dev["base_url"])
+
+    @property
+    def account_id(self) -> str:
+        return str(self.dev["account_id"])
+
+    @property
+    def api_token(self) -> str:
+        return str(self.dev["api_token"])
+
+    @property
+    def chat_model(self) -> str:
+        return str(self.dev["chat_model"])
+
+    @property
+    def embed_model(self) -> str:
+        return str(self.dev["embed_model"])
+
+    def ai_url(self, account_id: str | None = None) -> str:
+        return f"{self.base_url}/accounts/{account_id or self.account_id}/ai"
+
+    def client(self, api_token: str | None = None) -> httpx.Client:
+        return httpx.Client(headers={"Authorization": f"Bearer {api_token or self.api_token}"}, timeout=60)
+
+    def hearth(self, *arguments: str) -> Any:
+        """Run one `hearth` command with --json and give what it printed."""
+        command = [sys.executable, "-m", "cli.main", *arguments, "--data", str(self.data), "--json"]
+        done = subprocess.run(command, capture_output=True, env=self._environ, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()
+        return json.loads(done.stdout)
+
+    def new_account(self, name: str) -> tuple[str, str]:
+        """A fresh account and a token of it: (account_id, secret)."""
+        account_id = self.hearth("account", "create", name)["account_id"]
+        return account_id, self.hearth("token", "create", "--account", account_id, "--name", name)["secret"]
+
+    def statuses(self) -> list[NodeStatus]:
+        """What every living node says about itself."""
+        return asyncio.run(self._read_presence())
+
+    async def _read_presence(self) -> list[NodeStatus]:
+        store = Ephemeral.connect(self.redis_url)
+        try:
+            return [msgspec.json.decode(raw, type=NodeStatus) for raw in (await store.present("nodes")).values()]
+        finally:
+            await store.close()
+
+    @property
+    def redis_url(self) -> str:
+        return str(self.dev["redis_url"])
+
+    @property
+    def database_url(self) -> str:
+        return str(self.dev["database_url"])
+
+    def hot_nodes(self, model: str) -> list[NodeStatus]:
+        return [
+            node
+            for node in self.statuses()
+            if any(replica.model == model and replica.state == "hot" for replica in node.replicas)
+        ]
+
+    def usage_rows(self, request_id: str | None = None) -> list[dict[str, Any]]:
+        """The ledger's rows, newest last; of one request if given."""
+        import sqlite3
+
+        path = self.database_url.removeprefix("sqlite://")
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+            connection.row_factory = sqlite3.Row
+            rows = [dict(row) for row in connection.execute("SELECT * FROM usage_entries ORDER BY started_at")]
+        return [row for row in rows if request_id in (None, row["request_id"])]
+
+    def node_pid(self, node_id: str) -> int:
+        return int(self.dev["pids"]["nodes"][node_id])

@@ -1,0 +1,145 @@
+"""Clients that leave, gateways that restart, nodes that die: what the client sees and what the ledger says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.end_to_end.platform import Platform, wait_for
+
+ENDLESS = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform whose processes these tests kill."""
+    running = Platform(tmp_path_factory.mktemp("fragile")).start()
+    yield running
+    assert running.stop() == 0
+
+
+def num_held_blocks(platform: Platform) -> int:
+    replicas = [replica for node in platform.statuses() for replica in node.replicas if replica.num_blocks]
+    return sum(r.num_blocks - r.num_free_blocks - r.num_cached_blocks for r in replicas)
+
+
+def num_running(platform: Platform) -> int:
+    return sum(replica.num_running + replica.num_waiting for node in platform.statuses() for replica in node.replicas)
+
+
+def events_of(response: httpx.Response) -> Iterator[str]:
+    return (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+
+def node_that_serves(platform: Platform, affinity: str) -> str:
+    """The node to which calls of this session go, learned from a call's usage row."""
+    headers = {"x-session-affinity": affinity}
+    with platform.client() as client:
+        answer = client.post(
+            f"{platform.ai_url()}/run/{platform.chat_model}", json={"prompt": "Hi", "max_tokens": 1}, headers=headers
+        )
+    assert answer.status_code == 200, answer.text
+    (row,) = wait_for("the usage row", lambda: platform.usage_rows(answer.headers["cf-ai-req-id"]))
+    return str(row["node_id"])
+
+
+def test_a_client_that_leaves_frees_its_blocks_and_is_still_metered(fragile: Platform):
+    url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
+    with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+        request_id = response.headers["cf-ai-req-id"]
+        events = events_of(response)
+        for _ in range(3):
+            next(events)
+        wait_for("the sequence holds blocks", lambda: num_held_blocks(fragile) > 0)
+    wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0, 5)
+    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
+    assert 0 < row["completion_tokens"] < 1500
+
+
+def test_an_unstreamed_call_whose_client_leaves_is_cancelled(fragile: Platform):
+    with fragile.client() as client, pytest.raises(httpx.ReadTimeout):
+        client.post(
+            f"{fragile.ai_url()}/run/{fragile.chat_model}",
+            json=ENDLESS | {"stream": False},
+            timeout=httpx.Timeout(30, read=0.5),
+        )
+    wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0, 5)
+
+
+def test_a_node_killed_before_the_first_token_goes_unnoticed(fragile: Platform):
+    node_id = node_that_serves(fragile, "before")
+    pid = fragile.node_pid(node_id)
+    os.kill(pid, signal.SIGSTOP)
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with fragile.client() as client:
+            url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
+            headers = {"x-session-affinity": "before"}
+            answers.append(client.post(url, json={"prompt": "Hello"}, headers=headers))
+
+    caller = threading.Thread(target=ask)
+    caller.start()
+    metrics = f"http://127.0.0.1:{fragile.port}/metrics"
+    wait_for("the call is in flight", lambda: "hearth_calls_in_flight 1.0" in httpx.get(metrics).text)
+    os.kill(pid, signal.SIGKILL)
+    caller.join(timeout=30)
+    assert answers[0].status_code == 200, answers[0].text
+    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[0].headers["cf-ai-req-id"]))
+    assert row["node_id"] != node_id
+    assert row["attempts"] == 2
+    wait_for("the node is back", lambda: len(fragile.hot_nodes(fragile.chat_model)) == 2, 30)
+
+
+def test_a_node_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
+    node_id = node_that_serves(fragile, "after")
+    with (
+        fragile.client() as client,
+        client.stream(
+            "POST",
+            f"{fragile.ai_url()}/run/{fragile.chat_model}",
+            json=ENDLESS,
+            headers={"x-session-affinity": "after"},
+        ) as response,
+    ):
+        request_id = response.headers["cf-ai-req-id"]
+        events = events_of(response)
+        next(events)
+        os.kill(fragile.node_pid(node_id), signal.SIGKILL)
+        rest = list(events)
+    assert "[DONE]" not in rest
+    assert "error" in json.loads(rest[-1]) or "errors" in json.loads(rest[-1])
+    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
+    assert row["completion_tokens"] > 0
+    wait_for("the node is back", lambda: len(fragile.hot_nodes(fragile.chat_model)) == 2, 30)
+
+
+def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platform):
+    with fragile.client() as client:
+        url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
+        ids = [client.post(url, json={"prompt": "Hello", "max_tokens": 2}).headers["cf-ai-req-id"] for _ in range(5)]
+    os.kill(fragile.dev["pids"]["gateway"], signal.SIGKILL)
+
+    def answers() -> bool:
+        try:
+            with fragile.client() as client:
+                return client.post(url, json={"prompt": "Hello", "max_tokens": 2}).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_for("the gateway answers again", answers, 20)
+    for request_id in ids:
+        assert len(wait_for("the usage row", lambda wanted=request_id: fragile.usage_rows(wanted))) == 1
+
+
+def test_started_twice_it_says_so_and_harms_nothing(fragile: Platform):
+    second = Platform(fragile.data, port=fragile.port)
+    with pytest.raises(AssertionError, match=r"already|running"):
+        second.start()
+    assert httpx.get(f"http://127.0.0.1:{fragile.port}/readyz").status_code == 200

@@ -1,0 +1,91 @@
+"""What separates tenants, seen from outside: credentials, caches, usage."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.end_to_end.platform import Platform, wait_for
+
+WORDS = "river stone lamp green seven cloud paper iron quiet window bread north copper little garden".split()
+
+
+def long_prompt(seed: int | str) -> str:
+    """About 200 words that no other test sends."""
+    choose = random.Random(seed)
+    return " ".join(choose.choice(WORDS) for _ in range(200))
+
+
+def run(platform: Platform, prompt: str, *, account: tuple[str, str] | None = None, **fields):
+    account_id, token = account or (platform.account_id, platform.api_token)
+    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 4, "temperature": 0, **fields}
+    with platform.client(token) as client:
+        return client.post(
+            f"{platform.ai_url(account_id)}/v1/chat/completions", json=body | {"model": platform.chat_model}
+        )
+
+
+def cached_tokens(response) -> int:
+    assert response.status_code == 200, response.text
+    return response.json()["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
+
+
+def test_a_prefix_is_cached_for_its_account_and_for_no_other(platform: Platform):
+    other = platform.new_account("neighbour")
+    prompt = long_prompt(1)
+    assert cached_tokens(run(platform, prompt)) < 64
+    assert cached_tokens(run(platform, prompt)) >= 160
+    assert cached_tokens(run(platform, prompt, account=other)) < 64
+    assert cached_tokens(run(platform, prompt, account=other)) >= 160
+
+
+@pytest.mark.parametrize("field", ["cache_salt", "namespace", "account_id", "tenant"])
+def test_a_salt_in_the_body_opens_no_other_accounts_cache(platform: Platform, field: str):
+    prompt = long_prompt(field)
+    run(platform, prompt)
+    assert cached_tokens(run(platform, prompt)) >= 160
+    prober = platform.new_account(f"prober-{field}")
+    assert cached_tokens(run(platform, prompt, account=prober, **{field: platform.account_id})) < 64
+
+
+def test_wrong_foreign_and_missing_credentials_are_refused_alike_everywhere(platform: Platform):
+    _other_id, other_token = platform.new_account("foreigner")
+    url = f"{platform.ai_url()}/run/{platform.chat_model}"
+    body = {"prompt": "Hello"}
+    with platform.client(platform.api_token[:-1] + ("0" if platform.api_token[-1] != "0" else "1")) as wrong:
+        answer = wrong.post(url, json=body)
+        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (401, 10000)
+    with platform.client(other_token) as foreign:
+        answer = foreign.post(url, json=body)
+        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (403, 10000)
+        unknown = foreign.post(f"{platform.ai_url('f' * 32)}/run/{platform.chat_model}", json=body)
+        assert unknown.json()["errors"] == answer.json()["errors"]
+    with platform.client() as client:
+        answer = client.post(url, json=body, headers={"Authorization": "Basic abc"})
+        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 9106)
+
+
+def test_a_revoked_token_is_refused_within_five_seconds(platform: Platform):
+    created = platform.hearth("token", "create", "--account", platform.account_id, "--name", "short-lived")
+    with platform.client(created["secret"]) as client:
+        url = f"{platform.base_url}/user/tokens/verify"
+        assert client.get(url).status_code == 200
+        platform.hearth("token", "revoke", "--account", platform.account_id, created["id"])
+        wait_for("the revoked token is refused", lambda: client.get(url).status_code == 401, deadline_s=5)
+
+
+def test_every_call_leaves_one_usage_row_that_agrees_with_its_answer(platform: Platform):
+    answer = run(platform, "Hello")
+    request_id = answer.headers["cf-ai-req-id"]
+    (row,) = wait_for("the usage row", lambda: platform.usage_rows(request_id))
+    usage = answer.json()["usage"]
+    assert row["account_id"] == platform.account_id
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
+    assert row["micro_neurons"] > 0
+
+
+def test_an_unknown_model_is_named_as_such(platform: Platform):
+    with platform.client() as client:
+        answer = client.post(f"{platform.ai_url()}/run/@cf/nobody/nothing", json={"prompt": "Hello"})
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5007)
