@@ -1,0 +1,165 @@
+"""Scheduled sequences -> index arrays: the bridge from the host wing's slot table to the device wing's step.
+
+The only file that builds them. Reads the table's columns, never changes them; knows no policy and no weights. Host
+facts (lengths, block tables) stay NumPy, since the CPU path decides shapes with them; what is used as an index into
+device tensors is a torch tensor over the same memory.
+
+Letters: R rows (sequences in this step), T tokens given to forward, K rows that sample, S slots of the table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from engine.scheduler import ScheduledStep
+    from engine.sequence import SlotTable
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenHistory:
+    """What one penalised row has seen: prompt and completion so far, and where the completion begins."""
+
+    row: int  # index among the K sampling rows
+    token_ids: Ints
+    num_prompt: int
+
+
+@dataclass(frozen=True, eq=False)
+class SamplingInputs:
+    """How each of the K sampling rows chooses its token.
+
+    `positions` is the index of the token being drawn, counted from the start of the prompt: with `seeds` it names the
+    random number, so a row draws the same whatever its batch mates are. `histories` holds only the rows that have a
+    penalty. `num_logprobs` is -1 where none are asked.
+    """
+
+    temperature: Floats  # [K], 0 is greedy
+    top_k: Ints  # [K], 0 is off
+    top_p: Floats  # [K], 1 is off
+    min_p: Floats  # [K], 0 is off
+    repetition_penalty: Floats  # [K], 1 is off
+    presence_penalty: Floats  # [K], 0 is off
+    frequency_penalty: Floats  # [K], 0 is off
+    seeds: NDArray[np.uint64]  # [K]
+    positions: Longs  # [K]
+    num_logprobs: Ints  # [K]
+    histories: tuple[TokenHistory, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.temperature)
+
+
+@dataclass(frozen=True, eq=False)
+class StepInputs:
+    """Everything one forward pass needs beside weights and KV cache. Rows keep the order of the scheduled step.
+
+    The first `num_decode_rows` rows have one token each. `sequence_ids` never repeat during an engine's life: a runner
+    may remember by them what it has computed.
+    """
+
+    token_ids: torch.Tensor  # int64 [T]
+    positions: torch.Tensor  # int64 [T]
+    slot_mapping: torch.Tensor  # int64 [T], block id × block size + offset of each token's own KV
+    logit_rows: torch.Tensor  # int64 [K], index into T of each sampling row's last token
+    query_starts: Ints  # [R + 1], where each row's tokens begin in T
+    context_lens: Ints  # [R], tokens with KV once this step is done
+    block_tables: Ints  # [R, max blocks], only the first ceil(context_len / block size) of a row mean anything
+    sequence_ids: Longs  # [R]
+    num_decode_rows: int
+    sampling: SamplingInputs
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.context_lens)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, eq=False)
+class StepOutput:
+    """What the K sampling rows drew, in their order.
+
+    `is_failed` marks rows whose logits were not finite: their token means nothing and the sequence must end with an
+    error. The logprob arrays are there only when some row asked; they are of the distribution before temperature and
+    penalties. `top_ids` is -1 beyond what a row asked for.
+    """
+
+    token_ids: Ints  # [K]
+    is_failed: NDArray[np.bool_] | None = None  # [K]
+    logprobs: Floats | None = None  # [K]
+    top_ids: Ints | None = None  # [K, most asked]
+    top_logprobs: Floats | None = None  # [K, most asked]
+
+
+def build(step: ScheduledStep, table: SlotTable) -> StepInputs:
+    """Index arrays for `step`. Costs a handful of NumPy calls whatever the batch is."""
+    slots, num_tokens = step.slots, step.num_tokens
+    starts = table.num_computed[slots]  # int32 [R]
+    context_lens = starts + num_tokens
+    query_starts = np.zeros(len(slots) + 1, dtype=np.int32)
+    np.cumsum(num_tokens, out=query_starts[1:])
+    if query_starts[-1] == len(slots):  # one token a row: a decode step
+        token_slots, positions = slots, starts.astype(np.int64)
+        num_decode_rows = len(slots)
+    else:
+        token_slots = np.repeat(slots, num_tokens)  # [T]
+        positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], num_tokens)  # int64 [T]
+        num_decode_rows = int(np.argmax(num_tokens > 1))
+    block_size = table.block_size
+    block_ids = table.block_table[token_slots, positions // block_size]  # int32 [T]
+    slot_mapping = block_ids.astype(np.int64) * block_size + positions % block_size
+    sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is in this step
+    return StepInputs(
+        token_ids=torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slot_mapping),
+        logit_rows=torch.from_numpy(query_starts[sampled + 1].astype(np.int64) - 1),
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=table.block_table[slots],
+        sequence_ids=table.sequence_id[slots],
+        num_decode_rows=num_decode_rows,
+        sampling=_sampling(slots[sampled], table),
+    )
+
+
+def _sampling(slots: Ints, table: SlotTable) -> SamplingInputs:
+    """The sampling columns of the K rows in `slots`."""
+    repetition = table.repetition_penalty[slots]
+    presence = table.presence_penalty[slots]
+    frequency = table.frequency_penalty[slots]
+    penalised = np.flatnonzero((repetition != 1) | (presence != 0) | (frequency != 0))
+    histories = tuple(
+        TokenHistory(
+            row=int(row),
+            token_ids=table.token_ids[slots[row], : table.length[slots[row]]],
+            num_prompt=int(table.num_prompt[slots[row]]),
+        )
+        for row in penalised
+    )
+    return SamplingInputs(
+        temperature=table.temperature[slots],
+        top_k=table.top_k[slots],
+        top_p=table.top_p[slots],
+        min_p=table.min_p[slots],
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        seeds=table.seed[slots],
+        positions=table.length[slots].astype(np.int64),
+        num_logprobs=table.num_logprobs[slots],
+        histories=histories,
+    )
