@@ -1,0 +1,71 @@
+"""Column types and row ids shared by every table.
+
+Times are aware UTC on both databases; ids are text, so that they read the same in a log, a URL and a row.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import DateTime, String
+from sqlalchemy.engine import Dialect
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.types import TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware UTC time, to the microsecond. Refuses a naive one: a time without a zone is a guess."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a time stored in the database must carry its time zone")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class utc_day(FunctionElement[str]):  # noqa: N801  written like the SQL functions it stands beside
+    """The UTC day of a UtcDateTime column, as `YYYY-MM-DD` text, on either database."""
+
+    type = String()
+    name = "utc_day"
+    inherit_cache = True
+
+
+@compiles(utc_day, "sqlite")
+def _utc_day_sqlite(element: utc_day, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"strftime('%Y-%m-%d', {compiler.process(element.clauses, **kw)})"
+
+
+@compiles(utc_day, "postgresql")
+def _utc_day_postgresql(element: utc_day, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"to_char({compiler.process(element.clauses, **kw)} AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
+
+
+def new_id_hex() -> str:
+    """A fresh random id of 32 lowercase hex characters: accounts and API tokens."""
+    return secrets.token_hex(16)
+
+
+def uuid7() -> str:
+    """A fresh UUIDv7: ids that sort by the millisecond they were made in."""
+    stamp = time.time_ns() // 1_000_000
+    value = (stamp & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big")
+    value = value & ~(0xF << 76) | 0x7 << 76
+    value = value & ~(0x3 << 62) | 0x2 << 62
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"

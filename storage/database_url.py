@@ -1,0 +1,42 @@
+"""DATABASE_URL, read: which of the two databases it names, and where.
+
+Imports no driver, so that a start-up check costs nothing. Knows no tables.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote
+
+Dialect = Literal["sqlite", "postgresql"]
+
+
+@dataclass(frozen=True)
+class DatabaseUrl:
+    """One database. `path` is set for SQLite, `dsn` (a `postgresql://` address) for Postgres."""
+
+    dialect: Dialect
+    path: Path | None = None
+    dsn: str = ""
+
+    @property
+    def for_sqlalchemy(self) -> str:
+        if self.path is not None:
+            return f"sqlite+aiosqlite:///{self.path}"
+        return "postgresql+asyncpg" + self.dsn.removeprefix("postgresql")
+
+
+def parse_database_url(text: str) -> DatabaseUrl:
+    """`sqlite:///absolute/path` or `postgresql://…`. Raises ValueError with one line that shows no password."""
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme == "sqlite":
+        path = unquote(rest)
+        if not path.startswith("/") or path.strip("/") == "":
+            raise ValueError("expected sqlite:// followed by the absolute path of a file")
+        return DatabaseUrl("sqlite", path=Path(os.path.normpath("/" + path.lstrip("/"))))
+    if separator and scheme in ("postgresql", "postgres"):
+        return DatabaseUrl("postgresql", dsn=f"postgresql://{rest}")
+    raise ValueError("expected sqlite:///absolute/path or postgresql://…")
