@@ -1,0 +1,62 @@
+# The verbs of this house. Each one works from a fresh clone: whatever needs the environment makes it first.
+# `make up ARGS="--port 9000 --nodes 2"` passes options on to `hearth up`.
+
+PYTHON ?= python3
+SYSTEM_TORCH ?=
+TORCH_INDEX_URL ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+# One stamp per kind of environment, so that asking for the other kind makes it anew and nothing else does.
+STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
+PACKAGES := gateway engine catalog tenants storage telemetry cli migrations
+CHECKED := $(PACKAGES) bench scripts spark tests
+PYTEST := $(BIN)/python -m pytest
+FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tests/telemetry tests/catalog \
+  tests/engine/protocol tests/engine/test_block_manager.py tests/engine/test_scheduler.py
+
+.PHONY: help setup up check test test-full test-gpu bench docs lock spark clean
+.DEFAULT_GOAL := help
+
+help:  ## say what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP)  ## make .venv and install everything (SYSTEM_TORCH=1: use this machine's own torch)
+
+$(STAMP): pyproject.toml requirements.lock scripts/setup.sh
+	@PYTHON="$(PYTHON)" SYSTEM_TORCH="$(SYSTEM_TORCH)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" sh scripts/setup.sh
+
+up: $(STAMP)  ## start the whole platform on embedded defaults and print a curl that answers
+	@$(BIN)/hearth up $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, floor plan, fast tests: under a minute
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/mypy
+	$(PYTEST) -q $(wildcard $(FAST_TESTS)) -m "not full and not gpu"
+
+test: $(STAMP)  ## every test that needs no GPU and no patience
+	@sh scripts/run_tests.sh "not full and not gpu" $(ARGS)
+
+test-full: $(STAMP)  ## kill campaigns, Node clients, long runs
+	@sh scripts/run_tests.sh "full and not gpu" $(ARGS)
+
+test-gpu: $(STAMP)  ## what needs a CUDA device
+	@sh scripts/run_tests.sh "gpu" $(ARGS)
+
+bench: $(STAMP)  ## run the benchmarks of bench/ one after the other
+	@for script in $(sort $(wildcard bench/bench_*.py)); do \
+	  module=$$(echo $${script%.py} | tr / .); echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
+
+docs: $(STAMP)  ## write docs/settings.md and docs/metrics.md from the code
+	$(BIN)/python -m scripts.write_docs
+
+lock: $(STAMP)  ## write requirements.lock from what .venv holds
+	$(BIN)/python -m scripts.write_lock
+
+spark: $(STAMP)  ## train the built-in chat model from its generator
+	$(BIN)/python -m spark.train $(ARGS)
+
+clean:  ## remove the environment and every cache (not .hearth, which holds a platform's data)
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

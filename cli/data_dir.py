@@ -1,0 +1,166 @@
+"""DIR, the folder in which `hearth up` keeps one platform: where everything lies in it, and its two private files.
+
+`secrets.json` is made once and holds the platform's three keys and its first account and token. `dev.json` exists
+while the platform is up and says how to reach it. Both have mode 600. Knows nothing of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+DEFAULT_DATA = Path(".hearth")
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Folder of a platform that `hearth up` started; .hearth unless given.")
+]
+# A Unix socket's path has 108 bytes with its closing zero; the longest name we put into a run folder is under 40.
+_MAX_RUN_DIR_BYTES = 107 - 40
+_KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET")
+
+
+class DataDirInUse(Exception):
+    """Another `hearth up` holds this folder. `pid` and `url` are what it wrote about itself, as far as it got."""
+
+    def __init__(self, pid: int | None, url: str | None) -> None:
+        super().__init__("in use")
+        self.pid = pid
+        self.url = url
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The three keys by environment variable, and the first account (empty strings until it exists)."""
+
+    keys: Mapping[str, str]
+    account_id: str = ""
+    api_token: str = ""
+
+
+class DataDir:
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.abspath(path))
+        self.logs = self.path / "logs"
+        self._secrets = self.path / "secrets.json"
+        self._dev = self.path / "dev.json"
+        self._lock = self.path / "lock"
+
+    def create(self) -> None:
+        """Make the folder, readable by its owner only, and what has to be in it. Raises OSError."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("logs", "objects", "spool", "cache", "redis"):
+            (self.path / name).mkdir(mode=0o700, exist_ok=True)
+
+    @property
+    def is_platform(self) -> bool:
+        """Whether a platform was ever started here."""
+        return self._secrets.exists()
+
+    def store_urls(self) -> dict[str, str]:
+        """The embedded stores, by environment variable."""
+        return {
+            "DATABASE_URL": f"sqlite://{quote(str(self.path / 'hearth.db'))}",
+            "OBJECTS_URL": f"file://{quote(str(self.path / 'objects'))}",
+        }
+
+    def run_dir(self) -> Path:
+        """A folder for sockets whose paths are short enough, and which nobody else can enter. Raises OSError."""
+        folder = self.path / "run"
+        if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES:
+            name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
+            folder = Path(tempfile.gettempdir()) / f"hearth-{os.getuid()}-{name}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PermissionError(f"{folder} is not a private folder of this user")
+        return folder
+
+    def read_secrets(self) -> Secrets:
+        """Raises FileNotFoundError when no platform was ever started here, ValueError when the file is damaged."""
+        stored = json.loads(self._secrets.read_text())
+        try:
+            keys = {name: str(stored[name]) for name in _KEYS}
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{self._secrets} is damaged: {error} is missing") from None
+        return Secrets(keys, str(stored.get("account_id", "")), str(stored.get("api_token", "")))
+
+    def ensure_secrets(self) -> Secrets:
+        """The keys of this platform, made at its first start and never again."""
+        with contextlib.suppress(FileNotFoundError):
+            return self.read_secrets()
+        made = Secrets({name: secrets.token_hex(32) for name in _KEYS})
+        self.write_secrets(made)
+        return made
+
+    def write_secrets(self, value: Secrets) -> None:
+        write_private(self._secrets, {**value.keys, "account_id": value.account_id, "api_token": value.api_token})
+
+    def read_dev(self) -> dict[str, Any] | None:
+        """What the running platform says of itself; None when there is none, or when the file cannot be read."""
+        try:
+            found = json.loads(self._dev.read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def write_dev(self, value: Mapping[str, Any]) -> None:
+        write_private(self._dev, value)
+
+    def remove_dev(self) -> None:
+        self._dev.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def held(self, url: str) -> Iterator[None]:
+        """Hold this folder as the only `hearth up` in it. Raises DataDirInUse.
+
+        The lock is the kernel's, so it ends with the process however that ends; what a killed one left is swept.
+        """
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise self._holder() from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
+            self.remove_dev()
+            try:
+                yield
+            finally:
+                self.remove_dev()
+        finally:
+            os.close(descriptor)
+
+    def _holder(self) -> DataDirInUse:
+        try:
+            holder = json.loads(self._lock.read_text())
+            return DataDirInUse(int(holder["pid"]), str(holder["url"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return DataDirInUse(None, None)
+
+
+def write_private(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON with mode 600, whole or not at all."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mkstemp makes it 600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,46 @@
+#!/bin/sh
+# Make .venv and install what the project needs into it, from requirements.lock. Nothing leaves the project's folder.
+# Knows three wishes from its environment: PYTHON, SYSTEM_TORCH=1 (this machine's own torch), TORCH_INDEX_URL (a further
+# package index, for people who know one that offers the build of torch they want).
+set -eu
+
+TORCH="torch>=2.11,<2.14"
+python=${PYTHON:-python3}
+bin=.venv/bin
+
+fail() { echo "setup: $*" >&2; exit 1; }
+
+command -v "$python" >/dev/null 2>&1 || fail "$python is not there: install Python 3.11 or 3.12, or say PYTHON=/path/to/python3.12"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "Python 3.11 or newer is needed and $python is $("$python" -c 'import platform; print(platform.python_version())'): say PYTHON=/path/to/python3.12"
+
+# An environment that was made with the machine's own packages stays so until it is removed.
+if [ -f .venv/pyvenv.cfg ] && grep -q '^include-system-site-packages = true' .venv/pyvenv.cfg; then
+  SYSTEM_TORCH=1
+elif [ "${SYSTEM_TORCH:-}" = 1 ] && [ -d .venv ]; then
+  rm -rf .venv
+fi
+
+if [ ! -x $bin/python ] || ! $bin/python -m pip --version >/dev/null 2>&1; then
+  echo "setup: making .venv with $("$python" --version)"
+  rm -rf .venv
+  "$python" -m venv ${SYSTEM_TORCH:+--system-site-packages} .venv ||
+    fail "$python cannot make a virtual environment (on Debian and Ubuntu its package is called python3-venv)"
+fi
+
+pip() { $bin/python -m pip --disable-pip-version-check "$@"; }
+
+if [ "${SYSTEM_TORCH:-}" = 1 ]; then
+  $bin/python -c 'import torch; print("setup: using torch", torch.__version__, "of this machine")' ||
+    fail "SYSTEM_TORCH=1, and $python has no torch of its own"
+else
+  echo "setup: installing torch (the largest part; not in the lock, since its build depends on the machine)"
+  pip install --constraint requirements.lock ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$TORCH"
+fi
+echo "setup: installing the versions of requirements.lock"
+pip install --quiet --requirement requirements.lock
+pip install --quiet --no-deps --editable .
+
+touch .venv/.setup
+[ "${SYSTEM_TORCH:-}" = 1 ] && touch .venv/.setup-system-torch
+echo "setup: done"
