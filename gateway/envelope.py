@@ -1,0 +1,62 @@
+"""Success and error body shapes: the platform's envelope, and the OpenAI family's bare objects.
+
+An error of the OpenAI family carries both shapes in one body, so that either kind of client finds what it looks for.
+Knows no error's meaning: `errors.py` has the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gateway.errors import Refusal
+
+encode = msgspec.json.Encoder().encode
+
+JSON_HEADER = (b"content-type", b"application/json")  # exactly this: a charset would break Workers bindings
+
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 408: "timeout_error", 429: "rate_limit_error"}
+
+
+def success(
+    result: Any, *, result_info: dict[str, Any] | None = None, messages: list[dict[str, Any]] | None = None
+) -> bytes:
+    """`result` in the platform's envelope."""
+    body = {"result": result, "success": True, "errors": [], "messages": messages or []}
+    if result_info is not None:
+        body["result_info"] = result_info
+    return encode(body)
+
+
+def page_info(page: int, per_page: int, count: int, total_count: int) -> dict[str, int]:
+    """`result_info` of a list."""
+    total_pages = -(-total_count // per_page)
+    return {
+        "page": page,
+        "per_page": per_page,
+        "count": count,
+        "total_count": total_count,
+        "total_pages": total_pages,
+    }
+
+
+def error(refusal: Refusal, *, is_openai: bool) -> bytes:
+    """The body of a refused request."""
+    row = refusal.row
+    body: dict[str, Any] = {
+        "result": {} if row.is_ai or is_openai else None,
+        "success": False,
+        "errors": [{"code": row.code, "message": refusal.message}],
+        "messages": [],
+    }
+    if is_openai:
+        body = {"error": openai_error(refusal), **body}
+    return encode(body)
+
+
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    """The `error` object of the OpenAI family; also the last event of any stream that breaks."""
+    status = refusal.row.status
+    kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"message": refusal.message, "type": kind, "param": None, "code": refusal.row.code}

@@ -1,0 +1,132 @@
+"""One table: every way a request can be refused -> HTTP status, error code, message.
+
+`Refusal` is what the stages raise; `row` finds its line here, `envelope.py` gives it a body. Exceptions that come up
+from other packages are translated once, in `refusal_of`. docs/errors.md lists the same lines (a test compares them).
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from dataclasses import dataclass
+
+from catalog.schemas import SchemaViolation
+from engine.protocol.events import FailureReason
+from engine.protocol.openai import BadInput
+from storage.errors import StoreError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One refusal on the wire.
+
+    `is_ai` marks failures of the AI run itself: their message carries `AiError: ` and their envelope `result: {}`.
+    `should_retry` becomes `x-should-retry`: False stops clients that would repeat what cannot succeed.
+    """
+
+    status: int
+    code: int
+    message: str
+    is_ai: bool = False
+    should_retry: bool | None = None
+
+
+class Reason(enum.Enum):
+    """The table. A message with braces is filled from the Refusal's `detail`."""
+
+    NO_ROUTE = Row(400, 7000, "No route for that URI")
+    METHOD_NOT_ALLOWED = Row(405, 7001, "{detail} not supported for requested URI.")
+    ACCOUNT_ID_MALFORMED = Row(404, 7003, "Could not route to {detail}, perhaps your object identifier is invalid?")
+    TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes")
+    HEADERS_TOO_LARGE = Row(431, 3006, "The headers are more than 100 or larger than 32768 bytes")
+    CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)")
+    CREDENTIAL_REPEATED = Row(400, 3003, "More than one Authorization header")
+    CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error")
+    NOT_PERMITTED = Row(403, 10000, "Authentication error")
+    API_TOKEN_INVALID = Row(401, 1000, "Invalid API Token")
+    ACCOUNT_BLOCKED = Row(403, 3023, "This account is blocked")
+    HEADER_INVALID = Row(400, 3003, "{detail}")
+    QUERY_INVALID = Row(400, 3003, "{detail}")
+    MODEL_ID_INVALID = Row(404, 3042, "Invalid model name")
+    MODEL_UNKNOWN = Row(400, 5007, "No such model {detail} or task")
+    LORA_UNSUPPORTED = Row(405, 5005, "This model does not support LoRA", is_ai=True)
+    BODY_MISSING = Row(400, 3003, "The request has no body")
+    BODY_TOO_LARGE = Row(413, 3006, "The request body is larger than {detail} bytes")
+    BODY_INVALID = Row(400, 5004, "Invalid data: {detail}", is_ai=True)
+    BODY_ENCODED = Row(415, 5004, "Content-Encoding is not supported", is_ai=True)
+    BODY_SLOW = Row(408, 3007, "The request body did not arrive in time", should_retry=False)
+    INPUT_INVALID = Row(400, 5006, "Bad input: {detail}", is_ai=True)
+    PROMPT_TOO_LONG = Row(413, 3006, "The prompt is longer than the model's context{detail}", is_ai=True)
+    TIMEOUT = Row(408, 3007, "Request timed out", is_ai=True, should_retry=False)
+    ABORTED = Row(408, 3008, "The request was aborted before it was finished", is_ai=True)
+    OUT_OF_CAPACITY = Row(
+        429, 3040, "Capacity temporarily exceeded, please try again.", is_ai=True, should_retry=True
+    )
+    DRAINING = Row(503, 11001, "This gateway is shutting down, please try again", should_retry=True)
+    DEPENDENCY_DOWN = Row(503, 11002, "A service that this request needs is not available, please try again")
+    INTERNAL = Row(500, 11000, "Internal error")
+
+
+class Refusal(Exception):
+    """A request that ends here. `detail` fills the row's message; it is a field, a limit or a name already checked
+    against a grammar: never a value from the body, a credential, or a library's text."""
+
+    def __init__(self, reason: Reason, detail: str = "", *, retry_after_s: int | None = None) -> None:
+        super().__init__(reason.name)
+        self.reason = reason
+        self.detail = detail
+        self.retry_after_s = retry_after_s
+
+    @property
+    def row(self) -> Row:
+        return self.reason.value
+
+    @property
+    def message(self) -> str:
+        """The text of the answer."""
+        text = self.row.message.replace("{detail}", self.detail)
+        return f"AiError: {text}" if self.row.is_ai else text
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Retry headers; every 429 and 503 says when to come back (whole seconds, jittered)."""
+        headers = []
+        retry_after_s = self.retry_after_s
+        if retry_after_s is None and self.row.status in (429, 503):
+            retry_after_s = random.randint(1, 5)  # noqa: S311 - spreads clients, guards nothing
+        if retry_after_s is not None:
+            headers.append((b"retry-after", str(retry_after_s).encode()))
+        if self.row.should_retry is not None:
+            headers.append((b"x-should-retry", b"true" if self.row.should_retry else b"false"))
+        if self.reason is Reason.METHOD_NOT_ALLOWED and self.allow:
+            headers.append((b"allow", self.allow.encode()))
+        return headers
+
+    allow: str = ""  # methods of the route, for METHOD_NOT_ALLOWED
+
+
+_FAILURES: dict[FailureReason, Reason] = {
+    "invalid_input": Reason.INPUT_INVALID,
+    "context_too_long": Reason.PROMPT_TOO_LONG,
+    "out_of_capacity": Reason.OUT_OF_CAPACITY,
+    "model_unavailable": Reason.OUT_OF_CAPACITY,
+    "timeout": Reason.TIMEOUT,
+    "aborted": Reason.ABORTED,
+    "draining": Reason.OUT_OF_CAPACITY,
+    "internal": Reason.ABORTED,
+}
+
+
+def failure(reason: FailureReason, message: str = "") -> Refusal:
+    """What a node's Failed means to the client. Only `invalid_input` passes its message on: it names a field."""
+    return Refusal(_FAILURES[reason], message if reason == "invalid_input" else "")
+
+
+def refusal_of(error: Exception) -> Refusal | None:
+    """The Refusal that stands for an exception of another package, or None: then it is a defect of ours."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, SchemaViolation | BadInput):
+        return Refusal(Reason.INPUT_INVALID, str(error))
+    if isinstance(error, StoreError):
+        return Refusal(Reason.DEPENDENCY_DOWN)
+    return None
