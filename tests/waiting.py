@@ -1,0 +1,38 @@
+"""Waiting for something to become true, with a deadline: what tests use instead of fixed sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def wait_until(predicate: Callable[[], T | Awaitable[T]], deadline_s: float = 5.0, interval_s: float = 0.01) -> T:
+    """Call `predicate` (plain or async) until it returns something true, and return that.
+
+    Raises AssertionError after `deadline_s`.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        value = predicate()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"still not true after {deadline_s:g} s: {inspect.getsource(predicate).strip()}")
+        await asyncio.sleep(interval_s)
+
+
+def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = 5.0, interval_s: float = 0.01) -> T:
+    """The same without an event loop."""
+    end = time.monotonic() + deadline_s
+    while not (value := predicate()):
+        if time.monotonic() > end:
+            raise AssertionError(f"still not true after {deadline_s:g} s: {inspect.getsource(predicate).strip()}")
+        time.sleep(interval_s)
+    return value
