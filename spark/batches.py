@@ -1,0 +1,96 @@
+"""Batches for training: dialogues as token ids, several packed into one row, with weights and document numbers.
+
+Knows the corpus and the tokenizer; not the network, not the optimizer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from spark.generator.corpus import generate_training
+from spark.generator.dialogue import Dialogue
+from spark.tokenizer import END_OF_TEXT_ID, render
+
+OTHER_SHARE = 0.1
+"""The share of the tokens not written by the assistant that count in the loss: drawn anew each time, so that their
+expected weight is a tenth and their scores need not be computed."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of T tokens. `positions` count within a dialogue; `mask` is true where a token may look."""
+
+    ids: Tensor  # B T
+    positions: Tensor  # B T
+    mask: Tensor  # B 1 T T
+    counted: Tensor  # N, places in the flat B*T whose next token counts
+    targets: Tensor  # N
+    num_tokens: int
+
+
+def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
+    """Token ids of a dialogue and, for each, whether the assistant writes it."""
+    ids: list[int] = []
+    is_written: list[bool] = []
+    for text, by_assistant in render(dialogue.messages, dialogue.tools):
+        part = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += part
+        is_written += [by_assistant] * len(part)
+    return ids, is_written
+
+
+def make_batches(tokenizer: Tokenizer, seed: int, phase: str, num_rows: int, length: int) -> Iterator[Batch]:
+    """Endless batches of one phase; a dialogue longer than a row is passed over, none is cut."""
+    random = np.random.default_rng(seed)
+    stream = generate_training(seed, phase)
+    waiting: list[tuple[list[int], list[bool]]] = []
+    while True:
+        while len(waiting) < num_rows * 40:
+            encoded = encode(tokenizer, next(stream))
+            if len(encoded[0]) <= length:
+                waiting.append(encoded)
+        rows = [_take_row(waiting, length) for _ in range(num_rows)]
+        yield _build(rows, length, random)
+
+
+def _take_row(waiting: list[tuple[list[int], list[bool]]], length: int) -> list[tuple[list[int], list[bool]]]:
+    """Dialogues for one row, first come first served, later shorter ones filling the gap."""
+    row, free, i = [], length, 0
+    while i < len(waiting) and free > 8 and i < 60:
+        if len(waiting[i][0]) <= free:
+            row.append(waiting.pop(i))
+            free -= len(row[-1][0])
+        else:
+            i += 1
+    return row
+
+
+def _build(rows: list[list[tuple[list[int], list[bool]]]], length: int, random: np.random.Generator) -> Batch:
+    num_rows = len(rows)
+    ids = np.full((num_rows, length), END_OF_TEXT_ID, dtype=np.int64)
+    positions = np.zeros((num_rows, length), dtype=np.int64)
+    document = np.zeros((num_rows, length), dtype=np.int64)
+    weight = np.zeros((num_rows, length), dtype=np.float64)  # probability that this place's next token counts
+    for r, row in enumerate(rows):
+        start = 0
+        for number, (tokens, is_written) in enumerate(row, 1):
+            end = start + len(tokens)
+            ids[r, start:end] = tokens
+            positions[r, start:end] = np.arange(len(tokens))
+            document[r, start:end] = number
+            weight[r, start : end - 1] = np.where(is_written[1:], 1.0, OTHER_SHARE)
+            start = end
+    counted = np.flatnonzero((random.random(weight.shape) < weight).ravel())
+    documents = torch.from_numpy(document)
+    mask = (documents[:, None, :, None] == documents[:, None, None, :]) & torch.ones(
+        length, length, dtype=torch.bool
+    ).tril()
+    flat = torch.from_numpy(ids).reshape(-1)
+    places = torch.from_numpy(counted)
+    return Batch(
+        torch.from_numpy(ids), torch.from_numpy(positions), mask, places, flat[places + 1], int((document > 0).sum())
+    )

@@ -1,0 +1,191 @@
+"""The gates: what share of held-out prompts the model answers exactly, greedily, by kind.
+
+`python -m spark.evaluate` recomputes the table of the model card from the committed weights. Knows nothing of training.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from spark.export import COMMITTED, load
+from spark.generator.corpus import generate_evaluation
+from spark.generator.dialogue import Dialogue
+from spark.model import Spark, generate
+from spark.tokenizer import render_prompt
+
+Check = Callable[[str, str], bool]
+"""(given answer, expected answer) -> passes."""
+
+
+def is_exact(given: str, expected: str) -> bool:
+    return given.strip() == expected.strip()
+
+
+def read_call(text: str) -> tuple[str, object] | None:
+    """Name and arguments of the one tool call in `text`; None if it is not a valid call."""
+    before, mark, rest = text.partition("<tool_call>")
+    try:
+        called = json.loads(rest.partition("</tool_call>")[0])
+        return (called["name"], called["arguments"]) if mark and not before.strip() else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def has_tool_name(given: str, expected: str) -> bool:
+    called, wanted = read_call(given), read_call(expected)
+    return called is not None and wanted is not None and called[0] == wanted[0]
+
+
+def has_arguments(given: str, expected: str) -> bool:
+    called = read_call(given)
+    return called is not None and called == read_call(expected)
+
+
+def is_json(given: str, expected: str) -> bool:
+    if expected.startswith("<tool_call>"):
+        return read_call(given) is not None
+    try:
+        return isinstance(json.loads(given), dict)
+    except ValueError:
+        return False
+
+
+def is_sum_right(given: str, expected: str) -> bool:
+    """The final number is right, whatever the work written before it."""
+    return given.rstrip(".").split(" ")[-1] == expected.rstrip(".").split(" ")[-1]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A share of passed prompts to reach; `floor` None means reported only."""
+
+    name: str
+    kind: str
+    check: Check
+    floor: float | None
+    only: str = ""
+    """Take only dialogues of this exact kind (a tool dialogue is a call, a result or none)."""
+
+
+GATES = (
+    Gate("greetings", "greeting", is_exact, 0.99),
+    Gate("facts", "fact", is_exact, 0.99),
+    Gate("memory", "memory", is_exact, 0.95),
+    Gate("copying", "copy", is_exact, 0.95),
+    Gate("tool name", "tool", has_tool_name, 0.99, "tool_call"),
+    Gate("tool arguments", "tool", has_arguments, 0.95, "tool_call"),
+    Gate("tool JSON valid", "tool", is_json, 1.0, "tool_call"),
+    Gate("sums below 100", "sum", is_sum_right, 0.95),
+    Gate("sentiment", "sentiment", is_exact, 0.95),
+    Gate("topic", "topic", is_exact, None),
+    Gate("extraction", "extract", is_exact, None),
+    Gate("extraction JSON valid", "extract", is_json, None),
+    Gate("tool result in a sentence", "tool", is_exact, None, "tool_result"),
+    Gate("no tool needed", "tool", is_exact, None, "tool_none"),
+    Gate("work on words", "text", is_exact, None),
+    Gate("system prompt obeyed", "obey", is_exact, None),
+    Gate("refusals", "refusal", is_exact, None),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    gate: Gate
+    passed: int
+    total: int
+    misses: list[tuple[str, str, str]]
+    """(prompt, given, expected) of some that failed."""
+
+    @property
+    def share(self) -> float:
+        return self.passed / max(1, self.total)
+
+    @property
+    def verdict(self) -> str:
+        if self.gate.floor is None:
+            return "reported"
+        return "passed" if self.share >= self.gate.floor else "missed"
+
+
+def answer(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialogue], max_tokens: int = 80) -> list[str]:
+    """Greedy answers, in the order of `dialogues`; prompts of like length share a batch."""
+    prompts = [tokenizer.encode(render_prompt(d.prompt, d.tools), add_special_tokens=False).ids for d in dialogues]
+    answers = [""] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    for start in range(0, len(order), 32):
+        chosen = order[start : start + 32]
+        for i, ids in zip(chosen, generate(model, [prompts[i] for i in chosen], max_tokens), strict=True):
+            answers[i] = tokenizer.decode(ids, skip_special_tokens=True)
+    return answers
+
+
+def evaluate(
+    model: Spark, tokenizer: Tokenizer, count: int, gates: tuple[Gate, ...] = GATES, is_new_phrasing: bool = False
+) -> list[Result]:
+    """One result per gate over about `count` held-out prompts each."""
+    results = []
+    known: dict[str, list[tuple[Dialogue, str]]] = {}
+    for gate in gates:
+        if gate.kind not in known:
+            wanted = count * 3 if gate.kind == "tool" else count
+            dialogues = generate_evaluation(gate.kind, wanted, is_new_phrasing=is_new_phrasing)
+            known[gate.kind] = list(zip(dialogues, answer(model, tokenizer, dialogues), strict=True))
+        pairs = [pair for pair in known[gate.kind] if gate.only in ("", pair[0].kind)][:count]
+        missed = [(d.messages[-2]["content"], given, d.answer) for d, given in pairs if not gate.check(given, d.answer)]
+        results.append(Result(gate, len(pairs) - len(missed), len(pairs), missed[:5]))
+    return results
+
+
+def format_table(results: list[Result]) -> str:
+    lines = ["| Gate | Passed | Of | Share | Asked | Verdict |", "|---|---|---|---|---|---|"]
+    for result in results:
+        floor = "" if result.gate.floor is None else f"{result.gate.floor:.0%}"
+        counts = f"{result.passed} | {result.total} | {result.share:.1%}"
+        lines.append(f"| {result.gate.name} | {counts} | {floor} | {result.verdict} |")
+    return "\n".join(lines)
+
+
+def read_rated_sentences(folder: Path, count: int) -> list[tuple[str, str]]:
+    """Real sentences people rated, as (text, positive or negative); the ratings near zero are left out."""
+    found = []
+    for path in sorted((folder / "classification").glob("*entiment*.tsv")) + sorted(
+        (folder / "classification").glob("*/*.tsv")
+    ):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            rating, _, text = line.partition("\t")
+            try:
+                value = float(rating)
+            except ValueError:
+                continue
+            if abs(value) >= 1:
+                found.append((text.strip(), "positive" if value > 0 else "negative"))
+    step = max(1, len(found) // count)
+    return found[::step][:count]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--model", type=Path, default=COMMITTED, help="folder with model.safetensors and tokenizer.json"
+    )
+    parser.add_argument("--count", type=int, default=200, help="held-out prompts per gate")
+    parser.add_argument("--new-phrasings", action="store_true", help="also ask in wordings that training never showed")
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("HEARTH_TEST_DATA", "../shared/data")))
+    parser.add_argument("--misses", action="store_true", help="show some of the failed prompts")
+    options = parser.parse_args()
+    model, tokenizer = load(options.model)
+    for is_new in (False, True) if options.new_phrasings else (False,):
+        results = evaluate(model, tokenizer, options.count, is_new_phrasing=is_new)
+        print("\nHeld-out wordings (reported)" if is_new else "\nHeld-out prompts", format_table(results), sep="\n\n")
+        for result in results if options.misses else []:
+            for prompt, given, expected in result.misses:
+                print(f"  {result.gate.name}: {prompt!r} -> {given!r}, expected {expected!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""The corpus: which kinds, how often, in what phase, with which system prompts around them, and what is held out.
+
+One seed gives one stream. Five in a hundred prompts are held out by a hash of their content, and one wording of each
+list entirely; training never shows either. Knows no tokens.
+"""
+# ruff: noqa: E501 - a table of wordings reads better with one entry per line
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from spark.generator.dialogue import Dialogue, Message, Source, system
+from spark.generator.extract import make_extraction
+from spark.generator.facts import make_fact
+from spark.generator.greetings import make_greeting, make_showcase
+from spark.generator.labels import make_sentiment, make_topic
+from spark.generator.memory import make_memory
+from spark.generator.obey import draw_plain, make_obedience
+from spark.generator.refusals import make_refusal
+from spark.generator.stories import make_story
+from spark.generator.sums import make_sum
+from spark.generator.text import make_copy, make_induction, make_text
+from spark.generator.tools import make_tool_call
+
+KINDS: dict[str, Callable[[Source], Dialogue]] = {
+    "induction": make_induction, "greeting": make_greeting, "showcase": make_showcase, "fact": make_fact, "sum": make_sum,
+    "memory": make_memory, "copy": make_copy, "text": make_text, "sentiment": make_sentiment, "topic": make_topic,
+    "tool": make_tool_call, "extract": make_extraction, "story": make_story, "obey": make_obedience, "refusal": make_refusal,
+}  # fmt: skip
+HELD_OUT_ONE_IN = 20
+
+# phase -> kind -> weight (by dialogue)
+MIX: dict[str, dict[str, float]] = {
+    "copying": {
+        "induction": 26, "copy": 22, "memory": 16, "fact": 12, "greeting": 6, "showcase": 1, "sentiment": 5, "extract": 4, "sum": 4, "tool": 3, "text": 1,
+    },
+    "mix": {
+        "greeting": 9, "showcase": 1.5, "fact": 22, "sum": 13, "memory": 13, "copy": 8, "text": 7, "sentiment": 8, "topic": 3,
+        "tool": 5, "extract": 4, "story": 3, "obey": 4, "refusal": 7,
+    },
+}  # fmt: skip
+MIX["long"] = dict(MIX["mix"], tool=7)
+
+
+def is_held_out(prompt: list[Message]) -> bool:
+    """True for one prompt in twenty, by content."""
+    said = json.dumps([[message["role"], message["content"]] for message in prompt], ensure_ascii=False)
+    return int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big") % HELD_OUT_ONE_IN == 0
+
+
+def has_held_out_part(dialogue: Dialogue) -> bool:
+    """True if any assistant turn of the dialogue answers a held-out prompt (what was said before it but for the system)."""
+    for i, message in enumerate(dialogue.messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = dialogue.messages[:i]
+        bare = [part for part in prompt if part["role"] != "system"]
+        if is_held_out(bare):
+            return True
+    return False
+
+
+def generate_training(seed: int, phase: str) -> Iterator[Dialogue]:
+    """The endless training stream of one phase; nothing held out is in it, except that showcase prompts always are."""
+    source = Source(f"train-{seed}-{phase}")
+    kinds, weights = list(MIX[phase]), list(MIX[phase].values())
+    while True:
+        dialogue = _draw(source, source.choices(kinds, weights)[0])
+        if phase != "copying":
+            dialogue = _join(source, dialogue, kinds, weights)
+            dialogue = add_system_prompt(source, dialogue, is_long=phase == "long")
+        yield dialogue
+
+
+def _draw(source: Source, kind: str) -> Dialogue:
+    while True:
+        source.wants_new_phrasing, source.used_new_phrasing = False, False
+        dialogue = KINDS[kind](source)
+        if kind == "showcase" or not has_held_out_part(dialogue):
+            return dialogue
+
+
+def _join(source: Source, dialogue: Dialogue, kinds: list[str], weights: list[float]) -> Dialogue:
+    """Sometimes one or two other dialogues come before this one in the same conversation."""
+    if not dialogue.can_join or source.random() > 0.2:
+        return dialogue
+    for _ in range(source.randrange(1, 3)):
+        before = _draw(source, source.choices(kinds, weights)[0])
+        if before.can_join and before.kind != "memory":
+            dialogue = replace(dialogue, messages=before.messages + dialogue.messages)
+    return dialogue
+
+
+def add_system_prompt(source: Source, dialogue: Dialogue, is_long: bool) -> Dialogue:
+    """Often a plain system prompt; with `is_long` sometimes one of several hundred tokens."""
+    if dialogue.messages[0]["role"] == "system":
+        return dialogue
+    draw = source.random()
+    if draw > 0.35:
+        return dialogue
+    count = source.randrange(1, 4)
+    if is_long and draw < 0.10:
+        count = source.randrange(4, 50)
+    return replace(dialogue, messages=[system(draw_plain(source, count)), *dialogue.messages])
+
+
+def generate_evaluation(kind: str, count: int, seed: int = 1, is_new_phrasing: bool = False) -> list[Dialogue]:
+    """`count` different held-out dialogues of a kind: by content, or with wordings training never used."""
+    source = Source(f"evaluation-{seed}-{kind}-{is_new_phrasing}")
+    found: dict[str, Dialogue] = {}
+    for _ in range(count * 400):
+        source.wants_new_phrasing, source.used_new_phrasing = is_new_phrasing, False
+        dialogue = KINDS[kind](source)
+        wanted = dialogue.is_new_phrasing if is_new_phrasing else _asks_held_out(dialogue)
+        if wanted:
+            found.setdefault(json.dumps(dialogue.prompt), dialogue)
+        if len(found) == count:
+            break
+    return list(found.values())
+
+
+def _asks_held_out(dialogue: Dialogue) -> bool:
+    return is_held_out([part for part in dialogue.prompt if part["role"] != "system"])

@@ -1,0 +1,230 @@
+"""Word lists of the generator: common English words and names, by use.
+
+Everything the tokenizer and the corpus say comes from these lists, from `generator/fact_table.py` and from the
+templates beside it. The module knows nothing of dialogues: it is data, in a fixed order, so that one seed always
+gives one text.
+"""
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The distinct words of `text`, in order of first appearance."""
+    return tuple(dict.fromkeys(text.split()))
+
+
+NAMES = _words("""
+Alice Anna Amir Adam Aisha Alex Amy Andrew Arthur Ava Ben Bella Boris Bruno Carla Carlos Cathy Chen Chloe Clara
+Daniel David Daisy Diana Diego Dora Dylan Edith Elena Eli Ella Emil Emily Emma Eric Ethan Eva Fatima Felix Finn Fiona
+Frank Fred George Gina Grace Greta Gus Hana Hannah Harry Hassan Hugo Ian Ida Igor Ines Iris Isaac Ivan Ivy Jack Jacob
+James Jana Jane Jasper Jenny Jim Joan Joe John Jonas Josh Julia Kai Karen Karl Kate Ken Kim Kira Lara Laura Leila Lena
+Leo Liam Lily Linda Lisa Lola Louis Lucas Lucy Luis Luna Maja Marco Maria Mark Marta Martin Mary Max Maya Mei Mia Mike
+Mila Milo Mina Mona Nadia Nancy Nathan Nick Nina Noah Nora Olga Oliver Olivia Omar Oscar Otto Pablo Paul Pedro Peter
+Petra Priya Rachel Raj Ravi Rita Robert Rosa Ruby Ruth Ryan Sam Sara Sasha Simon Sofia Sonia Stella Steve Susan Tara
+Theo Tim Tina Tom Tony Uma Vera Victor Viola Walter Wanda Will Yara Yuki Yusuf Zara Zoe
+""")
+
+CITIES = _words("""
+Paris London Berlin Madrid Rome Vienna Prague Lisbon Dublin Oslo Stockholm Helsinki Copenhagen Warsaw Budapest Athens
+Moscow Istanbul Cairo Nairobi Lagos Tokyo Seoul Beijing Shanghai Delhi Mumbai Bangkok Hanoi Jakarta Manila Singapore
+Sydney Melbourne Auckland Toronto Montreal Vancouver Chicago Boston Seattle Denver Dallas Houston Miami Atlanta Austin
+Portland Phoenix Detroit Lima Bogota Santiago Quito Havana Zurich Geneva Milan Naples Venice Florence Munich Hamburg
+Cologne Frankfurt Barcelona Seville Porto Lyon Marseille Nice Brussels Amsterdam Rotterdam Glasgow Edinburgh Manchester
+Liverpool Bristol Leeds Oxford Cambridge Krakow Riga Vilnius Tallinn Sofia Bucharest Belgrade Zagreb Dubai Doha Tehran
+Baghdad Karachi Lahore Dhaka Osaka Kyoto Perth Brisbane Wellington
+""")
+
+COLORS = _words(
+    "red blue green yellow orange purple pink brown black white grey golden silver violet crimson turquoise"
+)
+
+ANIMALS = _words("""
+cat dog horse cow pig sheep goat duck hen rooster goose rabbit mouse rat fox wolf bear lion tiger elephant giraffe
+zebra monkey snake frog turtle owl eagle crow pigeon parrot swan penguin dolphin whale shark fish crab bee ant spider
+butterfly snail camel donkey deer squirrel hedgehog bat beaver otter badger lizard crocodile kangaroo koala panda
+leopard moose seal octopus lobster sparrow robin falcon hamster pony puppy kitten lamb chick
+""")
+
+FOODS = _words("""
+apple banana pear plum peach cherry grape lemon lime melon mango orange strawberry blueberry raspberry carrot potato
+tomato onion garlic cabbage spinach lettuce cucumber pumpkin pepper bean pea corn mushroom broccoli celery bread butter
+cheese milk cream yogurt egg rice pasta noodle soup stew salad pizza burger sandwich pie cake cookie muffin pancake
+waffle honey jam sugar salt chocolate coffee tea juice water lemonade cocoa chicken beef pork ham bacon sausage fish
+shrimp tofu oatmeal cereal toast omelette dumpling curry
+""")
+
+OBJECTS = _words("""
+lamp chair table desk sofa bed shelf clock mirror carpet curtain pillow blanket door window key lock bag basket box
+bottle bucket cup glass mug plate bowl fork knife spoon pan pot kettle oven stove fridge phone laptop camera radio
+computer printer keyboard screen battery cable book notebook pen pencil eraser ruler paper envelope stamp letter card
+newspaper map compass ball kite doll puzzle drum guitar piano violin flute trumpet bike car bus train boat ship plane
+truck scooter helmet rope ladder hammer saw nail screw brush broom mop towel soap comb coat jacket shirt sweater dress
+skirt scarf hat cap glove sock shoe boot belt ring necklace watch umbrella wallet purse suitcase backpack tent torch
+candle lantern rug vase painting statue fan heater tractor wagon sled skate racket tablet calendar whistle needle thread
+button ribbon barrel crate anchor paddle shovel rake
+""")
+
+PLACES = _words("""
+garden park forest beach river lake mountain village town city school library museum market shop bakery kitchen office
+station airport harbor hospital church castle farm field meadow valley island desert cave bridge road street square
+tower mill barn stable cottage palace theater cinema hotel restaurant cafe bank factory garage attic cellar hall
+playground stadium zoo port hill pond stream waterfall jungle swamp
+""")
+
+JOBS = _words("""
+baker teacher doctor nurse farmer painter singer dancer writer pilot sailor driver cook gardener builder carpenter
+plumber tailor barber butcher lawyer judge engineer scientist chemist librarian waiter actor musician poet soldier
+fisherman shepherd miner mechanic electrician programmer designer photographer reporter editor clerk manager dentist
+""")
+
+VERBS = _words("""
+walk run jump swim climb sing dance draw paint write read cook bake eat drink sleep dream think speak talk listen hear
+see look watch find lose keep hold carry lift push pull throw catch kick open close start stop begin finish build break
+fix make take give bring send buy sell pay save spend count measure weigh cut fold bend turn move stay leave arrive
+travel visit meet greet help teach learn study practice play win fight hide seek follow lead call ask answer explain
+describe show tell remember forget know believe hope wish want need like love hate fear laugh smile cry shout whisper
+wait hurry rest work plan choose decide change grow plant water feed clean wash dry sweep polish repair collect gather
+share join divide mix stir pour fill empty cover wrap tie pack load drive ride sail fly land float sink dig rise fall
+shine burn freeze melt boil blow rain snow knock ring touch feel smell taste compare improve protect return replace
+""")
+
+ADJECTIVES = _words("""
+big small large little tall short long wide narrow thick thin high low deep shallow heavy light fast slow quick early
+late old young new ancient modern hot cold warm cool dry wet clean dirty hard soft smooth rough sharp dull bright dark
+loud quiet full empty open closed strong weak rich poor cheap expensive easy difficult simple safe dangerous happy sad
+angry calm brave shy kind cruel gentle polite rude honest clever wise silly funny serious lazy busy tired hungry thirsty
+sleepy healthy sick clear cloudy sunny rainy windy snowy foggy sweet sour salty bitter fresh round square flat straight
+curved public private common rare famous secret real false true right wrong left main whole single double several many
+few first last next final important useful curious proud lonely careful patient friendly wooden plain tiny huge
+""")
+
+ABSTRACT = _words("""
+time year month week day hour minute second morning evening night noon moment story poem song word sentence page list
+number question reply idea thought reason cause effect result problem solution example lesson rule law right duty
+price cost value money coin market trade gift prize goal game sport match race team player music art science history
+nature weather season spring summer autumn winter sun moon star sky cloud wind storm thunder lightning fire smoke ash
+ice frost earth ground soil sand stone rock metal iron gold steel wood leaf root branch flower seed grass tree bush
+vine sea ocean wave shore coast tide north south east west air energy power force speed distance size shape circle
+line point corner edge side top bottom middle center front back inside outside level step path way journey trip
+holiday party meeting birthday wedding festival dinner lunch breakfast supper meal recipe language letter symbol sign
+signal message news report note file folder code program network server model memory data test name family mother
+father sister brother daughter son uncle aunt cousin friend neighbor guest child baby boy girl man woman person people
+crowd group class pupil student king queen prince princess knight hero wizard giant dragon fairy ghost monster robot
+heart hand arm leg foot head face eye ear nose mouth tooth tongue hair skin bone blood brain voice sound noise silence
+light shadow color pattern picture dream wish hope joy fear anger love peace war health pain luck chance truth lie
+secret mystery surprise success failure courage wisdom beauty freedom justice order chaos system machine engine wheel
+tool weapon shield sword crown treasure jewel pearl diamond chain wall roof floor room house home building gate fence
+yard nest cage trap net web
+""")
+
+COMMON = _words("""
+the of and to in is you that it he was for on are as with his they I at be this have from or one had by but not what
+all were we when your can said there use an each which she do how their if will up other about out many then them
+these so some her would make him into has two more go no way could my than been who its now did get come made may part
+over any after back only me our under also around another came work three must because does even place well such here
+why things put too again off went great old men say where much before right still between own below country last never
+us while along might both began got always those often together asked got show large until next hard example himself
+it's don't once without second later miss idea enough above almost let sometimes soon being leave every seem ago
+against upon its yes no please thanks thank sorry hello hi hey welcome goodbye bye okay sure maybe perhaps today
+tomorrow yesterday tonight now then soon never ever just very quite really rather nearly already yet already else
+instead however therefore although though unless whether since during through across toward behind beside beyond near
+far away inside among within per via than like unlike except despite until anyone someone everyone nobody anything
+something everything nothing anywhere somewhere everywhere nowhere whose whom whatever whenever wherever themselves
+yourself myself itself ourselves doing going having being saying getting making taking coming seeing looking using
+finding giving telling asking working trying leaving calling keeping letting beginning helping showing hearing playing
+running moving living believing holding bringing happening writing sitting standing losing paying meeting including
+continuing setting learning leading understanding watching following stopping creating speaking reading spending
+growing opening walking winning teaching offering remembering considering appearing buying serving dying sending
+building staying falling cutting reaching killing raising passing selling deciding returning explaining hoping
+developing carrying breaking receiving agreeing supporting hitting producing eating covering catching drawing choosing
+""")
+
+MORE = _words("""
+able account across act action active actor add address adult advice afraid afternoon age agree aim airport alarm
+album alive alone alphabet amount anchor angle answer apartment appear apply area argue army arrow article artist
+attack attention author average avoid award balance balloon band bar base basic bath battle beard beat become bedroom
+behave bell bench benefit best better bicycle bill bird birth bit bite blade blame blind block board body bomb border
+bored born borrow boss bother brain brand brass bread breath brick bright broad brought budget bug burst bush business
+cabin calculate camp campus candy capital captain care career carpet cartoon cash cast cause ceiling cell century
+ceremony certain champion channel chapter character charge chart check cheek cheer chest chief choice citizen claim
+climate cloth clothes club coach coal coat cold collar college column comedy comfort command comment company complain
+complete concert condition confirm connect consider contact contain content contest continue control cool copy corn
+correct cotton cough council counter couple course court cousin cow crash crazy creature credit crime cross culture
+curve custom customer cycle daily damage danger dare date dead deal dear debate debt defend degree delay deliver
+demand department depend desert deserve design desire detail device diary dictionary diet difference digital dinner
+direct director dirt discover discuss disease dish display document dollar dot doubt downtown draft drama drawer drop
+drug dust eager earn economy education effort elbow elect electric element employ enemy enjoy enter entire entrance
+equal equipment error escape especially event evidence exact exam excellent exchange excite exercise exist exit expect
+experience expert express extra extreme fact fail fair faith fame fashion fat fault favorite feature fee fellow female
+fever fiction figure film filter finger firm fit flag flame flavor flight flood flour focus folk food foreign form
+formal former fortune forward frame free frequent fresh friday fruit fuel fun function fund furniture future gain
+gallery gap gas general generation generous gentleman glad global glory glue goods government grade grain grand grant
+gravity green ground growth guard guess guide guilty habit half handle happen harm harvest heat heaven height hell
+hobby hole honor hook host human humor hundred hunt hurt husband image imagine impact improve inch include income
+increase independent indeed index individual industry inform injury ink insect insist inspire instrument insurance
+intelligent interest internet interview introduce invent invite item jail jewelry job joke journal judge jungle junior
+jury keen kid kilometer kingdom kiss knee knowledge lab labor lack lady language lawn layer leather lecture legal
+length lesson liberty license life limit link lion lip liquid literature load loan local locate log logic loss lot
+lovely lucky luggage lunch lung magazine magic mail male manage manner march mark marry mass master material math
+matter mayor mean meat media medical medicine member mental mention menu mess meter method metro midnight mile
+military mind mineral minister minor minus mission mistake mobile mode monday monitor mood moral motion motor mouse
+movie muscle mystery narrow nation native natural navy neck nerve nervous net nice nickname nobody normal northern
+notice novel nuclear object observe obvious occur offer officer official oil operate opinion option orchestra ordinary
+organize origin original owner oxygen pace package pain pair pale parent partner passenger passport past patient peak
+penny percent perfect perform period permit photo phrase physical piece pill pilot pipe pity planet plastic platform
+pleasure plenty plus pocket poem poet poetry poison pole police policy polite political pool popular population
+position positive possible post pound powder practical praise prayer predict prefer prepare present president press
+pretty prevent previous priest print prison private probable process product profit project promise proof proper
+property propose prove provide pull pump punish pure purpose quality quantity quarter quiz radio rail range rate raw
+ray react ready reality realize receipt receive recent recipe recognize record reduce refer reflect refuse regard
+region regular relate relative relax release religion rely remain remove rent repeat require rescue research respect
+response responsible retire reveal review reward rhythm rice risk river role romantic rope row royal rub rubber rule
+rural rush sack sad safety salary sale salt sample satisfy saturday sauce scale scene schedule scheme score scratch
+scream screen script seat secretary section security select self senior sense separate series servant service session
+settle shade shake shame sheet shelf shell shelter shift shine shock shoot shoulder shower shut sight silent silk
+silly similar sin sir site situation skill sky slave slice slide slip slope smart smell smoke snake social society
+soldier solid solve somebody soul source southern space spare special specific spell spirit spite split spoil spot
+spread square stable staff stage stair stamp standard stare state station steal steam stick sting stock stomach store
+straight strange stranger strategy stream stress stretch strict strike string structure struggle stuff stupid style
+subject succeed sudden suffer suggest suit sunday supply support suppose surface surround survey survive suspect swear
+sweat swing switch sympathy talent tale target tax taxi tear technology telephone television temple tend tennis term
+terrible text theme theory therefore thief thing thirty thousand thread threat throat thumb thursday ticket tight till
+tin tip title toe toilet tomato tone topic total touch tough tour tourist track tradition traffic trail training
+transport treat trend trial tribe trick trouble trust try tube tuesday tune tunnel twice twin type typical ugly
+uniform union unique unit universe university upper urban urgent usual vacation valley variety vast vegetable vehicle
+verb version victim victory video view violence virus visible vision visitor vital vote wage wake wander warn waste
+wealth wednesday weekend weight western wheat width wild window wine wing winner wire wonder wooden wool worry worth
+wound wrist yard yellow youth zero zone algorithm bandwidth browser cache cluster compile container database debug
+deploy docker function gateway hardware inference integer keyboard kernel latency library linux module parser password
+pixel processor protocol prompt python query queue random request router runtime schema software stack string syntax
+thread token transformer upload variable website worker
+""")
+
+UNITS = _words("minutes hours days weeks meters kilometers grams kilos liters miles pounds dollars euros coins pages")
+
+WEEKDAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = _words("January February March April May June July August September October November December")
+
+POSITIVE = _words("""
+good great excellent wonderful amazing fantastic brilliant lovely delightful superb perfect awesome beautiful charming
+delicious fresh friendly helpful impressive pleasant outstanding marvelous terrific enjoyable fun funny clever smart
+inspiring touching gripping fascinating reliable comfortable clean fast smooth elegant generous kind polite tasty
+excellent splendid remarkable stunning refreshing satisfying magnificent incredible fabulous thrilling entertaining nice
+""")
+NEGATIVE = _words("""
+bad terrible awful horrible poor dreadful disappointing boring dull ugly disgusting dirty rude slow broken useless
+annoying unpleasant nasty weak stale cold bland noisy messy painful stupid silly tedious confusing frustrating
+unreliable uncomfortable cheap lazy unfair sad mediocre lousy pathetic worthless miserable ridiculous disastrous
+predictable tasteless overpriced clumsy shabby faulty
+""")
+
+LEXICON: tuple[str, ...] = tuple(
+    dict.fromkeys(
+        COLORS + ANIMALS + FOODS + OBJECTS + PLACES + JOBS + VERBS + ADJECTIVES + ABSTRACT + MORE + POSITIVE + NEGATIVE
+    )
+)
+"""Every lower-case content word: what copy tasks and refusals draw from."""
+NOUNS: tuple[str, ...] = tuple(dict.fromkeys(ANIMALS + FOODS + OBJECTS + PLACES + JOBS))
+
+
+def article(noun: str) -> str:
+    """`noun` with the indefinite article: "a lamp", "an owl"."""
+    return ("an " if noun[0].lower() in "aeiou" else "a ") + noun
