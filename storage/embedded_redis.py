@@ -89,7 +89,7 @@ class EmbeddedRedis:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for whoever started us; they stop us after their own clients
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     def wait_ready(self, deadline_s: float = 5.0) -> None:
@@ -132,6 +132,6 @@ class EmbeddedRedis:
         return False
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Runs in the child between fork and exec: one system call, nothing that could take a lock."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,136 @@
+"""State that we can afford to lose: short values with an expiry, who is present, and messages to whoever listens.
+
+Redis, spoken to with commands that 6.2 knows. Every call is bounded in time and tried once: what is lost or late is
+StoreUnavailable, and the caller decides what that means. Knows no nodes and no tokens, only kinds, ids and bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from storage.errors import StoreUnavailable
+
+# Ids whose value has gone are dropped from a kind's index this long after they would have expired: far beyond any
+# difference between two machines' clocks, since the value's own expiry (by Redis's clock) is what decides.
+_INDEX_GRACE_S = 3600.0
+_SUBSCRIPTION_CHECK_S = 5.0
+
+
+class Ephemeral:
+    """One Redis, shared by a whole process."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
+
+    @classmethod
+    def connect(cls, url: str, *, timeout_s: float = 0.25) -> Ephemeral:
+        """`unix:///path?db=0` or `redis://…`. `timeout_s` bounds each command. Opens nothing yet.
+
+        Raises ValueError for another URL.
+        """
+        options: dict[str, Any] = {
+            "socket_timeout": timeout_s,
+            "socket_connect_timeout": timeout_s,
+            "retry": Retry(NoBackoff(), 0),
+            "protocol": 2,
+            "driver_info": None,
+            "health_check_interval": 0,
+        }
+        return cls(Redis.from_url(url, **options))
+
+    async def get(self, key: str) -> bytes | None:
+        with _translated():
+            value: Any = await self._redis.get(key)
+        return None if value is None else bytes(value)
+
+    async def set(self, key: str, value: bytes, ttl_s: float) -> None:
+        with _translated():
+            await self._redis.set(key, value, px=_milliseconds(ttl_s))
+
+    async def delete(self, key: str) -> None:
+        with _translated():
+            await self._redis.delete(key)
+
+    async def announce(self, kind: str, id: str, payload: bytes, ttl_s: float) -> None:
+        """Be present among `kind` for the next `ttl_s` seconds; the newest payload counts."""
+        now = time.time()
+        with _translated():
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                pipeline.set(_presence_key(kind, id), payload, px=_milliseconds(ttl_s))
+                pipeline.zadd(_index_key(kind), {id: now + ttl_s})
+                pipeline.zremrangebyscore(_index_key(kind), "-inf", now - _INDEX_GRACE_S)
+                await pipeline.execute()
+
+    async def withdraw(self, kind: str, id: str) -> None:
+        """Be absent at once."""
+        with _translated():
+            async with self._redis.pipeline(transaction=True) as pipeline:
+                pipeline.delete(_presence_key(kind, id))
+                pipeline.zrem(_index_key(kind), id)
+                await pipeline.execute()
+
+    async def present(self, kind: str) -> dict[str, bytes]:
+        """Id -> payload of everyone announced among `kind` and not expired."""
+        with _translated():
+            indexed: Any = await self._redis.zrange(_index_key(kind), 0, -1)
+            ids = [id.decode() for id in indexed]
+            payloads: Any = await self._redis.mget([_presence_key(kind, id) for id in ids]) if ids else []
+        return {id: payload for id, payload in zip(ids, payloads, strict=True) if payload is not None}
+
+    async def publish(self, channel: str, message: bytes) -> None:
+        """To whoever listens now; nobody else will hear of it."""
+        with _translated():
+            await self._redis.publish(channel, message)
+
+    async def subscribe(self, channel: str) -> AsyncGenerator[bytes, None]:
+        """Messages published on `channel` from now on: the first item, b"", says that listening has begun.
+
+        Raises StoreUnavailable when the connection is lost: what was published until the next subscription is missed.
+        """
+        with _translated():
+            async with self._redis.pubsub() as pubsub:
+                await pubsub.subscribe(channel)
+                while True:
+                    message = await pubsub.get_message(timeout=_SUBSCRIPTION_CHECK_S)
+                    if message is None:
+                        await pubsub.ping()
+                    elif message["type"] == "subscribe":
+                        yield b""
+                    elif message["type"] == "message":
+                        yield message["data"]
+
+    async def ping(self) -> None:
+        """Returns when Redis answers, else raises StoreUnavailable."""
+        with _translated():
+            await self._redis.ping()
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (RedisError, OSError, TimeoutError) as error:
+        raise StoreUnavailable(f"redis: {type(error).__name__}") from error
+
+
+def _presence_key(kind: str, id: str) -> str:
+    return f"presence:{kind}:{id}"
+
+
+def _index_key(kind: str) -> str:
+    return f"presence:{kind}"
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

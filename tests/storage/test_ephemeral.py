@@ -1,0 +1,117 @@
+"""storage/ephemeral.py against a real redis-server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from storage.embedded_redis import EmbeddedRedis
+from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+async def ephemeral(redis_url: str) -> AsyncIterator[Ephemeral]:
+    store = Ephemeral.connect(redis_url, timeout_s=2.0)
+    yield store
+    await store.close()
+
+
+async def test_a_value_is_kept_until_it_expires_or_is_deleted(ephemeral: Ephemeral) -> None:
+    await ephemeral.set("short", b"\x00\xff", ttl_s=0.05)
+    await ephemeral.set("long", b"here", ttl_s=60)
+    assert await ephemeral.get("long") == b"here"
+    await wait_until(lambda: _is_absent(ephemeral, "short"))
+    await ephemeral.delete("long")
+    assert await ephemeral.get("long") is None
+
+
+async def _is_absent(ephemeral: Ephemeral, key: str) -> bool:
+    return await ephemeral.get(key) is None
+
+
+async def test_only_those_who_announced_lately_are_present(ephemeral: Ephemeral) -> None:
+    await ephemeral.announce("nodes", "a", b"1", ttl_s=60)
+    await ephemeral.announce("nodes", "b", b"2", ttl_s=0.05)
+    await ephemeral.announce("gateways", "c", b"3", ttl_s=60)
+
+    async def only_a() -> bool:
+        return await ephemeral.present("nodes") == {"a": b"1"}
+
+    await wait_until(only_a)
+    assert await ephemeral.present("nobody") == {}
+
+
+async def test_the_newest_announcement_counts_and_a_withdrawal_is_immediate(ephemeral: Ephemeral) -> None:
+    await ephemeral.announce("nodes", "a", b"old", ttl_s=60)
+    await ephemeral.announce("nodes", "a", b"new", ttl_s=60)
+    assert await ephemeral.present("nodes") == {"a": b"new"}
+    await ephemeral.withdraw("nodes", "a")
+    assert await ephemeral.present("nodes") == {}
+
+
+async def test_a_message_reaches_every_listener_once(ephemeral: Ephemeral) -> None:
+    listeners = [ephemeral.subscribe("news"), ephemeral.subscribe("news")]
+    assert [await anext(listener) for listener in listeners] == [b"", b""]
+    await ephemeral.publish("news", b"hello")
+    await ephemeral.publish("elsewhere", b"not this")
+    await ephemeral.publish("news", b"again")
+    for listener in listeners:
+        assert [await anext(listener), await anext(listener)] == [b"hello", b"again"]
+        await listener.aclose()
+
+
+async def test_a_frozen_redis_costs_no_more_than_the_timeout(short_tmp_path: Path) -> None:
+    server = EmbeddedRedis(short_tmp_path)
+    server.start()
+    server.wait_ready()
+    store = Ephemeral.connect(server.url, timeout_s=0.1)
+    await store.ping()
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(StoreUnavailable):
+            await asyncio.wait_for(store.get("x"), 2.0)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+    await wait_until(lambda: _answers(store))
+    await store.close()
+    server.stop()
+
+
+async def _answers(store: Ephemeral) -> bool:
+    try:
+        await store.ping()
+    except StoreUnavailable:
+        return False
+    return True
+
+
+async def test_a_lost_redis_is_said_to_every_caller_and_found_again(short_tmp_path: Path) -> None:
+    server = EmbeddedRedis(short_tmp_path)
+    server.start()
+    server.wait_ready()
+    store = Ephemeral.connect(server.url, timeout_s=2.0)
+    listener = store.subscribe("news")
+    assert await anext(listener) == b""
+    server.stop()
+    with pytest.raises(StoreUnavailable):
+        await anext(listener)
+    for attempt in (
+        store.ping(),
+        store.announce("nodes", "a", b"", 5),
+        store.present("nodes"),
+        store.publish("x", b""),
+    ):
+        with pytest.raises(StoreUnavailable):
+            await attempt
+    server.start()
+    server.wait_ready()
+    await store.ping()
+    await store.close()
+    server.stop()
