@@ -1,0 +1,111 @@
+"""Manifest: exactly which bytes one version of a model is made of. Its SHA-256 is the model's revision.
+
+In the object store a model lies content-addressed: every file under its own digest, the manifest under the revision,
+and one small pointer per model that says which revision is current. Knows no prices, no rows, no store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from catalog.errors import CardError
+
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,3}")
+
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a model: its path inside the model's folder (no `..`, at most four parts), size and digest."""
+
+    path: str
+    size_bytes: Annotated[int, Meta(ge=0)]
+    sha256: Sha256
+
+    def __post_init__(self) -> None:
+        if not _PATH.fullmatch(self.path) or ".." in self.path:
+            raise ValueError("a file's path must be relative, of plain letters, and without '..'")
+
+
+class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a node needs to load one version of a model.
+
+    `task` is the slug, `architecture` the first entry of `architectures` in `config.json`. The last four fields are
+    for embeddings and None or False elsewhere.
+    """
+
+    format: int = 1
+    name: str
+    task: str
+    architecture: str
+    context_window: int
+    files: tuple[FileEntry, ...]
+    max_input_tokens: int | None = None
+    output_dimensions: int | None = None
+    pooling: str | None = None
+    is_normalised: bool = False
+
+    def __post_init__(self) -> None:
+        paths = [file.path for file in self.files]
+        if self.format != 1:
+            raise ValueError("this version reads manifests of format 1 only")
+        if len(set(paths)) != len(paths):
+            raise ValueError("a manifest names a file twice")
+
+    def encode(self) -> bytes:
+        """Canonical JSON: keys and files sorted, no spaces; equal manifests give equal bytes."""
+        ordered = msgspec.structs.replace(self, files=tuple(sorted(self.files, key=lambda file: file.path)))
+        return msgspec.json.encode(ordered, order="sorted")
+
+    @property
+    def revision(self) -> str:
+        return hashlib.sha256(self.encode()).hexdigest()
+
+
+def decode_manifest(data: bytes, revision: str) -> Manifest:
+    """The manifest whose canonical bytes are `data`. Raises CardError unless their digest is `revision`."""
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise CardError(f"a manifest is over {MAX_MANIFEST_BYTES} bytes")
+    if hashlib.sha256(data).hexdigest() != revision:
+        raise CardError(f"the manifest does not have the digest {revision}")
+    try:
+        return msgspec.json.decode(data, type=Manifest)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CardError(f"unreadable manifest {revision}: {error}") from error
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def entry_of(folder: Path, path: str) -> FileEntry:
+    """Hash one file of `folder`."""
+    full = folder / path
+    return FileEntry(path=path, size_bytes=full.stat().st_size, sha256=hash_file(full))
+
+
+def is_intact(path: Path, entry: FileEntry) -> bool:
+    """Whether the file at `path` has exactly the size and digest of `entry`; a missing one has not."""
+    return path.is_file() and path.stat().st_size == entry.size_bytes and hash_file(path) == entry.sha256
+
+
+def blob_key(sha256: str) -> str:
+    return f"blobs/sha256/{sha256}"
+
+
+def manifest_key(revision: str) -> str:
+    return f"manifests/{revision}.json"
+
+
+def pointer_key(name: str) -> str:
+    """Where `{"name", "revision"}` of a model's current version lies; a digest, so that a name never forms a path."""
+    return f"models/{hashlib.sha256(name.encode()).hexdigest()}.json"

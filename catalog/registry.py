@@ -1,0 +1,130 @@
+"""Registry: which models there are, as a memory read.
+
+Holds one immutable snapshot of the built-in cards, the published cards and the aliases; `watch` replaces it within a
+second of a change, and keeps the last one while the database is away. Works without a database for what is built in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from catalog.aliases import follow
+from catalog.builtin import builtin_models
+from catalog.card import ModelCard, decode_card
+from catalog.errors import CardError
+from catalog.rows import read_aliases, read_cards, read_number
+from catalog.search import SearchPage, SearchQuery, search_page
+from storage.database import Database
+from storage.errors import StoreUnavailable
+from telemetry.clock import SYSTEM_CLOCK, Clock
+
+POLL_INTERVAL_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a name leads to. `alias_of` is the card's own name when `requested_name` is an alias of it, else None."""
+
+    card: ModelCard
+    requested_name: str
+    alias_of: str | None
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    cards: Mapping[str, ModelCard] = field(default_factory=dict)
+    resolved: Mapping[str, Resolved] = field(default_factory=dict)
+    number: int | None = None  # of the catalog's changes; None before the database was ever read
+
+
+class Registry:
+    """Finds models by name. `database` None serves the built-in models alone."""
+
+    def __init__(
+        self,
+        database: Database | None,
+        *,
+        builtin_cards: Collection[ModelCard] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        cards = [model.card for model in builtin_models().values()] if builtin_cards is None else builtin_cards
+        self._database = database
+        self._clock = clock
+        self._builtin = {card.name: card for card in cards}
+        self._snapshot = _snapshot(self._builtin, {}, None)
+
+    def find(self, name: str) -> Resolved | None:
+        """The model that answers to `name` (a parsed model id), through aliases; None when there is none."""
+        return self._snapshot.resolved.get(name)
+
+    def all(self) -> list[ModelCard]:
+        """Every model's card, by name; aliases are not among them."""
+        return [card for _, card in sorted(self._snapshot.cards.items())]
+
+    def search(
+        self,
+        *,
+        search: str = "",
+        task: str = "",
+        author: str = "",
+        source: int | None = None,
+        hide_experimental: bool = False,
+        include_deprecated: bool = False,
+        page: int = 1,
+        per_page: int = 50,
+    ) -> SearchPage:
+        """One page of the search route's rows; the parameters are those of `SearchQuery`."""
+        query = SearchQuery(search, task, author, source, hide_experimental, include_deprecated, page, per_page)
+        return search_page(self.all(), query, self._clock.now().date())
+
+    async def refresh(self) -> bool:
+        """Read what has changed; whether anything had. Raises StoreUnavailable, the snapshot then stays as it is."""
+        if self._database is None:
+            return False
+        async with self._database.connection() as connection:
+            number = await read_number(connection)
+            if number == self._snapshot.number:
+                return False
+            texts = await read_cards(connection)
+            aliases = await read_aliases(connection)
+        # Built-in names come last and win: no row can take their place.
+        self._snapshot = _snapshot({**_decoded(texts), **self._builtin}, aliases, number)
+        return True
+
+    async def watch(self) -> None:
+        """Refresh every POLL_INTERVAL_S, until cancelled."""
+        is_away = False
+        while True:
+            try:
+                await self.refresh()
+                is_away = False
+            except StoreUnavailable as error:
+                if not is_away:
+                    _log.warning("the catalog cannot be read, the last snapshot stays: %s", error)
+                is_away = True
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def _decoded(texts: Mapping[str, str]) -> dict[str, ModelCard]:
+    """The cards of the rows that this version can read; a row that it cannot is one model less, not an outage."""
+    cards = {}
+    for name, text in texts.items():
+        try:
+            cards[name] = decode_card(text)
+        except CardError as error:
+            _log.error("the row of %s is left out: %s", name, error)
+    return cards
+
+
+def _snapshot(cards: Mapping[str, ModelCard], aliases: Mapping[str, str], number: int | None) -> _Snapshot:
+    resolved = {name: Resolved(card, name, None) for name, card in cards.items()}
+    for alias in aliases:
+        end = follow(aliases, alias)
+        if alias not in resolved and end is not None and end in cards:
+            resolved[alias] = Resolved(cards[end], alias, end)
+    return _Snapshot(cards, resolved, number)

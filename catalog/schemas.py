@@ -1,0 +1,224 @@
+"""Which bodies a model admits: the JSON schemas of `catalog/schemas/`, made concrete for one card and compiled once.
+
+One file describes one face of a task and serves four uses: validation here, `models/schema`, the API page and the
+playground. Beside standard JSON Schema a file may say:
+
+    x-capability   this part exists only for cards with the capability; its field is otherwise refused, unless its
+    x-neutral      value is one of these, which ask for nothing
+    x-code         the error code of that refusal
+    x-card         {"x-card": "context_window"} stands for that value of the card
+    maxBytes       UTF-8 bytes of a string; maxJsonBytes: bytes of any value as JSON
+
+and at its top which fields no caller may send (`refused`) and which variant is meant when several fit (`precedence`).
+Violations are told in the contract's dialect by `violations.py`. Nothing here knows HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Literal
+
+import jsonschema_rs
+import msgspec
+
+from catalog.card import TASKS, ModelCard
+from catalog.errors import SchemaViolation
+from catalog.violations import describe, missing, needs_capability, not_accepted
+
+Face = Literal["native", "openai"]
+Body = dict[str, Any]
+
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_MAX_NUMBER_CHARACTERS = 20
+
+
+@lru_cache(maxsize=256)
+def input_schema(card: ModelCard, face: Face = "native") -> InputSchema:
+    """The compiled schema of a card's own shape, or of the OpenAI route for its task."""
+    name = card.schema if face == "native" else TASKS[card.task].openai_schema
+    return InputSchema(_read(name), card)
+
+
+def schema_document(card: ModelCard) -> dict[str, Any]:
+    """`{"input", "output"}` of the card's own shape, as the `models/schema` route serves it."""
+    source = _read(card.schema)
+    return {half: _concrete(source[half], card) for half in ("input", "output")}
+
+
+class InputSchema:
+    """Admits or refuses bodies for one card and face."""
+
+    def __init__(self, source: dict[str, Any], card: ModelCard) -> None:
+        document = _concrete(source["input"], card)
+        shapes = document.get("oneOf", [document])
+        self._variants = {shape["required"][0]: _Variant.compile(shape) for shape in shapes}
+        self._precedence: list[str] = [key for key in source["precedence"] if key in self._variants]
+        self._refused = frozenset(source["refused"])
+        self._gates = _gates(source["input"], card)
+        self._watched = self._refused | self._gates.keys()
+
+    def coerce_and_validate(self, body: Body) -> Body:
+        """The declared fields of `body`, string booleans and numeric strings converted, without nulls and without
+        what is not declared. `body` itself is left as it is. Raises SchemaViolation."""
+        for field in self._watched & body.keys():
+            self._check_watched(field, body[field])
+        variant = self._choose(body)
+        admitted = variant.coerce(body)
+        try:
+            is_valid = variant.validator.is_valid(admitted)
+        except ValueError as error:  # a lone surrogate, or nesting beyond what the validator reads
+            raise SchemaViolation("the body holds text or nesting that cannot be read", "/") from error
+        if not is_valid:
+            raise describe(variant.validator.iter_errors(admitted))
+        return admitted
+
+    def _check_watched(self, field: str, value: Any) -> None:
+        if value is None:
+            return
+        if field in self._refused:
+            raise not_accepted(field)
+        gate = self._gates[field]
+        if not any(value == neutral and type(value) is type(neutral) for neutral in gate.neutral):
+            raise needs_capability(field, gate.capability, gate.code)
+
+    def _choose(self, body: Body) -> _Variant:
+        present = [key for key in self._precedence if key in body]
+        if not present:
+            raise missing(list(self._variants))
+        meant = next((key for key in present if body[key] is not None), present[0])
+        return self._variants[meant]
+
+
+@dataclass(frozen=True)
+class _Gate:
+    """Why a top-level field is not for this card, and which values of it are harmless."""
+
+    capability: str
+    neutral: tuple[Any, ...]
+    code: int
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """One alternative of a schema: its validator, and how to coerce each declared field."""
+
+    validator: jsonschema_rs.Validator
+    kinds: dict[str, _Kind]
+    required: frozenset[str]
+
+    @classmethod
+    def compile(cls, shape: dict[str, Any]) -> _Variant:
+        keywords: dict[str, Any] = {"maxBytes": _MaxBytes, "maxJsonBytes": _MaxJsonBytes}
+        validator = jsonschema_rs.Draft202012Validator(shape, keywords=keywords)
+        return cls(validator, _kinds(shape), frozenset(shape["required"]))
+
+    def coerce(self, body: Body) -> Body:
+        return {
+            field: kind.coerce(value)
+            for field, value in body.items()
+            if (kind := self.kinds.get(field)) is not None and (value is not None or field in self.required)
+        }
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How the value of one declared field is coerced: `wants` a scalar, or has fields of its own, or is left alone."""
+
+    wants: Literal["boolean", "integer", "number", None]
+    fields: dict[str, _Kind]
+
+    def coerce(self, value: Any) -> Any:
+        if self.fields and isinstance(value, dict):
+            return {
+                field: kind.coerce(inner) if (kind := self.fields.get(field)) else inner
+                for field, inner in value.items()
+                if inner is not None
+            }
+        if self.wants == "boolean" and isinstance(value, str):
+            return {"true": True, "false": False}.get(value, value)
+        if self.wants in ("integer", "number"):
+            if isinstance(value, str):
+                value = _number(value)
+            if self.wants == "integer" and isinstance(value, float) and value.is_integer():
+                return int(value)
+        return value
+
+
+def _number(text: str) -> Any:
+    """The number that `text` spells; `text` itself when it spells none that is finite and short enough."""
+    if len(text) > _MAX_NUMBER_CHARACTERS or not _NUMBER.fullmatch(text):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        value = float(text)
+        return value if math.isfinite(value) else text
+
+
+def _kinds(shape: dict[str, Any]) -> dict[str, _Kind]:
+    kinds = {}
+    for field, schema in shape.get("properties", {}).items():
+        wants = schema.get("type")
+        kinds[field] = _Kind(wants if wants in ("boolean", "integer", "number") else None, _kinds(schema))
+    return kinds
+
+
+def _gates(source: Any, card: ModelCard) -> dict[str, _Gate]:
+    """Every top-level field, of any variant, that this card lacks the capability for."""
+    gates = {}
+    for shape in source.get("oneOf", [source]):
+        for field, schema in shape.get("properties", {}).items():
+            if _is_lacking(schema, card):
+                neutral = tuple(schema.get("x-neutral", ()))
+                gates[field] = _Gate(schema["x-capability"], neutral, schema.get("x-code", 5006))
+    return gates
+
+
+def _is_lacking(schema: Any, card: ModelCard) -> bool:
+    return isinstance(schema, dict) and "x-capability" in schema and schema["x-capability"] not in card.capabilities
+
+
+def _concrete(schema: Any, card: ModelCard) -> Any:
+    """`schema` for this card: its values filled in, parts that it lacks left out, our own annotations gone."""
+    if isinstance(schema, list):
+        return [_concrete(item, card) for item in schema if not _is_lacking(item, card)]
+    if not isinstance(schema, dict):
+        return schema
+    if "x-card" in schema:
+        return getattr(card, schema["x-card"])
+    return {
+        key: _concrete(value, card)
+        for key, value in schema.items()
+        if not key.startswith("x-") and not _is_lacking(value, card)
+    }
+
+
+@lru_cache(maxsize=16)
+def _read(name: str) -> dict[str, Any]:
+    text = resources.files("catalog").joinpath("schemas", f"{name}.json").read_text("utf-8")
+    source: dict[str, Any] = json.loads(text)
+    return source
+
+
+class _MaxBytes:
+    """Keyword `maxBytes`. Like `maxLength`, says nothing about values that are not strings."""
+
+    def __init__(self, _parent: dict[str, Any], limit: int, _path: list[str | int]) -> None:
+        self._limit = limit
+
+    def validate(self, instance: Any) -> None:
+        if isinstance(instance, str) and len(instance.encode()) > self._limit:
+            raise ValueError(str(self._limit))
+
+
+class _MaxJsonBytes(_MaxBytes):
+    """Keyword `maxJsonBytes`."""
+
+    def validate(self, instance: Any) -> None:
+        if len(msgspec.json.encode(instance)) > self._limit:
+            raise ValueError(str(self._limit))

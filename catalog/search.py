@@ -1,0 +1,114 @@
+"""Rows of the search route: which cards match, in which order, and how each is told. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Any
+
+from catalog.card import TASKS, ModelCard
+from catalog.pricing import usd_per_million
+
+MAX_PER_PAGE = 1000
+_RETIRED_SHOWN_FOR = timedelta(days=92)  # three months
+
+
+@dataclass(frozen=True)
+class SearchQuery:
+    """The search route's parameters. `task` is a display name, `source` 1 for @cf and 2 for @hf. Pages count from 1."""
+
+    search: str = ""
+    task: str = ""
+    author: str = ""
+    source: int | None = None
+    hide_experimental: bool = False
+    include_deprecated: bool = False
+    page: int = 1
+    per_page: int = 50
+
+
+@dataclass(frozen=True)
+class SearchPage:
+    """`rows` of one page (empty past the end) and how many cards match in all."""
+
+    rows: list[dict[str, Any]]
+    total_count: int
+    page: int
+    per_page: int
+
+
+def search_page(cards: Iterable[ModelCard], query: SearchQuery, today: date) -> SearchPage:
+    """The page of `cards`, in their order, that `query` asks for. Sizes out of range are brought into it."""
+    matching = [card for card in cards if _matches(card, query, today)]
+    page, per_page = max(1, query.page), min(max(1, query.per_page), MAX_PER_PAGE)
+    start = (page - 1) * per_page
+    rows = [search_row(card) for card in matching[start : start + per_page]]
+    return SearchPage(rows, len(matching), page, per_page)
+
+
+def search_row(card: ModelCard) -> dict[str, Any]:
+    """One row, as the contract has it: the model id is in `name`."""
+    task = TASKS[card.task]
+    milliseconds = card.created_at.microsecond // 1000
+    return {
+        "id": card.id,
+        "source": _source(card),
+        "name": card.name,
+        "description": card.description,
+        "task": {"id": task.id, "name": task.name, "description": task.description},
+        "created_at": f"{card.created_at:%Y-%m-%d %H:%M:%S}.{milliseconds:03d}",
+        "tags": list(card.tags),
+        "properties": _properties(card),
+    }
+
+
+def _source(card: ModelCard) -> int:
+    return 1 if card.name.startswith("@cf/") else 2
+
+
+def _matches(card: ModelCard, query: SearchQuery, today: date) -> bool:
+    words = query.search.lower()
+    return (
+        (not words or words in card.name.lower() or words in card.description.lower())
+        and query.task in ("", card.task)
+        and query.author.lower() in ("", card.author.lower())
+        and query.source in (None, _source(card))
+        and not (query.hide_experimental and card.is_beta)
+        and _is_shown(card, query.include_deprecated, today)
+    )
+
+
+def _is_shown(card: ModelCard, include_deprecated: bool, today: date) -> bool:
+    if not card.is_retired(today):
+        return True
+    assert card.planned_deprecation_date is not None
+    return include_deprecated and today - card.planned_deprecation_date <= _RETIRED_SHOWN_FOR
+
+
+def _properties(card: ModelCard) -> list[dict[str, Any]]:
+    values: dict[str, Any] = {"price": _price(card)}
+    if card.task == "Text Generation":
+        values["context_window"] = str(card.context_window)
+    if card.max_input_tokens is not None:
+        values["max_input_tokens"] = str(card.max_input_tokens)
+    if card.output_dimensions is not None:
+        values["output_dimensions"] = str(card.output_dimensions)
+    for capability in ("function_calling", "reasoning", "vision", "lora"):
+        if capability in card.capabilities:
+            values[capability] = "true"
+    if card.is_beta:
+        values["beta"] = "true"
+    if card.planned_deprecation_date is not None:
+        values["planned_deprecation_date"] = card.planned_deprecation_date.isoformat()
+    values.update(card.properties)
+    return [{"property_id": name, "value": value} for name, value in values.items()]
+
+
+def _price(card: ModelCard) -> list[dict[str, Any]]:
+    listed = [("per M input tokens", card.prices.input)]
+    if card.prices.cached_input is not None:
+        listed.append(("per M cached input tokens", card.prices.cached_input))
+    if card.task == "Text Generation":
+        listed.append(("per M output tokens", card.prices.output))
+    return [{"unit": unit, "price": usd_per_million(neurons), "currency": "USD"} for unit, neurons in listed]
