@@ -151,10 +151,14 @@ def _first_line(error: DBAPIError) -> str:
 
 def _prepare_sqlite(connection: DBAPIConnection, _record: object) -> None:
     cursor = connection.cursor()
-    _enter_wal_mode(cursor)
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA foreign_keys = ON")
-    cursor.close()
+    try:
+        _enter_wal_mode(cursor)
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.close()
+    except BaseException:
+        connection.close()  # the pool drops, unclosed, a connection that fails here
+        raise
 
 
 def _enter_wal_mode(cursor: Any) -> None:

@@ -1,0 +1,224 @@
+"""storage/database.py on SQLite and on Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from sqlalchemy import func, insert, select, text
+
+from storage.database import Database, insert_new, new_id_hex, utc_day, uuid7
+from storage.errors import Conflict, StoreUnavailable
+from tenants.tables import accounts, api_token_epoch
+from tests.postgres_server import PostgresServer
+from tests.waiting import wait_until
+
+_NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def _account(account_id: str = "a" * 32, created_at: datetime = _NOON) -> dict[str, object]:
+    return {"account_id": account_id, "name": "Zoë", "created_at": created_at}
+
+
+async def _count(database: Database) -> int:
+    async with database.connection() as connection:
+        return (await connection.execute(select(func.count()).select_from(accounts))).scalar_one()
+
+
+async def test_a_transaction_that_ends_is_kept_and_one_that_raises_is_not(database: Database) -> None:
+    async with database.transaction() as connection:
+        await connection.execute(insert(accounts).values(_account("a" * 32)))
+
+    async def fails() -> None:
+        async with database.transaction() as connection:
+            await connection.execute(insert(accounts).values(_account("b" * 32)))
+            raise KeyError("a mistake of the caller's")
+
+    with pytest.raises(KeyError):
+        await fails()
+    assert await _count(database) == 1
+
+
+async def test_a_row_that_is_there_already_is_a_conflict_and_can_be_left_alone(database: Database) -> None:
+    async def add(statement: object) -> None:
+        async with database.transaction() as connection:
+            await connection.execute(statement)  # type: ignore[call-overload]
+
+    await add(insert(accounts).values(_account()))
+    with pytest.raises(Conflict):
+        await add(insert(accounts).values(_account()))
+    await add(insert_new(accounts, database.dialect, key="account_id").values(_account()))
+    assert await _count(database) == 1
+
+
+async def test_a_mistake_in_a_statement_is_not_called_an_outage(database: Database) -> None:
+    async with database.connection() as connection:
+        with pytest.raises(Exception, match="no_such_table"):
+            await connection.execute(text("SELECT 1 FROM no_such_table"))
+
+
+async def test_times_come_back_aware_and_exact_and_naive_ones_are_refused(database: Database) -> None:
+    in_tokyo = _NOON.astimezone(timezone(timedelta(hours=9)))
+    async with database.transaction() as connection:
+        await connection.execute(insert(accounts).values(_account(created_at=in_tokyo)))
+    async with database.connection() as connection:
+        stored = (await connection.execute(select(accounts.c.created_at))).scalar_one()
+    assert stored == _NOON
+    assert stored.utcoffset() == timedelta(0)
+    async with database.connection() as connection:
+        with pytest.raises(Exception, match="time zone"):
+            await connection.execute(select(accounts).where(accounts.c.created_at == datetime(2026, 1, 1)))
+
+
+async def test_a_day_is_a_utc_day_on_both_databases(database: Database) -> None:
+    late = datetime(2026, 11, 20, 23, 59, 59, 999999, tzinfo=UTC)
+    async with database.transaction() as connection:
+        await connection.execute(insert(accounts).values(_account("a" * 32, late)))
+        await connection.execute(insert(accounts).values(_account("b" * 32, late + timedelta(microseconds=1))))
+        days = (await connection.execute(select(utc_day(accounts.c.created_at)).order_by("account_id"))).scalars().all()
+    assert days == ["2026-11-20", "2026-11-21"]
+
+
+async def test_concurrent_read_and_write_transactions_lose_no_update(database: Database) -> None:
+    async def raise_epoch() -> None:
+        async with database.transaction() as connection:
+            epoch = select(api_token_epoch.c.epoch).with_for_update()
+            value = (await connection.execute(epoch)).scalar_one()
+            await connection.execute(api_token_epoch.update().values(epoch=value + 1))
+
+    await asyncio.gather(*(raise_epoch() for _ in range(40)))
+    async with database.connection() as connection:
+        assert (await connection.execute(select(api_token_epoch.c.epoch))).scalar_one() == 40
+
+
+async def test_processes_that_write_one_sqlite_file_at_once_lose_no_update(
+    sqlite_url: str, sqlite_database: Database
+) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from sqlalchemy import select\n"
+        "from storage.database import Database\n"
+        "from tenants.tables import api_token_epoch as table\n"
+        "async def main():\n"
+        "    database = Database.connect(sys.argv[1])\n"
+        "    for _ in range(50):\n"
+        "        async with database.transaction() as connection:\n"
+        "            value = (await connection.execute(select(table.c.epoch))).scalar_one()\n"
+        "            await connection.execute(table.update().values(epoch=value + 1))\n"
+        "    await database.close()\n"
+        "asyncio.run(main())\n"
+    )
+    writers = [await asyncio.create_subprocess_exec(sys.executable, "-c", program, sqlite_url) for _ in range(3)]
+    assert [await writer.wait() for writer in writers] == [0, 0, 0]
+    async with sqlite_database.connection() as connection:
+        assert (await connection.execute(select(api_token_epoch.c.epoch))).scalar_one() == 150
+
+
+async def test_sqlite_keeps_what_was_committed_and_lets_readers_pass_a_writer(sqlite_database: Database) -> None:
+    async with sqlite_database.connection() as connection:
+        pragmas = [(await connection.execute(text(f"PRAGMA {name}"))).scalar_one() for name in _SQLITE_PRAGMAS]
+    assert pragmas == list(_SQLITE_PRAGMAS.values())
+    async with sqlite_database.transaction() as writing:
+        await writing.execute(insert(accounts).values(_account()))
+        assert await asyncio.wait_for(_count(sqlite_database), 2.0) == 0
+    assert await _count(sqlite_database) == 1
+
+
+_SQLITE_PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+async def test_a_sqlite_file_that_stays_locked_is_unavailable_after_the_timeout(sqlite_url: str) -> None:
+    holder, waiter = Database.connect(sqlite_url), Database.connect(sqlite_url, statement_timeout_s=0.1)
+    async with holder.transaction():
+        with pytest.raises(StoreUnavailable, match="locked"):
+            async with waiter.transaction():
+                pass
+    async with waiter.transaction():
+        pass
+    await holder.close()
+    await waiter.close()
+
+
+async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "x.db").write_bytes(b"this is not a database" * 100)
+    for url in (f"sqlite://{tmp_path / 'x.db'}", f"sqlite://{tmp_path / 'no' / 'such' / 'folder.db'}"):
+        database = Database.connect(url)
+        with pytest.raises(StoreUnavailable):
+            await database.ping()
+        await database.close()
+
+
+@pytest.mark.parametrize("url", ["mysql://x/y", "sqlite://relative.db", "sqlite://", "sqlite:///", "hello", ""])
+def test_a_url_of_another_kind_is_refused_in_one_line_without_its_password(url: str) -> None:
+    with pytest.raises(ValueError, match="expected sqlite") as caught:
+        Database.connect(url)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+async def outage(postgres_server: PostgresServer) -> AsyncIterator[tuple[PostgresServer, Database]]:
+    """A Postgres of this test's own, and a database that has been used once."""
+    server = PostgresServer()
+    server.start()
+    database = Database.connect(server.url, statement_timeout_s=0.5)
+    await database.ping()
+    yield server, database
+    await database.close()
+    server.close()
+
+
+async def test_a_stopped_postgres_is_unavailable_and_found_again(outage: tuple[PostgresServer, Database]) -> None:
+    server, database = outage
+
+    async def loses_its_server() -> None:
+        async with database.transaction() as connection:
+            await connection.execute(text("SELECT 1"))
+            server.kill()
+            await connection.execute(text("SELECT 1"))
+
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(loses_its_server(), 10)
+    with pytest.raises(StoreUnavailable):
+        await database.ping()
+    server.start()
+    await database.ping()
+
+
+async def test_a_frozen_postgres_is_unavailable_within_the_timeout(outage: tuple[PostgresServer, Database]) -> None:
+    server, database = outage
+    server.freeze()
+    with pytest.raises(StoreUnavailable):
+        async with asyncio.timeout(10):
+            await database.ping()
+    server.thaw()
+
+    async def answers() -> bool:
+        try:
+            await database.ping()
+        except StoreUnavailable:
+            return False
+        return True
+
+    await wait_until(answers)
+
+
+async def test_when_every_connection_is_in_use_the_wait_is_bounded(postgres_database: Database) -> None:
+    url = postgres_database._url.dsn
+    small = Database.connect(url, pool_size=1, pool_timeout_s=0.05)
+    async with small.connection(), small.connection():
+        with pytest.raises(StoreUnavailable, match="in use"):
+            await small.ping()
+    await small.close()
+
+
+def test_ids_are_unique_hex_and_ordered_by_time() -> None:
+    assert len({new_id_hex() for _ in range(100)}) == 100
+    assert all(len(id) == 32 and int(id, 16) >= 0 for id in (new_id_hex() for _ in range(10)))
+    ids = [uuid7() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert all(id[14] == "7" and id[19] in "89ab" and len(id) == 36 for id in ids)
+    assert [id[:13] for id in ids] == sorted(id[:13] for id in ids)
