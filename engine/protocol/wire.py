@@ -126,7 +126,7 @@ class FrameDecoder:
                 offset += 4 + size
                 try:
                     message = _decoder.decode(payload)
-                except (msgspec.DecodeError, RecursionError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise WireError(f"unreadable frame: {error}") from error
                 yield message
         finally:
