@@ -97,7 +97,7 @@ def masked(settings: Any) -> dict[str, str]:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         text = "" if value is None else str(value)
-        shown[field.metadata["env"]] = ("********" if text else "") if field.metadata["secret"] else _mask_url(text)
+        shown[field.metadata["env"]] = ("********" if text else "") if field.metadata["secret"] else mask_url(text)
     return shown
 
 
