@@ -101,7 +101,8 @@ def masked(settings: Any) -> dict[str, str]:
     return shown
 
 
-def _mask_url(text: str) -> str:
+def mask_url(text: str) -> str:
+    """`text`, with the password masked if it is a URL that holds one."""
     scheme, separator, rest = text.partition("://")
     if not separator or "@" not in rest:
         return text
