@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import secrets
 import stat
 import tempfile
@@ -28,6 +29,8 @@ DataOption = Annotated[
 ]
 # A Unix socket's path has 108 bytes with its closing zero; the longest name we put into a run folder is under 40.
 _MAX_RUN_DIR_BYTES = 107 - 40
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9/_.-]+")
+URL_FIELDS = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL", "objects_url": "OBJECTS_URL"}
 _KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET")
 
 
@@ -51,7 +54,7 @@ class Secrets:
 
 class DataDir:
     def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.abspath(path))
+        self.path = path.resolve()
         self.logs = self.path / "logs"
         self._secrets = self.path / "secrets.json"
         self._dev = self.path / "dev.json"
@@ -60,7 +63,7 @@ class DataDir:
     def create(self) -> None:
         """Make the folder, readable by its owner only, and what has to be in it. Raises OSError."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for name in ("logs", "objects", "spool", "cache", "redis"):
+        for name in ("logs", "objects", "spool", "cache"):
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
 
     @property
@@ -68,17 +71,19 @@ class DataDir:
         """Whether a platform was ever started here."""
         return self._secrets.exists()
 
-    def store_urls(self) -> dict[str, str]:
-        """The embedded stores, by environment variable."""
+    def environ(self) -> dict[str, str]:
+        """What every process of an embedded platform reads, as far as it is no secret and known before it runs."""
         return {
             "DATABASE_URL": f"sqlite://{quote(str(self.path / 'hearth.db'))}",
             "OBJECTS_URL": f"file://{quote(str(self.path / 'objects'))}",
+            "HEARTH_SPOOL_DIR": str(self.path / "spool"),
         }
 
     def run_dir(self) -> Path:
-        """A folder for sockets whose paths are short enough, and which nobody else can enter. Raises OSError."""
+        """A folder for sockets, which nobody else can enter: in DIR, or in the temporary folder where DIR's path is too
+        long for a socket or would need quoting in a URL. Raises OSError."""
         folder = self.path / "run"
-        if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES:
+        if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES or not _PLAIN_PATH.fullmatch(str(folder)):
             name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
             folder = Path(tempfile.gettempdir()) / f"hearth-{os.getuid()}-{name}"
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -160,7 +165,7 @@ def write_private(path: Path, value: Mapping[str, Any]) -> None:
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -1,4 +1,4 @@
-"""What a command prints: for people a table or a few lines, for programs (`--json`) one JSON document; and how it fails.
+"""What a command prints: for people a table or a few lines, for programs (`--json`) one JSON document; how it fails.
 
 Knows no nouns. rich is imported only when there is a table to draw.
 """
@@ -30,7 +30,7 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, is_json: bool, empty: str) -> None:
-    """Rows as a table of `columns`, or all of them as a JSON array. `empty` is what a person reads when there is none."""
+    """Rows as a table of `columns`, or whole as a JSON array. `empty` is what a person reads when there are none."""
     if is_json:
         print_json(list(rows))
         return

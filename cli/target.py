@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.data_dir import DEFAULT_DATA, DataDir
+from cli.data_dir import DEFAULT_DATA, URL_FIELDS, DataDir
 from cli.output import CommandFailed
 
 if TYPE_CHECKING:
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """`environ` is what a process of that platform would read; `origin` says in words where it came from."""
+    """`environ` is what every process of that platform reads; `origin` says in words where it came from.
+    `own_environs` is what a running `hearth up` gave to single processes beside that: `gateway`, or a node's id."""
 
     environ: Mapping[str, str]
     origin: str
     first_account_id: str = ""
+    own_environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def find(cls, data: Path | None) -> Target:
@@ -41,17 +43,15 @@ class Target:
         except (OSError, ValueError) as error:
             raise CommandFailed(str(error)) from None
         running = data_dir.read_dev() or {}
-        reached = {
-            env: str(running[field])
-            for env, field in (
-                ("DATABASE_URL", "database_url"),
-                ("REDIS_URL", "redis_url"),
-                ("OBJECTS_URL", "objects_url"),
-            )
-            if field in running
-        }
-        environ = {**os.environ, **data_dir.store_urls(), **secrets.keys, **reached}
-        return cls(environ, str(data_dir.path), secrets.account_id)
+        urls = {env: str(running[name]) for name, env in URL_FIELDS.items() if name in running}
+        environ = {**os.environ, **data_dir.environ(), **secrets.keys, **urls}
+        return cls(environ, str(data_dir.path), secrets.account_id, running.get("settings", {}))
+
+    def processes(self, kind: str) -> dict[str, dict[str, str]]:
+        """The whole environment of each process of a kind (`gateway` or `node`), by name. Where none is known to run,
+        that of one with nothing of its own."""
+        names = [name for name in self.own_environs if (name == "gateway") == (kind == "gateway")] or [kind]
+        return {name: {**self.environ, **self.own_environs.get(name, {})} for name in names}
 
     def require(self, env: str) -> str:
         """The value of a variable. Raises CommandFailed naming it when it is not there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +116,10 @@ _KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool,
 
 
 def _kind(annotation: Any) -> type:
-    name = annotation if isinstance(annotation, str) else annotation.__name__
-    return _KINDS[name.replace(" | None", "").strip()]
+    if isinstance(annotation, str):
+        return _KINDS[annotation.replace(" | None", "").strip()]
+    kinds = [kind for kind in typing.get_args(annotation) or (annotation,) if kind is not type(None)]
+    return _KINDS[kinds[0].__name__]
 
 
 def _parse(env: str, text: str, kind: type, is_secret: bool) -> Any:

@@ -1,0 +1,84 @@
+"""`hearth account`: the tenants of a platform. Asks `tenants.accounts` and prints."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cli.data_dir import DataOption
+from cli.output import CommandFailed, JsonOption, print_record, print_rows
+from cli.target import Target
+
+app = typer.Typer(help="Accounts: create, list, block, unblock.", no_args_is_help=True)
+COLUMNS = ("account_id", "name", "status", "plan", "created_at")
+
+AccountId = Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_default=False)]
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="What people call this account.", show_default=False)],
+    account_id: Annotated[str | None, typer.Option("--id", help="32 hexadecimal digits; drawn unless given.")] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Create an account."""
+    print_record(asyncio.run(_create(data, name, account_id)), is_json=json)
+
+
+@app.command("list")
+def list_(data: DataOption = None, json: JsonOption = False) -> None:
+    """List every account."""
+    print_rows(asyncio.run(_list(data)), COLUMNS, is_json=json, empty="no accounts yet")
+
+
+@app.command()
+def block(account_id: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
+    """Refuse every call of an account until it is unblocked."""
+    print_record(asyncio.run(_set_blocked(data, account_id, True)), is_json=json)
+
+
+@app.command()
+def unblock(account_id: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
+    """Let a blocked account call again."""
+    print_record(asyncio.run(_set_blocked(data, account_id, False)), is_json=json)
+
+
+async def _create(data: Path | None, name: str, account_id: str | None) -> dict[str, Any]:
+    from storage.errors import Conflict
+    from tenants import accounts
+
+    async with Target.find(data).database() as database:
+        try:
+            return record(await accounts.create(database, name, account_id))
+        except Conflict:
+            raise CommandFailed(f"there is an account {account_id} already") from None
+        except ValueError as error:
+            raise CommandFailed(str(error), exit_code=2) from None
+
+
+async def _list(data: Path | None) -> list[dict[str, Any]]:
+    from tenants import accounts
+
+    async with Target.find(data).database() as database:
+        return [record(account) for account in await accounts.list_all(database)]
+
+
+async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> dict[str, Any]:
+    from tenants import accounts
+
+    async with Target.find(data).database() as database:
+        if await accounts.find(database, account_id) is None:
+            raise CommandFailed(f"there is no account {account_id}")
+        await (accounts.block if is_blocked else accounts.unblock)(database, account_id)
+        found = await accounts.find(database, account_id)
+        assert found is not None
+        return record(found)
+
+
+def record(account: Any) -> dict[str, Any]:
+    """What is printed of a `tenants.accounts.Account`."""
+    return {name: getattr(account, name) for name in COLUMNS}

@@ -1,0 +1,63 @@
+"""The `hearth` command: the table of its nouns, and the border where every failure becomes one line.
+
+A noun's file imports what it needs only when it runs, so that `hearth --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from cli import account, doctor, migrate, model, settings, token, up, usage
+from cli.output import CommandFailed, print_failure
+
+app = typer.Typer(
+    name="hearth",
+    help="Hearth: a self-hosted, multi-tenant AI inference platform.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(up.up)
+app.add_typer(account.app, name="account")
+app.add_typer(token.app, name="token")
+app.add_typer(model.app, name="model")
+app.command()(usage.usage)
+app.command()(doctor.doctor)
+app.command()(settings.settings)
+app.command()(migrate.migrate)
+
+# What a command line that cannot be read raises; Typer gives it a public name only through this subclass.
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+def main() -> None:
+    """Run one command and exit: 0 done, 1 not in a state for it, 2 the request makes no sense, 130 interrupted."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; returns its exit status. Nothing but a defect of ours leaves a traceback."""
+    is_json = "--json" in arguments
+    try:
+        status = app(arguments, prog_name="hearth", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except CommandFailed as error:
+        print_failure(str(error), error.exit_code, is_json=is_json)
+        return error.exit_code
+    except _UsageError as error:
+        message = error.format_message()  # type: ignore[attr-defined]
+        print_failure(f"{message} (see `hearth --help`)" if message else "see `hearth --help`", 2, is_json=is_json)
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has left; say nothing more, also not at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""`hearth migrate`: bring the database to this version's schema. For deployments; `hearth up` does it by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from cli.data_dir import DataOption
+from cli.output import CommandFailed, JsonOption, print_record
+from cli.target import Target
+
+
+def migrate(data: DataOption = None, json: JsonOption = False) -> None:
+    """Bring the database to this version's schema; does nothing when it is there already."""
+    print_record(asyncio.run(_migrate(data)), is_json=json)
+
+
+async def _migrate(data: Path | None) -> dict[str, str | None]:
+    from storage.errors import StoreUnavailable
+    from storage.migrate import current_revision
+    from storage.migrate import migrate as upgrade
+
+    url = Target.find(data).require("DATABASE_URL")
+    try:
+        before = await current_revision(url)
+        return {"before": before, "revision": await upgrade(url)}
+    except ValueError as error:
+        raise CommandFailed(f"DATABASE_URL: {error}", exit_code=2) from None
+    except StoreUnavailable as error:
+        raise CommandFailed(str(error)) from None

@@ -1,0 +1,233 @@
+"""`hearth model`: the catalog of a platform. Asks `catalog` and prints; the progress of long work goes to standard error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.data_dir import DataOption
+from cli.output import CommandFailed, JsonOption, print_record, print_rows
+from cli.target import Target
+
+if TYPE_CHECKING:
+    from catalog.card import CardFacts
+    from catalog.model_folder import ModelFolder
+    from storage.database import Database
+    from storage.objects import Objects
+
+app = typer.Typer(help="Models: list, publish, pull, alias.", no_args_is_help=True)
+COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
+
+NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
+CardOption = Annotated[Path | None, typer.Option("--card", help="Card in TOML; derived from the files unless given.")]
+
+
+@app.command("list")
+def list_(
+    search: Annotated[str, typer.Option(help="Part of a name or description.")] = "",
+    task: Annotated[str, typer.Option(help='Display name, such as "Text Generation".')] = "",
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List models and aliases."""
+    rows = asyncio.run(_list(data, search, task))
+    if not json:
+        rows = [row | {"revision": row["revision"][:12], "size": _size(row["size_bytes"])} for row in rows]
+    print_rows(rows, COLUMNS, is_json=json, empty="no models match")
+
+
+@app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(help="Folder with config.json, tokenizer.json and *.safetensors.")],
+    name: NameOption = None,
+    card: CardOption = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Publish a model from a folder in the Hugging Face layout."""
+    print_record(asyncio.run(_publish(data, folder, name, card, json)), is_json=json)
+
+
+@app.command()
+def pull(
+    repo_id: Annotated[str, typer.Argument(help="Repository on the hub, such as org/model.", show_default=False)],
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit; pinned to the commit it stands for.")] = "main",
+    name: NameOption = None,
+    card: CardOption = None,
+    staging: Annotated[Path | None, typer.Option(help="Where files are kept until they are published.")] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Pull a model from the Hugging Face hub (HF_ENDPOINT) and publish it; an interrupted pull goes on."""
+    print_record(asyncio.run(_pull(data, repo_id, revision, name, card, staging, json)), is_json=json)
+
+
+@app.command()
+def alias(
+    name: Annotated[str, typer.Argument(help="Public id to answer.", show_default=False)],
+    target: Annotated[str | None, typer.Argument(help="Model that answers it.", show_default=False)] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the alias away.")] = False,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Answer a public model id with another model."""
+    if remove == (target is not None):
+        raise CommandFailed("give a TARGET, or --remove", exit_code=2)
+    asyncio.run(_alias(data, name, target))
+    print_record({"name": name, "alias_of": target}, is_json=json)
+
+
+async def _list(data: Path | None, search: str, task: str) -> list[dict[str, Any]]:
+    from catalog.aliases import list_aliases
+    from catalog.registry import Registry
+
+    async with Target.find(data).database() as database:
+        registry = Registry(database)
+        await registry.refresh()
+        aliases = await list_aliases(database)
+    words = search.lower()
+    shown = []
+    for name in sorted({card.name for card in registry.all()} | aliases.keys()):
+        found = registry.find(name)
+        if found is None or (task and found.card.task != task):
+            continue
+        if words in name.lower() or words in found.card.description.lower():
+            shown.append(_row(found.card) | {"name": name, "alias_of": found.alias_of})
+    return shown
+
+
+async def _publish(data: Path | None, path: Path, name: str | None, card: Path | None, json: bool) -> dict[str, Any]:
+    from catalog.model_folder import inspect_folder
+
+    async with _stores(data) as (database, objects):
+        folder = await asyncio.to_thread(inspect_folder, path)
+        return await _publish_folder(database, objects, folder, _facts(folder, name, card), json)
+
+
+async def _pull(
+    data: Path | None,
+    repo_id: str,
+    revision: str,
+    name: str | None,
+    card: Path | None,
+    staging: Path | None,
+    json: bool,
+) -> dict[str, Any]:
+    from catalog.model_folder import inspect_folder
+    from catalog.pull import pull as pull_files
+    from cli.transfer_progress import transfer_progress
+
+    async with _stores(data) as (database, objects):
+        with transfer_progress(json) as on_progress:
+            place = staging or _default_staging()
+            pulled = await asyncio.to_thread(pull_files, repo_id, revision, place, on_progress=on_progress)
+        folder = await asyncio.to_thread(inspect_folder, pulled.folder)
+        facts = _facts(folder, name or f"@hf/{repo_id}", card)
+        row = await _publish_folder(database, objects, folder, facts, json)
+    await asyncio.to_thread(pulled.remove)
+    return row | {"repo_id": repo_id, "commit": pulled.commit}
+
+
+async def _alias(data: Path | None, name: str, target: str | None) -> None:
+    from catalog.aliases import remove_alias, set_alias
+
+    async with Target.find(data).database() as database:
+        with _failures():
+            if target is None:
+                await remove_alias(database, name)
+            else:
+                await set_alias(database, name, target)
+
+
+async def _publish_folder(
+    database: Database, objects: Objects, folder: ModelFolder, facts: CardFacts, json: bool
+) -> dict[str, Any]:
+    from catalog.publish import publish as publish_folder
+    from cli.transfer_progress import transfer_progress
+
+    with transfer_progress(json) as on_progress:
+        published = await publish_folder(
+            database,
+            objects,
+            folder,
+            facts,
+            on_file=lambda entry, _was_uploaded: on_progress(entry.path, entry.size_bytes, entry.size_bytes),
+        )
+    return _row(published)
+
+
+def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFacts:
+    """The card's facts, or those that the folder itself tells; `name` wins over the card's."""
+    import msgspec
+
+    from catalog.card import parse_facts
+    from catalog.model_folder import derive_facts
+    from telemetry.clock import SYSTEM_CLOCK
+
+    if card is None:
+        if name is None:
+            raise CommandFailed("give a --name or a --card", exit_code=2)
+        return derive_facts(folder, name, SYSTEM_CLOCK.now())
+    try:
+        facts = parse_facts(card.read_text("utf-8"), str(card))
+    except OSError as error:
+        raise CommandFailed(f"{card}: {error.strerror}") from None
+    return facts if name is None else msgspec.structs.replace(facts, name=name)
+
+
+@contextlib.asynccontextmanager
+async def _stores(data: Path | None) -> AsyncIterator[tuple[Database, Objects]]:
+    from storage.objects import Objects
+
+    target = Target.find(data)
+    async with target.database() as database:
+        with _failures():
+            objects = Objects.connect(target.require("OBJECTS_URL"))
+            try:
+                yield database, objects
+            finally:
+                await objects.close()
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """What the catalog and the object store refuse, as one line."""
+    from catalog.errors import CatalogError, InvalidModelId
+    from storage.errors import StoreError
+
+    try:
+        yield
+    except InvalidModelId as error:
+        raise CommandFailed(str(error), exit_code=2) from None
+    except (CatalogError, StoreError) as error:
+        raise CommandFailed(str(error)) from None
+
+
+def _default_staging() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "hearth" / "pull"
+
+
+def _row(card: Any) -> dict[str, Any]:
+    """What is printed of a `catalog.card.ModelCard`."""
+    return {
+        "name": card.name,
+        "task": card.task,
+        "source": card.source,
+        "context_window": card.context_window,
+        "size_bytes": sum(file.size_bytes for file in card.files),
+        "revision": card.revision,
+    }
+
+
+def _size(size_bytes: int) -> str:
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= step:
+            return f"{size_bytes / step:.1f} {unit}"
+    return f"{size_bytes} B"

