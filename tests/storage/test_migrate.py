@@ -16,7 +16,6 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 
-
 import tenants.tables
 from storage.database import Database, metadata
 from storage.errors import StoreUnavailable

@@ -1,0 +1,173 @@
+"""A durable queue of byte records on the local disk: what must not be lost while the store it belongs in is away.
+
+`append` returns once the record is on the disk; many appends at a time share one fdatasync, made in a thread. Records
+are read in order and kept until acknowledged, so after a crash some may be read again, none is lost and none is made
+up. Knows bytes only; how they lie on the disk is `spool_segments.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from storage.errors import Conflict, StoreUnavailable
+from storage.spool_segments import (
+    SegmentWriter,
+    decode,
+    framed_size,
+    read_cursor,
+    recover_segments,
+    save_cursor,
+    segment_path,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class SpoolFull(StoreUnavailable):
+    """The spool has reached its bound; nothing was written."""
+
+
+class Position(NamedTuple):
+    """A place between two records: segment, byte offset in it, and how many records lie before it since opening."""
+
+    segment: int
+    offset: int
+    num_before: int
+
+
+class Spool:
+    """The spool in one folder, which one process owns; one reader at a time.
+
+    Raises Conflict when another process has the folder open, OSError when it cannot be used.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int = 1 << 30, segment_bytes: int = 4 << 20) -> None:
+        self.directory = directory
+        self._max_bytes = max_bytes
+        self._segment_bytes = min(segment_bytes, max_bytes // 4)
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock_fd = _lock(directory / "lock")
+        cursor = read_cursor(directory)
+        self._ends, self._num_appended = recover_segments(directory, cursor)  # segment -> offset after its last frame
+        self._acknowledged = Position(*cursor, 0)
+        self._writer = SegmentWriter(directory, max([cursor[0], *self._ends]), self._segment_bytes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._batch: _Batch | None = None
+        self._committer: asyncio.Task[None] | None = None
+        self._queued_bytes = 0
+        self._size_bytes = sum(self._ends.values())
+
+    @property
+    def num_pending(self) -> int:
+        """Durable records not yet acknowledged."""
+        return self._num_appended - self._acknowledged.num_before
+
+    @property
+    def has_room(self) -> bool:
+        """Whether new work may start that will need a record: false early enough that what is under way still fits."""
+        if self._writer.is_disk_full:
+            self._thread.submit(self._writer.keep_spare)
+            return False
+        return self._size_bytes + self._queued_bytes <= self._max_bytes - self._segment_bytes
+
+    async def append(self, record: bytes) -> None:
+        """Returns once `record` (1 byte to a quarter of a segment) is durable.
+
+        Raises SpoolFull when the bound is reached, StoreUnavailable when the disk refuses; after the latter, and when
+        cancelled, the record may or may not come back from `read_batch`.
+        """
+        if not 0 < len(record) <= self._segment_bytes // 4:
+            raise ValueError(f"a record of {len(record)} bytes does not fit the spool")
+        num_bytes = framed_size(record)
+        if self._size_bytes + self._queued_bytes + num_bytes > self._max_bytes:
+            raise SpoolFull(f"the spool holds its {self._max_bytes} bytes")
+        if self._batch is None:
+            self._batch = _Batch()
+        batch = self._batch
+        batch.records.append(record)
+        batch.num_bytes += num_bytes
+        self._queued_bytes += num_bytes
+        if self._committer is None:
+            self._committer = asyncio.create_task(self._commit_batches())
+        await asyncio.shield(batch.durable)
+
+    async def read_batch(self, max_records: int) -> tuple[list[bytes], Position]:
+        """The oldest records not yet acknowledged, at most `max_records`, and the position after them."""
+        return await asyncio.to_thread(self._read, max_records, self._acknowledged, dict(self._ends))
+
+    async def acknowledge(self, position: Position) -> None:
+        """Forget every record before `position`, which `read_batch` gave."""
+        self._acknowledged = position
+        done = [number for number in self._ends if number < position.segment]
+        for number in done:
+            self._size_bytes -= self._ends.pop(number)
+        await asyncio.to_thread(save_cursor, self.directory, position.segment, position.offset, done)
+
+    async def close(self) -> None:
+        """Waits for appends under way, then lets go of the folder."""
+        if self._committer is not None:
+            await self._committer
+        self._thread.shutdown()
+        self._writer.close()
+        os.close(self._lock_fd)
+
+    async def _commit_batches(self) -> None:
+        """Write batch after batch: while one is being synced, the next gathers."""
+        loop = asyncio.get_running_loop()
+        while self._batch is not None:
+            batch, self._batch = self._batch, None
+            try:
+                number, end = await loop.run_in_executor(self._thread, self._writer.write, batch.records)
+            except OSError as error:
+                _log.error("the spool cannot write", extra={"error": error.strerror})
+                batch.durable.set_exception(StoreUnavailable(f"spool: {error.strerror}"))
+                batch.durable.exception()  # seen, even when everyone who waited has gone
+            except BaseException:
+                batch.durable.cancel()  # no one waits for ever
+                raise
+            else:
+                self._size_bytes += end - self._ends.get(number, 0)
+                self._ends[number] = end
+                self._num_appended += len(batch.records)
+                batch.durable.set_result(None)
+            self._queued_bytes -= batch.num_bytes
+        self._committer = None
+
+    def _read(self, max_records: int, at: Position, ends: dict[int, int]) -> tuple[list[bytes], Position]:
+        records: list[bytes] = []
+        for number in sorted(number for number in ends if number >= at.segment):
+            if len(records) == max_records:
+                break
+            offset = at.offset if number == at.segment else 0
+            with segment_path(self.directory, number).open("rb") as file:
+                file.seek(offset)
+                data = file.read(ends[number] - offset)
+            found, num_bytes = decode(data, number, offset, max_records - len(records))
+            records += found
+            at = Position(number, offset + num_bytes, at.num_before + len(found))
+        return records, at
+
+
+class _Batch:
+    """Records that will share one sync, and the moment it is done."""
+
+    def __init__(self) -> None:
+        self.records: list[bytes] = []
+        self.num_bytes = 0
+        self.durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(fd)
+        raise Conflict(f"another process has the spool {path.parent.name} open") from None
+    return fd

@@ -1,0 +1,208 @@
+"""The files of a spool: numbered segments of framed records, the spare one, and the cursor. No event loop here.
+
+    segment   frames, then zeros up to the size allocated
+    frame     length:u32 checksum:u32 record       checksum = CRC-32 of (segment number, offset, length, record)
+
+A crash can only tear the end of the segment that was being written, since nothing is appended to a segment again after
+a restart; what follows its last whole frame was never acknowledged to anyone. One spare segment is always allocated in
+advance, so that a full disk refuses new work before it loses what is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import time
+import zlib
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+_FRAME = struct.Struct("<II")
+_PLACE = struct.Struct("<QQI")
+_CURSOR = struct.Struct("<QQI")
+_SPARE_RETRY_S = 1.0
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:016d}.log"
+
+
+def framed_size(record: bytes) -> int:
+    """Bytes that `record` takes in a segment."""
+    return _FRAME.size + len(record)
+
+
+class SegmentWriter:
+    """Appends batches of records durably. Used by one thread at a time, which may block on the disk.
+
+    `is_disk_full` says that the next segment's space could not be allocated; anyone may read it.
+    """
+
+    def __init__(self, directory: Path, last_number: int, segment_bytes: int) -> None:
+        self._directory = directory
+        self._segment_bytes = segment_bytes
+        self._number = last_number
+        self._end = 0
+        self._fd = -1
+        self._spare_tried_at = -_SPARE_RETRY_S
+        self._has_spare = False
+        self.is_disk_full = False
+        self.keep_spare()
+
+    def write(self, records: list[bytes]) -> tuple[int, int]:
+        """Returns the segment that took `records`, synced, and the offset after them. Raises OSError.
+
+        After an error the records may or may not be found again when the folder is next opened.
+        """
+        num_bytes = sum(map(framed_size, records))
+        if self._fd < 0 or self._end + num_bytes > self._segment_bytes:
+            self._begin_segment()
+        frames = encode(records, self._number, self._end)
+        try:
+            _write_all(self._fd, frames, self._end)
+            os.fdatasync(self._fd)
+        except OSError:
+            # After a failed sync nobody knows what the disk has: this segment ends at its last durable frame.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._end)
+            self.close()
+            raise
+        self._end += num_bytes
+        self.keep_spare()
+        return self._number, self._end
+
+    def keep_spare(self) -> None:
+        """Have the next segment's space allocated; while the disk is full, try again at most once a second."""
+        if self._has_spare or time.monotonic() - self._spare_tried_at < _SPARE_RETRY_S:
+            return
+        path = self._directory / "spare"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, self._segment_bytes)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            _log.error("no space for a spare spool segment", extra={"error": error.strerror})
+            self._spare_tried_at = time.monotonic()
+            self.is_disk_full = True
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        else:
+            self._has_spare = True
+            self.is_disk_full = False
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _begin_segment(self) -> None:
+        self.close()
+        self._number += 1
+        self._end = 0
+        path = segment_path(self._directory, self._number)
+        if self._has_spare:
+            self._has_spare = False
+            (self._directory / "spare").rename(path)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            _sync_directory(self._directory)
+        except OSError:
+            self.close()
+            raise
+
+
+def recover_segments(directory: Path, cursor: tuple[int, int]) -> tuple[dict[int, int], int]:
+    """What a former owner left after `cursor`: segment -> offset after its last whole frame, and how many records.
+
+    Segments before the cursor are deleted.
+    """
+    ends: dict[int, int] = {}
+    num_records = 0
+    for path in sorted(directory.glob("*.log")):
+        number = int(path.stem)
+        if number < cursor[0]:
+            path.unlink()
+            continue
+        data = path.read_bytes()
+        start = cursor[1] if number == cursor[0] else 0
+        records, num_bytes = decode(data[start:], number, start, max_records=len(data))
+        ends[number] = start + num_bytes
+        num_records += len(records)
+        torn = data[ends[number] :].rstrip(b"\0")
+        if torn:
+            _log.warning("the spool's last write was cut off", extra={"segment": path.name, "size_bytes": len(torn)})
+    return ends, num_records
+
+
+def read_cursor(directory: Path) -> tuple[int, int]:
+    """Segment and offset up to which all was acknowledged; before everything when the file is absent or torn."""
+    try:
+        segment, offset, checksum = _CURSOR.unpack((directory / "cursor").read_bytes())
+    except (FileNotFoundError, struct.error):
+        return 0, 0
+    if checksum != zlib.crc32(_PLACE.pack(segment, offset, 0)):
+        return 0, 0
+    return segment, offset
+
+
+def save_cursor(directory: Path, segment: int, offset: int, done: list[int]) -> None:
+    """Remember what was acknowledged and delete the segments `done` with.
+
+    Not synced: after a power cut an older cursor, or none, only means that records are read again.
+    """
+    temporary = directory / "cursor.new"
+    temporary.write_bytes(_CURSOR.pack(segment, offset, zlib.crc32(_PLACE.pack(segment, offset, 0))))
+    temporary.rename(directory / "cursor")
+    for number in done:
+        segment_path(directory, number).unlink(missing_ok=True)
+
+
+def encode(records: list[bytes], number: int, offset: int) -> bytes:
+    """Frames of `records`, to stand at `offset` of segment `number`."""
+    parts: list[bytes] = []
+    for record in records:
+        parts += (_FRAME.pack(len(record), _checksum(number, offset, record)), record)
+        offset += framed_size(record)
+    return b"".join(parts)
+
+
+def decode(data: bytes, number: int, offset: int, max_records: int) -> tuple[list[bytes], int]:
+    """Whole frames at the start of `data`, which stands at `offset` of segment `number`; stops at the first torn one.
+
+    Returns the records and the bytes they take.
+    """
+    records: list[bytes] = []
+    at = 0
+    while len(records) < max_records and at + _FRAME.size <= len(data):
+        length, checksum = _FRAME.unpack_from(data, at)
+        record = data[at + _FRAME.size : at + _FRAME.size + length]
+        if length == 0 or len(record) < length or _checksum(number, offset + at, record) != checksum:
+            break
+        records.append(record)
+        at += framed_size(record)
+    return records, at
+
+
+def _checksum(number: int, offset: int, record: bytes) -> int:
+    """Bound to its place, so that bytes of another segment or another offset never pass for a record."""
+    return zlib.crc32(record, zlib.crc32(_PLACE.pack(number, offset, len(record))))
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
