@@ -30,7 +30,7 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: Sha256
 
     def __post_init__(self) -> None:
-        if not _PATH.fullmatch(self.path) or ".." in self.path:
+        if not is_plain_path(self.path):
             raise ValueError("a file's path must be relative, of plain letters, and without '..'")
 
 
@@ -67,6 +67,11 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     @property
     def revision(self) -> str:
         return hashlib.sha256(self.encode()).hexdigest()
+
+
+def is_plain_path(path: str) -> bool:
+    """Whether `path` is one that a file of a model may have: it can only lead to a place inside the model's folder."""
+    return _PATH.fullmatch(path) is not None and ".." not in path
 
 
 def decode_manifest(data: bytes, revision: str) -> Manifest:

@@ -1,4 +1,4 @@
-"""`hearth model`: the catalog of a platform. Asks `catalog` and prints; the progress of long work goes to standard error."""
+"""`hearth model`: the catalog of a platform. Asks `catalog` and prints; progress goes to standard error."""
 
 from __future__ import annotations
 

@@ -1,0 +1,156 @@
+"""A folder in the Hugging Face layout: is it a model that may be published, which files belong to it, what is it?
+
+Only data passes: safetensors, JSON, tokenizer text. Whatever would run code when loaded (pickles, Python files,
+`auto_map`, foreign module classes) is refused by name, no flag allows it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from catalog.card import CardFacts
+from catalog.errors import InvalidModelId, PublishError
+from catalog.safetensors_header import check_safetensors
+
+_TAKEN = (".safetensors", ".json", ".txt", ".model", ".jinja")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
+_CODE = (".py", ".pyc", ".so", ".dll", ".dylib")
+_MAX_CONFIG_BYTES = 1024 * 1024
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A folder that passed: its `config.json`, and the paths (relative, sorted) of the files that make up the model."""
+
+    path: Path
+    config: dict[str, Any]
+    files: tuple[str, ...]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.config["architectures"][0])
+
+
+def is_taken(path: str) -> bool:
+    """Whether a file of this name belongs to a model (documents, pictures and other formats of the weights do not)."""
+    return path.endswith(_TAKEN) and not any(part.startswith(".") for part in path.split("/"))
+
+
+def inspect_folder(path: Path) -> ModelFolder:
+    """Check `path` as a whole. Raises PublishError with the file and the reason."""
+    if not path.is_dir():
+        raise PublishError(f"{path} is not a folder")
+    found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    found = [file for file in found if not any(part.startswith(".") for part in file.split("/"))]
+    for file in found:
+        if file.endswith(_PICKLES):
+            raise PublishError(f"{file}: pickled data is never loaded; only safetensors weights are")
+        if file.endswith(_CODE):
+            raise PublishError(f"{file}: a model must not bring code")
+    files = tuple(file for file in found if is_taken(file))
+    for needed in ("config.json", "tokenizer.json"):
+        if needed not in files:
+            raise PublishError(f"{needed} is missing")
+    for file in files:
+        _check_for_code(path, file)
+    _check_weights(path, files)
+    config = _read_json(path, "config.json")
+    architectures = config.get("architectures")
+    if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
+        raise PublishError("config.json: architectures is missing")
+    return ModelFolder(path, config, files)
+
+
+def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
+    """Facts for a model that came without a card: what its own files say; no price. Raises PublishError when they do
+    not say what it is for."""
+    common = {"name": name, "created_at": now, "tags": ("published",)}
+    if folder.architecture.endswith("ForCausalLM"):
+        window = folder.config.get("max_position_embeddings", 2048)
+        facts = common | {
+            "task": "Text Generation",
+            "description": f"{folder.architecture} model",
+            "schema": "text_generation_legacy",
+            "context_window": window,
+            "default_max_tokens": min(256, window) if isinstance(window, int) else 256,
+        }
+    elif "modules.json" in folder.files and "1_Pooling/config.json" in folder.files:
+        facts = common | _embedding_facts(folder)
+    else:
+        raise PublishError(f"{folder.architecture} does not say what the model is for: give a card")
+    try:
+        return msgspec.convert(facts, CardFacts)
+    except (msgspec.ValidationError, InvalidModelId) as error:
+        raise PublishError(f"config.json: {error}") from error
+
+
+def _embedding_facts(folder: ModelFolder) -> dict[str, Any]:
+    pooling = _read_json(folder.path, "1_Pooling/config.json")
+    window = folder.config.get("max_position_embeddings", 512)
+    length = window
+    if "sentence_bert_config.json" in folder.files:
+        length = _read_json(folder.path, "sentence_bert_config.json").get("max_seq_length", window)
+    modules = json.loads((folder.path / "modules.json").read_text("utf-8"))
+    return {
+        "task": "Text Embeddings",
+        "description": f"{folder.architecture} sentence embedder",
+        "schema": "text_embeddings",
+        "context_window": length,
+        "default_max_tokens": 1,
+        "max_input_tokens": length,
+        "output_dimensions": pooling.get("word_embedding_dimension", folder.config.get("hidden_size")),
+        "pooling": "cls" if pooling.get("pooling_mode_cls_token") is True else "mean",
+        "is_normalised": any(str(module.get("type")).endswith(".Normalize") for module in modules),
+    }
+
+
+def _check_for_code(folder: Path, file: str) -> None:
+    if file == "modules.json":
+        modules = _load(folder, file)
+        if not isinstance(modules, list) or not all(_is_known_module(module) for module in modules):
+            raise PublishError("modules.json: a module is not one of sentence-transformers' own")
+    elif file.endswith("config.json") and "auto_map" in _read_json(folder, file):
+        raise PublishError(f"{file}: auto_map asks for code of the model's own, which is never run")
+
+
+def _is_known_module(module: Any) -> bool:
+    return isinstance(module, dict) and str(module.get("type", "")).startswith("sentence_transformers.")
+
+
+def _check_weights(folder: Path, files: tuple[str, ...]) -> None:
+    weights = [file for file in files if file.endswith(".safetensors")]
+    if not weights:
+        raise PublishError("there is no safetensors file")
+    tensors = {file: check_safetensors(folder / file) for file in weights}
+    if _INDEX not in files:
+        return
+    placed = _read_json(folder, _INDEX, max_bytes=64 * _MAX_CONFIG_BYTES).get("weight_map")
+    if not isinstance(placed, dict):
+        raise PublishError(f"{_INDEX}: weight_map is missing")
+    for tensor, file in placed.items():
+        if tensor not in tensors.get(str(file), ()):
+            raise PublishError(f"{_INDEX}: names a tensor that is not in its file")
+
+
+def _read_json(folder: Path, file: str, max_bytes: int = _MAX_CONFIG_BYTES) -> dict[str, Any]:
+    value = _load(folder, file, max_bytes)
+    if not isinstance(value, dict):
+        raise PublishError(f"{file}: not a JSON object")
+    return value
+
+
+def _load(folder: Path, file: str, max_bytes: int = _MAX_CONFIG_BYTES) -> Any:
+    path = folder / file
+    if path.stat().st_size > max_bytes:
+        raise PublishError(f"{file}: over {max_bytes} bytes")
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise PublishError(f"{file}: not JSON") from error

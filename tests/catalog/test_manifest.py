@@ -1,0 +1,79 @@
+"""Manifests: equal contents give equal revisions, and nothing else than the promised bytes passes."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from catalog.card import manifest_of
+from catalog.errors import CardError
+from catalog.manifest import FileEntry, Manifest, decode_manifest, entry_of, is_intact, pointer_key
+from tests.catalog.cards import chat_facts
+
+FILES = tuple(FileEntry(path, 1, digit * 64) for path, digit in (("a.json", "a"), ("b/c.json", "b"), ("w", "c")))
+
+
+def manifest(files: tuple[FileEntry, ...] = FILES) -> Manifest:
+    return manifest_of(chat_facts(), "LlamaForCausalLM", files)
+
+
+def test_the_revision_does_not_depend_on_the_order_of_the_files() -> None:
+    assert len({manifest(order).revision for order in itertools.permutations(FILES)}) == 1
+
+
+def test_any_other_file_gives_another_revision() -> None:
+    others = [
+        (FileEntry("a.json", 2, "a" * 64), *FILES[1:]),
+        (FileEntry("a.json", 1, "d" * 64), *FILES[1:]),
+        (FileEntry("z.json", 1, "a" * 64), *FILES[1:]),
+        FILES[1:],
+    ]
+    assert len({manifest().revision, *(manifest(files).revision for files in others)}) == 5
+
+
+def test_a_manifest_is_read_only_under_its_own_revision() -> None:
+    data = manifest().encode()
+    assert decode_manifest(data, manifest().revision).encode() == data
+    with pytest.raises(CardError):
+        decode_manifest(data + b" ", manifest().revision)
+    with pytest.raises(CardError):
+        decode_manifest(data, "0" * 64)
+
+
+@pytest.mark.parametrize(
+    "path", ["../x", "a/../b", "/etc/passwd", "a//b", "", ".hidden", "a/.b", "a\\b", "a\nb", "a/b/c/d/e", "x" * 200]
+)
+def test_a_file_of_a_model_cannot_lie_outside_its_folder(path: str) -> None:
+    with pytest.raises(ValueError, match="path"):
+        FileEntry(path, 1, "a" * 64)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"path": path, "size_bytes": 1, "sha256": "a" * 64}, FileEntry)
+
+
+def test_a_manifest_names_each_file_once() -> None:
+    with pytest.raises(ValueError, match="twice"):
+        manifest((FILES[0], FILES[0]))
+
+
+def test_a_file_is_intact_only_with_every_bit_in_place(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    data = bytes(range(256)) * 16
+    file.write_bytes(data)
+    entry = entry_of(tmp_path, "data")
+    assert is_intact(file, entry)
+    for position in range(0, len(data), 97):
+        damaged = bytearray(data)
+        damaged[position] ^= 1 << position % 8
+        file.write_bytes(damaged)
+        assert not is_intact(file, entry)
+    file.write_bytes(data[:-1])
+    assert not is_intact(file, entry)
+    file.unlink()
+    assert not is_intact(file, entry)
+
+
+def test_a_name_never_forms_a_key() -> None:
+    assert pointer_key("@cf/acme/chat").removeprefix("models/").removesuffix(".json").isalnum()

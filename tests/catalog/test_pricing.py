@@ -1,0 +1,51 @@
+"""Prices: exact for whole prices, rounded half up once, cached tokens at their own price."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.builtin import builtin_models
+from catalog.card import Prices
+from catalog.pricing import price_in_micro_neurons, usd_per_million
+
+TOKENS = st.integers(0, 10**9)
+
+
+def test_a_million_tokens_cost_the_listed_neurons() -> None:
+    prices = Prices(Decimal(2457), Decimal(18252), Decimal(100))
+    assert price_in_micro_neurons(prices, prompt_tokens=1_000_000) == 2457 * 1_000_000
+    assert price_in_micro_neurons(prices, prompt_tokens=0, completion_tokens=1_000_000) == 18252 * 1_000_000
+    assert price_in_micro_neurons(prices, prompt_tokens=1_000_000, cached_tokens=1_000_000) == 100 * 1_000_000
+
+
+def test_without_a_price_of_their_own_cached_tokens_cost_what_others_do() -> None:
+    prices = Prices(Decimal(3))
+    assert price_in_micro_neurons(prices, prompt_tokens=10, cached_tokens=4) == 30
+
+
+def test_a_half_is_rounded_up_once_at_the_end() -> None:
+    prices = Prices(Decimal("0.5"), Decimal("0.25"))
+    assert price_in_micro_neurons(prices, prompt_tokens=1) == 1
+    assert price_in_micro_neurons(prices, prompt_tokens=2) == 1
+    assert price_in_micro_neurons(prices, prompt_tokens=3) == 2
+    assert price_in_micro_neurons(prices, prompt_tokens=1, completion_tokens=1) == 1
+
+
+@given(TOKENS, TOKENS, st.integers(0, 10**6), st.integers(0, 10**6))
+def test_whole_prices_give_exact_sums(prompt: int, completion: int, input_price: int, output_price: int) -> None:
+    prices = Prices(Decimal(input_price), Decimal(output_price))
+    cost = price_in_micro_neurons(prices, prompt_tokens=prompt, completion_tokens=completion)
+    assert cost == prompt * input_price + completion * output_price
+
+
+def test_dollars_follow_from_neurons() -> None:
+    assert usd_per_million(Decimal(2457)) == 0.027027
+    assert usd_per_million(Decimal(0)) == 0.0
+
+
+def test_built_in_models_cost_something() -> None:
+    for model in builtin_models().values():
+        assert price_in_micro_neurons(model.card.prices, prompt_tokens=1) > 0
