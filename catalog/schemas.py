@@ -70,12 +70,12 @@ class InputSchema:
         variant = self._choose(body)
         admitted = variant.coerce(body)
         try:
-            is_valid = variant.validator.is_valid(admitted)
-        except ValueError as error:  # a lone surrogate, or nesting beyond what the validator reads
+            if variant.validator.is_valid(admitted):
+                return admitted
+            violation = describe(variant.validator.iter_errors(admitted))
+        except ValueError as error:  # text or nesting that the validator cannot read
             raise SchemaViolation("the body holds text or nesting that cannot be read", "/") from error
-        if not is_valid:
-            raise describe(variant.validator.iter_errors(admitted))
-        return admitted
+        raise violation
 
     def _check_watched(self, field: str, value: Any) -> None:
         if value is None:

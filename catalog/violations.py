@@ -16,10 +16,9 @@ from catalog.errors import SchemaViolation
 
 
 def describe(errors: Iterable[ValidationError]) -> SchemaViolation:
-    """One violation for everything that `errors` found: what is wrong at the top first, and a wrong value rather than
-    a missing one."""
+    """One violation for everything that `errors` found: see `_rank`."""
     found = list(errors)
-    first = min(found, key=lambda error: (len(error.instance_path) > 0, error.kind.name == "required"))
+    first = min(found, key=_rank)
     same = [error for error in found if error.instance_path == first.instance_path]
     if first.kind.name == "required":
         names = [_fact(error, "property") for error in same if error.kind.name == "required"]
@@ -42,6 +41,13 @@ def not_accepted(field: str) -> SchemaViolation:
 def needs_capability(field: str, capability: str, code: int) -> SchemaViolation:
     """A field that this model cannot honour."""
     return SchemaViolation(f"'/{field}' is not supported: the model lacks {capability}", f"/{field}", code)
+
+
+def _rank(error: ValidationError) -> tuple[bool, bool, int]:
+    """What is wrong at the top comes first, a wrong value before a missing one, the narrower demand before the wider
+    one (a role may narrow what its content can be)."""
+    num_types = len(_fact(error, "types")) if error.kind.name == "type" else 0
+    return len(error.instance_path) > 0, error.kind.name == "required", num_types
 
 
 def _sentence(error: ValidationError) -> str:
