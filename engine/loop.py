@@ -1,0 +1,238 @@
+"""Engine: add, abort, step. Joins the wing that decides with the wing that computes.
+
+One step: plan, build the inputs, run, and write down what came of it. Every sequence added ends exactly once, with a
+finish code in some step's report. Nothing a request holds makes `add` or `step` raise. Knows token ids and arrays; no
+text, no sockets, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import inputs
+from engine.block_manager import BlockManager
+from engine.config import EngineConfig
+from engine.prefix_hash import PrefixHasher
+from engine.report import (
+    ABORTED,
+    CONTEXT_TOO_LONG,
+    ERROR,
+    LENGTH,
+    OUT_OF_CAPACITY,
+    RUNNING,
+    STOP,
+    EngineInfo,
+    EngineStatus,
+    StepReport,
+)
+from engine.scheduler import ScheduledStep, Scheduler
+from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
+
+_MAX_NAMESPACE_BYTES = 64
+_MAX_LOGPROBS = 20
+_MAX_STOP_TOKENS = 64
+_NO_ROWS = np.empty(0, dtype=np.int32)
+
+
+class RunsSteps(Protocol):
+    """What a Runner offers: facts of the loaded model, and the forward pass with sampling."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    layout_tag: str
+
+    def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
+
+
+class Engine:
+    """One loaded model and the sequences it works on. Not thread-safe; whoever owns it calls `step` while
+    `has_work`."""
+
+    def __init__(self, runner: RunsSteps, config: EngineConfig, revision: str = "") -> None:
+        max_model_len = min(runner.max_model_len, runner.num_blocks * runner.block_size)
+        self.info = EngineInfo(
+            max_model_len=max_model_len,
+            vocab_size=runner.vocab_size,
+            eos_token_ids=tuple(runner.eos_token_ids),
+            num_blocks=runner.num_blocks,
+            block_size=runner.block_size,
+            layout_tag=runner.layout_tag,
+        )
+        self.table = SlotTable(config.max_sequences, max_model_len, runner.block_size)
+        self.blocks = BlockManager(runner.num_blocks)
+
+        def make_hasher(namespace: bytes) -> PrefixHasher:
+            return PrefixHasher(namespace, revision, runner.layout_tag, runner.block_size)
+
+        self.scheduler = Scheduler(
+            self.table,
+            self.blocks,
+            max_step_tokens=config.max_step_tokens,
+            max_waiting=config.max_waiting,
+            make_hasher=make_hasher if config.is_prefix_cache_enabled else None,
+        )
+        self.num_computed_tokens = 0
+        self._runner = runner
+        self._sequences: dict[int, Sequence] = {}
+        self._ended: list[tuple[int, int, int]] = []  # (sequence id, finish code, cached tokens), for the next report
+        self._max_open_tokens = 0  # sum of what the open sequences may grow to
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._ended)
+
+    def add(self, request: SequenceRequest) -> None:
+        """Queue a sequence. One that cannot be served ends in the next report."""
+        code = self._find_fault(request)
+        if code != RUNNING:
+            self.refuse(request.sequence_id, code)
+            return
+        sampling = request.sampling
+        num_prompt = len(request.prompt)
+        end_tokens = () if sampling.ignore_eos else self.info.eos_token_ids
+        sequence = Sequence(
+            request=request,
+            tenant_index=self.scheduler.counters.join(request.tenant),
+            max_total_len=min(num_prompt + sampling.max_tokens, self.info.max_model_len),
+            stop_token_ids=tuple(set(end_tokens + request.stop_token_ids)),
+            token_ids=request.prompt,
+            seed=draw_seed(sampling.seed),
+        )
+        self._sequences[request.sequence_id] = sequence
+        self._max_open_tokens += sequence.max_total_len
+        refused = self.scheduler.add(sequence)
+        if refused is not None:
+            self._forget(refused, OUT_OF_CAPACITY)
+
+    def refuse(self, sequence_id: int, code: int = ERROR) -> None:
+        """Have the next report end a sequence that never began."""
+        self._ended.append((sequence_id, code, 0))
+
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence now: no forward pass sees it any more. Unknown ids have ended already and are ignored."""
+        sequence = self._sequences.get(sequence_id)
+        if sequence is not None:
+            self.scheduler.remove(sequence)
+            self._forget(sequence, ABORTED)
+
+    def step(self) -> StepReport:
+        """Plan, run, and report every sequence that got a token or ended."""
+        scheduled = self.scheduler.plan()
+        if not scheduled.num_rows:
+            return self._report(_NO_ROWS, None, _NO_ROWS, _NO_ROWS.astype(np.uint8))
+        output = self._runner.run(inputs.build(scheduled, self.table))
+        self.num_computed_tokens += int(scheduled.num_tokens.sum())
+        return self._commit(scheduled, output)
+
+    def status(self) -> EngineStatus:
+        """This moment's numbers."""
+        scheduler, blocks = self.scheduler, self.blocks
+        running = scheduler.running
+        return EngineStatus(
+            num_running=len(running),
+            num_waiting=scheduler.num_waiting,
+            queued_tokens=self._max_open_tokens - int(self.table.num_computed[running].sum()),
+            num_blocks=blocks.num_blocks,
+            num_free_blocks=blocks.num_free,
+            num_cached_blocks=blocks.num_cached,
+            num_computed_tokens=self.num_computed_tokens,
+            num_preemptions=scheduler.num_preemptions,
+            num_steps=scheduler.num_steps,
+        )
+
+    def _find_fault(self, request: SequenceRequest) -> int:
+        """The finish code of a request that cannot be served; RUNNING for one that can."""
+        prompt, sampling = request.prompt, request.sampling
+        if len(prompt) >= self.info.max_model_len:
+            return CONTEXT_TOO_LONG
+        floats = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
+        floats += [sampling.presence_penalty, sampling.frequency_penalty]
+        limit = np.iinfo(np.int32).max
+        is_sound = (
+            request.sequence_id not in self._sequences
+            and 0 < len(request.namespace) <= _MAX_NAMESPACE_BYTES
+            and len(prompt) > 0
+            and int(prompt.min()) >= 0
+            and int(prompt.max()) < self.info.vocab_size
+            and sampling.max_tokens > 0
+            and all(math.isfinite(value) and abs(value) <= limit for value in floats)
+            and 0 <= sampling.top_k <= limit
+            and (sampling.logprobs is None or 0 <= sampling.logprobs <= _MAX_LOGPROBS)
+            and len(request.stop_token_ids) <= _MAX_STOP_TOKENS
+            and all(0 <= token_id <= limit for token_id in request.stop_token_ids)
+        )
+        return RUNNING if is_sound else ERROR
+
+    def _commit(self, step: ScheduledStep, output: inputs.StepOutput) -> StepReport:
+        """Write down the step: KV computed, tokens drawn, sequences ended."""
+        table, slots = self.table, step.slots
+        sampled = slots[table.num_computed[slots] + step.num_tokens == table.length[slots]]
+        self.scheduler.commit(step)
+        tokens = output.token_ids
+        table.token_ids[sampled, table.length[sampled]] = tokens
+        table.length[sampled] += 1
+        self.scheduler.counters.charge_completion(table.tenant[sampled])
+        codes = self._finish_codes(sampled, tokens)
+        if output.is_failed is not None:
+            codes[output.is_failed] = ERROR
+            tokens = np.where(output.is_failed, np.int32(-1), tokens)
+        report = self._report(sampled, output, tokens, codes)
+        for slot in sampled[codes != RUNNING].tolist():
+            sequence = self.scheduler.sequence_at(slot)
+            self.scheduler.remove(sequence)
+            self._forget(sequence)
+        return report
+
+    def _finish_codes(self, slots: Ints, tokens: Ints) -> NDArray[np.uint8]:
+        """Which of the rows that just drew `tokens` end with them."""
+        table = self.table
+        codes = np.where(table.length[slots] >= table.max_total_len[slots], LENGTH, RUNNING).astype(np.uint8)
+        codes[(table.stop_token_ids[slots] == tokens[:, None]).any(axis=1)] = STOP
+        return codes
+
+    def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
+        """It ended. `code` is for the next report; RUNNING if this one has said it."""
+        del self._sequences[sequence.sequence_id]
+        self._max_open_tokens -= sequence.max_total_len
+        self.scheduler.counters.leave(sequence.tenant_index)
+        if code != RUNNING:
+            self._ended.append((sequence.sequence_id, code, max(sequence.num_cached, 0)))
+
+    def _report(
+        self, sampled: Ints, output: inputs.StepOutput | None, tokens: Ints, codes: NDArray[np.uint8]
+    ) -> StepReport:
+        """The sampled rows' entries, then those of sequences that ended without a token."""
+        table, ids, num_cached = self.table, self.table.sequence_id[sampled], self.table.num_cached[sampled]
+        ended, self._ended = self._ended, []
+        if ended:
+            ended_ids, ended_codes, ended_cached = zip(*ended, strict=True)
+            ids = np.concatenate([ids, np.array(ended_ids, dtype=np.int64)])
+            tokens = np.concatenate([tokens, np.full(len(ended), -1, dtype=np.int32)])
+            codes = np.concatenate([codes, np.array(ended_codes, dtype=np.uint8)])
+            num_cached = np.concatenate([num_cached, np.array(ended_cached, dtype=np.int32)])
+        if output is None or output.logprobs is None:
+            return StepReport(ids, tokens, codes, num_cached)
+        logprobs = np.where(table.num_logprobs[sampled] >= 0, output.logprobs, np.float32(np.nan))
+        return StepReport(
+            ids,
+            tokens,
+            codes,
+            num_cached,
+            logprobs=_padded(logprobs, len(ended), np.nan),
+            top_ids=None if output.top_ids is None else _padded(output.top_ids, len(ended), -1),
+            top_logprobs=None if output.top_logprobs is None else _padded(output.top_logprobs, len(ended), np.nan),
+        )
+
+
+def _padded(column: NDArray[Any], num_rows: int, value: float) -> NDArray[Any]:
+    """`column` with `num_rows` more rows of `value`."""
+    if not num_rows:
+        return column
+    return np.concatenate([column, np.full((num_rows, *column.shape[1:]), value, dtype=column.dtype)])

@@ -1,0 +1,44 @@
+"""The name of a full block: a keyed hash of its tokens and of every token before it.
+
+The key is derived from the caller's namespace and from everything the KV values depend on beside the tokens, so two
+namespaces, or two versions of a model, can never name the same block: sharing between them is not refused, it cannot
+be expressed. 16-byte BLAKE2b down the chain (`design.md` D6).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+DIGEST_BYTES = 16
+
+_ROOT = bytes(DIGEST_BYTES)
+_NO_ADAPTER = b"none"
+
+
+class PrefixHasher:
+    """Names the blocks of one namespace. `namespace` is 1 to 64 secret bytes; `revision` and `layout_tag` say which
+    weights and which KV format (data type, tensor-parallel layout)."""
+
+    def __init__(self, namespace: bytes, revision: str, layout_tag: str, block_size: int) -> None:
+        root = hashlib.blake2b(key=namespace, digest_size=32, person=b"hearth-prefix-1")
+        for part in (revision.encode(), layout_tag.encode(), _NO_ADAPTER, str(block_size).encode()):
+            root.update(len(part).to_bytes(4, "little") + part)
+        self._keyed = hashlib.blake2b(key=root.digest(), digest_size=DIGEST_BYTES)
+        self._block_size = block_size
+
+    def extend(self, hashes: list[bytes], token_ids: NDArray[np.int32]) -> None:
+        """Append to `hashes`, the names of the first blocks of `token_ids`, those of its other full blocks."""
+        size = self._block_size
+        parent = hashes[-1] if hashes else _ROOT
+        first, last = len(hashes), len(token_ids) // size
+        data = np.ascontiguousarray(token_ids[first * size : last * size], dtype="<i4").tobytes()
+        step = size * 4
+        for at in range(0, len(data), step):
+            keyed = self._keyed.copy()
+            keyed.update(parent)
+            keyed.update(data[at : at + step])
+            parent = keyed.digest()
+            hashes.append(parent)

@@ -1,0 +1,103 @@
+"""The process that owns one device: receive, step, send.
+
+Single-threaded, no asyncio, no text: arrays come in and go out, one frame per step each way. With nothing to do it
+sleeps in the socket. It ends when its replica closes the socket; an error in a step ends it too, since nobody could
+say what state the device is in, but no request's content may cause one.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import socket
+import time
+
+import msgspec
+import torch
+
+from engine import rank_wire
+from engine.config import EngineConfig
+from engine.loop import Engine, RunsSteps
+
+logger = logging.getLogger(__name__)
+
+_RECEIVE_BYTES = 1024 * 1024
+
+
+def main(connection: socket.socket, arguments: bytes) -> None:
+    """The entry point a zygote forks: load the model, say so, serve until the replica goes."""
+    config, revision = rank_wire.decode_arguments(arguments)
+    started = time.monotonic()
+    try:
+        engine = Engine(_load(config), config, revision)
+    except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
+        logger.error("loading failed: %s", type(error).__name__)
+        connection.sendall(rank_wire.encode_frame(rank_wire.LoadFailed(f"{type(error).__name__}: {error}")))
+        return
+    info = msgspec.structs.replace(engine.info, load_s=round(time.monotonic() - started, 3))
+    logger.info("loaded", extra={"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks})
+    connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(info, engine.status())))
+    serve(connection, engine)
+
+
+def _load(config: EngineConfig) -> RunsSteps:
+    from engine.runner import Runner
+
+    torch.set_num_threads(config.num_threads)
+    return Runner(config)
+
+
+def serve(connection: socket.socket, engine: Engine) -> None:
+    """Receive, step, send, until the replica closes its end."""
+    gc.collect()
+    gc.freeze()  # what is loaded stays; a collection need not look at it again
+    gc.disable()
+    inbox = _Inbox(connection)
+    try:
+        while True:
+            if not engine.has_work:
+                gc.collect()
+            if not inbox.drain(engine):
+                return
+            if engine.has_work:
+                report = engine.step()
+                connection.sendall(rank_wire.encode_report(report, engine.status()))
+    except (BrokenPipeError, ConnectionResetError):
+        return
+    finally:
+        gc.enable()
+
+
+class _Inbox:
+    """Gives the engine what has arrived."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._reader = rank_wire.FrameReader()
+
+    def drain(self, engine: Engine) -> bool:
+        """Everything that is there; sleeps for the first of it if the engine has no work. False: the replica left."""
+        while True:
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT if engine.has_work else 0)
+            except BlockingIOError:
+                return True
+            if not data:
+                return False
+            for payload in self._reader.feed(data):
+                _apply(rank_wire.decode_work(payload), engine)
+            if len(data) < _RECEIVE_BYTES and engine.has_work:
+                return True
+
+
+def _apply(work: rank_wire.Work, engine: Engine) -> None:
+    for raw in work.adds:
+        try:
+            request = rank_wire.decode_request(raw)
+        except (msgspec.DecodeError, ValueError) as error:
+            logger.warning("an unreadable request: %s", type(error).__name__)
+            engine.refuse(rank_wire.sequence_id_of(raw))
+        else:
+            engine.add(request)
+    for sequence_id in work.aborts:
+        engine.abort(sequence_id)

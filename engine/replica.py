@@ -1,0 +1,293 @@
+"""One loaded model on this node: the async door to its rank process.
+
+Adds and aborts of one turn of the event loop travel as one frame; each step comes back as one frame and every sink it
+concerns is called directly, so nothing is scheduled per token. Knows token ids only, and imports no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+from engine import rank_wire
+from engine.config import EngineConfig
+from engine.report import FINISHES, EngineInfo, EngineStatus, StepReport
+from engine.sequence import SequenceRequest
+from engine.zygote import Child, Zygote
+
+logger = logging.getLogger(__name__)
+
+Finish = Literal["stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "crashed"]
+
+_EXIT_TIMEOUT_S = 5.0
+
+
+class ReplicaLoadError(Exception):
+    """The model could not be loaded; the text says why, for the operator."""
+
+
+class TokenIdLogprob(Struct, frozen=True, gc=False):
+    """The natural-log probability of one drawn token, and the likeliest tokens as (id, logprob)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Output(Struct, frozen=True, gc=False):
+    """News of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`.
+
+    `num_cached_tokens` is the part of the prompt that came from the prefix cache. `logprobs` matches `token_ids`, and
+    is empty unless asked for.
+    """
+
+    token_ids: tuple[int, ...]
+    finish: Finish | None = None
+    num_cached_tokens: int = 0
+    logprobs: tuple[TokenIdLogprob, ...] = ()
+
+
+Sink = Callable[[Output], None]
+
+
+class Replica:
+    """The handle of a running rank. Belongs to one event loop; made by `start`.
+
+    Every sequence added gets exactly one Output with a finish, whatever happens to the rank. `on_exit` is called once
+    if the rank ends without having been told to, with a line that says how.
+    """
+
+    def __init__(self, child: Child, on_exit: Callable[[str], None]) -> None:
+        loop = asyncio.get_running_loop()
+        self.info: EngineInfo
+        self._loop = loop
+        self._child = child
+        self._on_exit = on_exit
+        self._transport: asyncio.Transport | None = None
+        self._status = EngineStatus()
+        self._sinks: dict[int, Sink] = {}
+        self._adds: list[Raw] = []
+        self._aborts: list[int] = []
+        self._is_flushing = False
+        self._is_draining = False
+        self._is_closing = False
+        self._is_gone = False
+        self._loaded: asyncio.Future[EngineInfo] = loop.create_future()
+        self._drained: list[asyncio.Future[None]] = []
+        self._watch: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        zygote: Zygote,
+        config: EngineConfig,
+        revision: str,
+        on_exit: Callable[[str], None],
+        *,
+        entry: str = "engine.rank:main",
+    ) -> Replica:
+        """Fork a rank, have it load the model, return when it is ready. Raises ReplicaLoadError or ZygoteError;
+        cancelled meanwhile, it ends the rank."""
+        child = await zygote.fork(
+            entry, rank_wire.encode_arguments(config, revision), name=f"rank {config.model_dir.name}"
+        )
+        replica = cls(child, on_exit)
+        try:
+            await replica._connect()
+            replica.info = await replica._loaded
+        except BaseException:
+            await replica.close()
+            raise
+        replica._watch = asyncio.create_task(replica._await_exit())
+        return replica
+
+    @property
+    def pid(self) -> int:
+        """Of the rank process."""
+        return self._child.pid
+
+    @property
+    def num_open(self) -> int:
+        """Sequences that have not ended yet."""
+        return len(self._sinks)
+
+    @property
+    def is_alive(self) -> bool:
+        return not (self._is_gone or self._is_closing)
+
+    def status(self) -> EngineStatus:
+        """The engine's numbers after its latest step."""
+        return self._status
+
+    def add(self, request: SequenceRequest, sink: Sink) -> None:
+        """Start a sequence. `sink` is called in this event loop, never from within this call, and must not block."""
+        if not self.is_alive or self._is_draining:
+            finish: Finish = "crashed" if self._is_gone and not self._is_closing else "aborted"
+            self._loop.call_soon(sink, Output((), finish))
+            return
+        assert request.sequence_id not in self._sinks, "a sequence id is used once"
+        try:
+            raw = rank_wire.encode_request(request)
+        except (TypeError, ValueError, OverflowError) as error:
+            logger.warning("a request that no message can carry: %s", type(error).__name__)
+            self._loop.call_soon(sink, Output((), "error"))
+            return
+        self._sinks[request.sequence_id] = sink
+        self._adds.append(raw)
+        self._flush_soon()
+
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence within one step; its sink hears "aborted", or how it had ended before the rank knew."""
+        if sequence_id in self._sinks and not self._is_gone:
+            self._aborts.append(sequence_id)
+            self._flush_soon()
+
+    async def drain(self) -> None:
+        """Take nothing new; return when every open sequence has ended."""
+        self._is_draining = True
+        if self._sinks:
+            future = self._loop.create_future()
+            self._drained.append(future)
+            await future
+
+    async def close(self) -> None:
+        """End the rank. Sequences still open hear "aborted"."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.close()
+        else:
+            self._child.socket.close()
+        self._end_all("aborted")
+        try:
+            await asyncio.wait_for(self._child.wait(), _EXIT_TIMEOUT_S)
+        except TimeoutError:
+            self._child.kill()
+            await self._child.wait()
+        if self._watch is not None:
+            await self._watch
+        if self._loaded.done() and not self._loaded.cancelled():
+            self._loaded.exception()  # seen, so that it is not reported as forgotten
+
+    # ── towards the rank ──
+
+    def _flush_soon(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flushing = False
+        adds, self._adds = self._adds, []
+        aborts, self._aborts = self._aborts, []
+        if self._transport is not None and self.is_alive:
+            self._transport.write(rank_wire.encode_frame(rank_wire.Work(adds, aborts)))
+
+    # ── from the rank ──
+
+    async def _connect(self) -> None:
+        self._child.socket.setblocking(False)
+        transport, _ = await self._loop.create_unix_connection(lambda: _Connection(self), sock=self._child.socket)
+        self._transport = transport
+
+    def _on_frame(self, payload: bytes) -> None:
+        news = rank_wire.decode_news(payload)
+        if isinstance(news, rank_wire.Stepped):
+            self._status = news.status
+            if news.sequence_ids:
+                self._deliver(rank_wire.decode_report(news))
+        elif isinstance(news, rank_wire.Loaded):
+            self._status = news.status
+            if not self._loaded.done():
+                self._loaded.set_result(news.info)
+        elif not self._loaded.done():
+            self._loaded.set_exception(ReplicaLoadError(news.message))
+
+    def _deliver(self, report: StepReport) -> None:
+        has_logprobs = report.logprobs is not None
+        columns = zip(
+            report.sequence_ids.tolist(),
+            report.token_ids.tolist(),
+            report.finishes.tolist(),
+            report.num_cached.tolist(),
+            strict=True,
+        )
+        for row, (sequence_id, token_id, code, num_cached) in enumerate(columns):
+            sink = self._sinks.pop(sequence_id, None) if code else self._sinks.get(sequence_id)
+            if sink is None:
+                continue
+            token_ids = (token_id,) if token_id >= 0 else ()
+            logprobs = _logprobs(report, row) if has_logprobs and token_ids else ()
+            self._call(sequence_id, sink, Output(token_ids, FINISHES[code], num_cached, logprobs))  # type: ignore[arg-type]
+        self._wake_drained()
+
+    def _call(self, sequence_id: int, sink: Sink, output: Output) -> None:
+        """One sink's failure is its own: the sequence is aborted, the others go on."""
+        try:
+            sink(output)
+        except Exception as error:
+            logger.exception("a sink failed: %s", type(error).__name__)
+            self.abort(sequence_id)
+            self._sinks.pop(sequence_id, None)
+
+    def _on_disconnect(self) -> None:
+        self._is_gone = True
+        if not self._loaded.done():
+            self._loaded.set_exception(ReplicaLoadError("the rank process ended while loading; its log says why"))
+        if not self._is_closing:
+            self._child.kill()
+            self._end_all("crashed")
+
+    async def _await_exit(self) -> None:
+        """Tell `on_exit`, once, when the rank ends unasked."""
+        code = await self._child.wait()
+        self._is_gone = True
+        if self._is_closing:
+            return
+        self._end_all("crashed")
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        logger.error("rank %d %s", self._child.pid, how)
+        self._on_exit(f"the rank process {how}")
+
+    def _end_all(self, finish: Finish) -> None:
+        sinks, self._sinks = self._sinks, {}
+        for sequence_id, sink in sinks.items():
+            self._call(sequence_id, sink, Output((), finish))
+        self._wake_drained()
+
+    def _wake_drained(self) -> None:
+        if not self._sinks:
+            for future in self._drained:
+                if not future.done():
+                    future.set_result(None)
+            self._drained.clear()
+
+
+class _Connection(asyncio.Protocol):
+    """The replica's end of the socket."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._reader = rank_wire.FrameReader()
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._reader.feed(data):
+            self._replica._on_frame(payload)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._replica._on_disconnect()
+
+
+def _logprobs(report: StepReport, row: int) -> tuple[TokenIdLogprob, ...]:
+    """Of the entry's one token; empty where its sequence asked for none."""
+    assert report.logprobs is not None
+    logprob = float(report.logprobs[row])
+    if math.isnan(logprob):
+        return ()
+    if report.top_ids is None or report.top_logprobs is None:
+        return (TokenIdLogprob(logprob),)
+    pairs = zip(report.top_ids[row].tolist(), report.top_logprobs[row].tolist(), strict=True)
+    return (TokenIdLogprob(logprob, tuple(pair for pair in pairs if pair[0] >= 0)),)

@@ -1,0 +1,61 @@
+"""What an engine says after a step: one entry per sequence concerned, as columns; and its state in numbers.
+
+NumPy and msgspec only: the front of a node reads these and never imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+# Finish codes; the index is the code. "crashed" is never reported by an engine: a replica says it of a dead rank.
+FINISHES = (None, "stop", "length", "aborted", "out_of_capacity", "context_too_long", "error")
+RUNNING, STOP, LENGTH, ABORTED, OUT_OF_CAPACITY, CONTEXT_TOO_LONG, ERROR = range(len(FINISHES))
+
+
+@dataclass(frozen=True, eq=False)
+class StepReport:
+    """E entries. `token_ids` is -1 where an entry brings no token; a finish code other than RUNNING is the sequence's
+    last entry. The logprob columns are there only when some row asked; they are NaN and -1 where a row did not."""
+
+    sequence_ids: NDArray[np.int64]  # [E]
+    token_ids: NDArray[np.int32]  # [E]
+    finishes: NDArray[np.uint8]  # [E]
+    num_cached: NDArray[np.int32]  # [E], prompt tokens served from the prefix cache
+    logprobs: NDArray[np.float32] | None = None  # [E]
+    top_ids: NDArray[np.int32] | None = None  # [E, most asked]
+    top_logprobs: NDArray[np.float32] | None = None  # [E, most asked]
+
+    @property
+    def num_entries(self) -> int:
+        return len(self.sequence_ids)
+
+
+class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An engine in numbers; the fields mean what `ReplicaStatus` says of them."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    queued_tokens: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_computed_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+
+
+class EngineInfo(Struct, frozen=True, kw_only=True):
+    """What is fixed once a model is loaded. `max_model_len` bounds prompt and completion together and never exceeds
+    what the KV pool holds."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    block_size: int
+    layout_tag: str
+    load_s: float = 0.0

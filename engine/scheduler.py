@@ -1,0 +1,347 @@
+"""Which sequences run in the next step, and how many tokens of each.
+
+The order of a plan: give running sequences the blocks they grow into, preempting if none is left; admit waiting ones
+whose whole prompt fits now; share the step's token budget. Decode rows come first with one token each, prefill chunks
+take the rest, in equal parts between tenants; if not even that many tokens are to be had, whoever has waited longest
+for one goes first. So no one starves, and no step is over budget.
+
+Preemption is bounded: a sequence that lost its blocks MAX_PREEMPTIONS times is admitted again only with room reserved
+for its longest possible answer, and is then left alone. Preempted sequences are admitted before new ones, oldest
+first. Knows token counts, never what tokens mean or what a model does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.block_manager import BlockManager
+from engine.fairness import TenantCounters
+from engine.prefix_hash import PrefixHasher
+from engine.sequence import Ints, Sequence, SlotTable
+from engine.waiting import WaitingQueue
+
+MAX_PREEMPTIONS = 3
+MAX_DEFERRALS = 512  # steps a sequence waits for a prefix that another is computing, before computing it itself
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduledStep:
+    """R rows, those with one token first. A row samples iff its known tokens all have KV after the step."""
+
+    slots: Ints  # [R]
+    num_tokens: Ints  # [R], at least 1 each
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
+
+
+class Scheduler:
+    """Owns the slots, and through the block manager the blocks, of the sequences it was given.
+
+    `make_hasher` gives the names of a namespace's blocks; None switches the prefix cache off.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        blocks: BlockManager,
+        *,
+        max_step_tokens: int,
+        max_waiting: int,
+        make_hasher: Callable[[bytes], PrefixHasher] | None,
+    ) -> None:
+        self.table = table
+        self.blocks = blocks
+        self.counters = TenantCounters()
+        self.waiting = WaitingQueue(self.counters, max_waiting)
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._max_step_tokens = max_step_tokens
+        self._make_hasher = make_hasher
+        self._sequences: list[Sequence | None] = [None] * table.num_slots
+        self._hashers: list[PrefixHasher | None] = [None] * table.num_slots
+        self._free_slots = list(range(table.num_slots - 1, -1, -1))
+        self._running = np.zeros(table.num_slots, dtype=np.int32)  # slots in order of admission
+        self._num_running = 0
+        self._preempted: dict[int, Sequence] = {}
+        self._computing: dict[bytes, int] = {}  # names of blocks that a running sequence is about to compute -> slot
+        self._num_reserved = 0  # blocks promised to protected sequences and not yet theirs
+
+    # ── what it holds ──
+
+    @property
+    def running(self) -> Ints:
+        """Slots of the running sequences, in order of admission."""
+        return self._running[: self._num_running]
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self._preempted)
+
+    @property
+    def has_sequences(self) -> bool:
+        return self._num_running > 0 or self.num_waiting > 0
+
+    def sequence_at(self, slot: int) -> Sequence:
+        sequence = self._sequences[slot]
+        assert sequence is not None, "the slot is free"
+        return sequence
+
+    # ── coming and going ──
+
+    def add(self, sequence: Sequence) -> Sequence | None:
+        """Queue it. Returns the sequence that found no place in the queue, if any."""
+        return self.waiting.push(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It ended, wherever it is; its blocks are free before the next plan."""
+        if sequence.slot >= 0:
+            self._release(sequence)
+        elif self._preempted.pop(sequence.sequence_id, None) is None:
+            self.waiting.remove(sequence)
+
+    # ── one step ──
+
+    def plan(self) -> ScheduledStep:
+        """The next step; no rows if nothing can run."""
+        self._extend()
+        self._admit()
+        step = self._share_budget()
+        if step.num_rows:
+            self.num_steps += 1
+            self.table.last_step[step.slots] = self.num_steps
+        return step
+
+    def commit(self, step: ScheduledStep) -> None:
+        """The step's KV is written: count it, and name the blocks it completed."""
+        table, slots = self.table, step.slots
+        computed = table.num_computed[slots] + step.num_tokens
+        table.num_computed[slots] = computed
+        if self._make_hasher is not None:
+            is_complete = computed // table.block_size > table.num_registered[slots]
+            for slot in slots[is_complete].tolist():
+                self._register(slot)
+
+    def _register(self, slot: int) -> None:
+        """Name the blocks of `slot` that are full and computed, so that others may share them from now on."""
+        table, sequence = self.table, self.sequence_at(slot)
+        hasher = self._hashers[slot]
+        assert hasher is not None
+        first, last = int(table.num_registered[slot]), int(table.num_computed[slot]) // table.block_size
+        if len(sequence.prefix_hashes) < last:
+            hasher.extend(sequence.prefix_hashes, table.token_ids[slot, : last * table.block_size])
+        names = sequence.prefix_hashes[first:last]
+        for block, name in zip(table.block_table[slot, first:last].tolist(), names, strict=True):
+            self.blocks.register(block, name)
+            if self._computing.get(name) == slot:
+                del self._computing[name]
+        table.num_registered[slot] = last
+
+    # ── blocks for those that run ──
+
+    def _extend(self) -> None:
+        """A block more for every running sequence whose next token needs one."""
+        table = self.table
+        while True:
+            running = self.running
+            growing = running[table.length[running] > table.num_blocks[running] * table.block_size]
+            if not len(growing):
+                return
+            is_protected = table.is_protected[growing]
+            num_protected = int(np.count_nonzero(is_protected))
+            if len(growing) - num_protected <= self.blocks.num_available - self._num_reserved:
+                break
+            self._preempt(self._choose_victim())
+        self._num_reserved -= num_protected
+        table.block_table[growing, table.num_blocks[growing]] = self.blocks.allocate(len(growing))
+        table.num_blocks[growing] += 1
+
+    def _choose_victim(self) -> Sequence:
+        """Of the unprotected: the one with the least work to lose, the newest of those."""
+        table = self.table
+        running = self.running[~table.is_protected[self.running]]
+        work = table.num_computed[running] - table.num_matched[running]
+        least = running[work == work.min()]
+        return self.sequence_at(int(least[np.argmax(table.sequence_id[least])]))
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take its blocks back; it keeps every token it has and computes their KV again later."""
+        slot = sequence.slot
+        sequence.token_ids = self.table.token_ids[slot, : self.table.length[slot]].copy()
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._release(sequence)
+        self._preempted[sequence.sequence_id] = sequence
+
+    def _release(self, sequence: Sequence) -> None:
+        """Its slot and blocks are free. What it had computed stays in the prefix cache until evicted."""
+        table, slot = self.table, sequence.slot
+        if table.is_protected[slot]:
+            self._num_reserved -= self._max_blocks(sequence) - int(table.num_blocks[slot])
+        self.blocks.release(table.block_table[slot, : table.num_blocks[slot]])
+        for name in sequence.prefix_hashes[int(table.num_registered[slot]) :]:
+            if self._computing.get(name) == slot:
+                del self._computing[name]
+        self._sequences[slot] = None
+        self._hashers[slot] = None
+        self._free_slots.append(slot)
+        sequence.slot = -1
+        running = self.running
+        kept = running[running != slot]
+        self._running[: len(kept)] = kept
+        self._num_running = len(kept)
+
+    def _max_blocks(self, sequence: Sequence) -> int:
+        """Blocks of its longest possible answer. The last token drawn needs no KV."""
+        return -(-(sequence.max_total_len - 1) // self.table.block_size)
+
+    # ── admission ──
+
+    def _admit(self) -> None:
+        """Give slots to waiting sequences while the next one fits."""
+        while self._preempted and self._free_slots:
+            sequence = self._preempted[min(self._preempted)]
+            if not self._fits_and_runs(sequence):
+                return
+            del self._preempted[sequence.sequence_id]
+        deferred: set[int] = set()
+        while self._free_slots and not self._preempted:
+            candidate = self.waiting.find_next(deferred)
+            if candidate is None:
+                return
+            if self._is_being_computed(candidate):
+                candidate.num_deferrals += 1
+                deferred.add(candidate.tenant_index)
+                continue
+            if not self._fits_and_runs(candidate):
+                return  # not even a smaller one: passing by would starve the large
+            self.waiting.remove(candidate)
+
+    def _is_being_computed(self, sequence: Sequence) -> bool:
+        """Whether the next block of its prompt is just being computed by a sequence of its own namespace: then waiting
+        saves both the work and the memory of doing it twice."""
+        if self._make_hasher is None or not self._computing or sequence.num_deferrals >= MAX_DEFERRALS:
+            return False
+        for name in self._names(sequence):
+            if self.blocks.find(name) is None:
+                return name in self._computing
+        return False
+
+    def _names(self, sequence: Sequence) -> list[bytes]:
+        """The names of its full blocks that may be shared. Its last known token is always computed, to draw from."""
+        if self._make_hasher is None:
+            return []
+        size, length = self.table.block_size, len(sequence.token_ids)
+        if len(sequence.prefix_hashes) < length // size:
+            self._make_hasher(sequence.request.namespace).extend(sequence.prefix_hashes, sequence.token_ids)
+        return sequence.prefix_hashes[: (length - 1) // size]
+
+    def _fits_and_runs(self, sequence: Sequence) -> bool:
+        """Admit `sequence` if the KV of every token known of it fits now; else change nothing."""
+        names = self._names(sequence)
+        matched = self.blocks.match(names)
+        num_total = -(-len(sequence.token_ids) // self.table.block_size)
+        num_new = num_total - len(matched)
+        num_growth = self._max_blocks(sequence) - num_total
+        is_protected = sequence.num_preemptions >= MAX_PREEMPTIONS
+        needed = num_new + self.blocks.count_cached(matched) + self._num_growing()
+        needed += num_growth if is_protected else min(num_growth, 1)
+        if needed > self.blocks.num_available - self._num_reserved:
+            return False
+        self.blocks.hold(matched)
+        self._run(sequence, matched, self.blocks.allocate(num_new))
+        if is_protected:
+            self.table.is_protected[sequence.slot] = True
+            self._num_reserved += num_growth
+        return True
+
+    def _num_growing(self) -> int:
+        """Unprotected running sequences that may need another block: admission leaves one for each, so that it is
+        not undone by a preemption right away."""
+        table, running = self.table, self.running
+        may_grow = table.max_total_len[running] - 1 > table.num_blocks[running] * table.block_size
+        return int(np.count_nonzero(may_grow & ~table.is_protected[running]))
+
+    def _run(self, sequence: Sequence, matched: Ints, fresh: Ints) -> None:
+        """Give `sequence` a slot with these blocks, the first of which have their KV already."""
+        table, slot = self.table, self._free_slots.pop()
+        num_matched = len(matched) * table.block_size
+        if sequence.num_cached < 0:
+            sequence.num_cached = num_matched
+            self.counters.charge_prompt(sequence.tenant_index, sequence.num_prompt - num_matched, num_matched)
+        table.fill(slot, sequence, num_matched)
+        num_blocks = len(matched) + len(fresh)
+        table.block_table[slot, : len(matched)] = matched
+        table.block_table[slot, len(matched) : num_blocks] = fresh
+        table.num_blocks[slot] = num_blocks
+        table.last_step[slot] = self.num_steps
+        sequence.slot = slot
+        self._sequences[slot] = sequence
+        self._running[self._num_running] = slot
+        self._num_running += 1
+        if self._make_hasher is not None:
+            self._hashers[slot] = self._make_hasher(sequence.request.namespace)
+            for name in sequence.prefix_hashes[len(matched) :]:
+                self._computing.setdefault(name, slot)
+
+    # ── the budget ──
+
+    def _share_budget(self) -> ScheduledStep:
+        """Rows and tokens of the step: at most the budget, at least one token if anything runs."""
+        table, running, budget = self.table, self.running, self._max_step_tokens
+        remaining = table.length[running] - table.num_computed[running]
+        is_decode = remaining == 1
+        num_decode = int(np.count_nonzero(is_decode))
+        if num_decode == len(running) <= budget:
+            return ScheduledStep(running.copy(), remaining)
+        prefill, wanted = running[~is_decode], remaining[~is_decode]
+        least = max(1, budget // 8)  # what prefill gets however many rows decode
+        tenants = table.tenant[prefill]
+        num_tenants = len(np.unique(tenants))
+        if num_decode + (least if num_tenants else 0) > budget or budget - num_decode < num_tenants:
+            return self._take_turns(remaining, least)
+        granted = _share(tenants, wanted, budget - num_decode)
+        # A chunk of one token counts as a decode row to whoever runs the step, and so comes with those.
+        order = np.argsort(granted != 1, kind="stable")
+        order = order[granted[order] > 0]
+        slots = np.concatenate([running[is_decode], prefill[order]])
+        return ScheduledStep(slots, np.concatenate([remaining[is_decode], granted[order]]))
+
+    def _take_turns(self, remaining: Ints, chunk: int) -> ScheduledStep:
+        """More rows than tokens: those that have waited longest, with one token or a small chunk each."""
+        running = self.running
+        order = np.argsort(self.table.last_step[running], kind="stable")
+        wanted = np.minimum(remaining, chunk)[order]
+        granted = _first_come(wanted, self._max_step_tokens)
+        rows = np.flatnonzero(granted > 0)
+        rows = rows[np.argsort(granted[rows] != 1, kind="stable")]
+        return ScheduledStep(running[order[rows]], granted[rows])
+
+
+def _first_come(wanted: Ints, budget: int) -> Ints:
+    """Each what it wants, in order, until the budget is spent."""
+    before = np.cumsum(wanted, dtype=np.int64) - wanted
+    granted: Ints = np.clip(budget - before, 0, wanted).astype(np.int32)
+    return granted
+
+
+def _share(tenants: Ints, wanted: Ints, budget: int) -> Ints:
+    """Tokens for each row: equal parts for the tenants, what one does not need going to the others; within a tenant
+    in the order of the rows. The budget has at least one token for each tenant."""
+    distinct, tenant_of = np.unique(tenants, return_inverse=True)
+    if len(distinct) == 1:
+        return _first_come(wanted, budget)
+    demand = np.bincount(tenant_of, weights=wanted).astype(np.int64)
+    granted = np.zeros_like(wanted)
+    num_left = len(distinct)
+    for tenant in np.argsort(demand, kind="stable").tolist():
+        part = min(int(demand[tenant]), budget // num_left)
+        rows = tenant_of == tenant
+        granted[rows] = _first_come(wanted[rows], part)
+        budget -= part
+        num_left -= 1
+    return granted

@@ -1,0 +1,148 @@
+"""Sequences: what is asked of the engine, and the slot table that holds the running ones as columns of arrays.
+
+One row (slot) per running sequence, one NumPy column per fact, so that a step costs a few array operations whatever
+the batch is. A sequence that waits, or was preempted, has no slot: its tokens rest in its `Sequence`. Knows nothing of
+blocks being shared, of policy, of text or of tensors.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.protocol.tasks import Sampling
+
+Ints = NDArray[np.int32]
+
+_SEED_MASK = (1 << 64) - 1
+_STOP_WIDTH = 8  # stop tokens a row can have before the column is widened
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceRequest:
+    """One sequence to generate.
+
+    `sequence_id` is never used twice in an engine's life. `prompt` is int32 [P]. Equal `namespace` bytes (1 to 64, by
+    custom 32) may share prefix blocks, different ones never do. `tenant` is a number for fairness only. A token of
+    `stop_token_ids`, or one of the model's end tokens unless `sampling.ignore_eos`, ends the sequence with "stop" and
+    is the last one reported. `sampling.stop` texts are none of the engine's business.
+    """
+
+    sequence_id: int
+    prompt: Ints
+    sampling: Sampling
+    namespace: bytes
+    tenant: int
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """The engine's side of a request, from arrival to its end.
+
+    `token_ids` is what is known of it while it has no slot: the prompt, after a preemption followed by the completion
+    so far. `prefix_hashes` are those of its full blocks, as far as anyone needed them.
+    """
+
+    request: SequenceRequest
+    tenant_index: int
+    max_total_len: int  # prompt and completion may grow to this many tokens
+    stop_token_ids: tuple[int, ...]
+    token_ids: Ints
+    seed: int
+    slot: int = -1  # -1: waiting or preempted
+    num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1: never admitted
+    num_preemptions: int = 0
+    num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
+    prefix_hashes: list[bytes] = field(default_factory=list)
+
+    @property
+    def sequence_id(self) -> int:
+        return self.request.sequence_id
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+
+def draw_seed(seed: int | None) -> int:
+    """`seed` as 64 unsigned bits; a fresh one for None."""
+    return secrets.randbits(64) if seed is None else seed & _SEED_MASK
+
+
+class SlotTable:
+    """Columns over the slots of running sequences. S slots, `max_model_len` tokens and ceil(that / block size) blocks
+    each. A free slot's values mean nothing."""
+
+    def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
+        def ints(*shape: int) -> Ints:
+            return np.zeros(shape, dtype=np.int32)
+
+        def floats() -> NDArray[np.float32]:
+            return np.zeros(num_slots, dtype=np.float32)
+
+        self.num_slots = num_slots
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self.sequence_id = np.zeros(num_slots, dtype=np.int64)
+        self.tenant = ints(num_slots)  # index into the fairness counters
+        self.token_ids = ints(num_slots, max_model_len)  # prompt, then completion
+        self.length = ints(num_slots)  # tokens known
+        self.num_computed = ints(num_slots)  # tokens whose KV is written
+        self.num_prompt = ints(num_slots)
+        self.num_cached = ints(num_slots)  # see Sequence
+        self.num_matched = ints(num_slots)  # tokens found in the prefix cache at the latest admission
+        self.max_total_len = ints(num_slots)
+        self.block_table = ints(num_slots, -(-max_model_len // block_size))  # block ids in order
+        self.num_blocks = ints(num_slots)  # how many of them are held
+        self.num_registered = ints(num_slots)  # blocks already offered to the prefix cache
+        self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the step that last gave it tokens
+        self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted again: its worst case is reserved
+        self.stop_token_ids = np.full((num_slots, _STOP_WIDTH), -1, dtype=np.int32)
+        self.temperature = floats()
+        self.top_p = floats()
+        self.min_p = floats()
+        self.repetition_penalty = floats()
+        self.presence_penalty = floats()
+        self.frequency_penalty = floats()
+        self.top_k = ints(num_slots)
+        self.num_logprobs = ints(num_slots)  # -1: none asked
+        self.seed = np.zeros(num_slots, dtype=np.uint64)
+
+    def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
+        """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
+        request, sampling = sequence.request, sequence.request.sampling
+        length = len(sequence.token_ids)
+        self.sequence_id[slot] = request.sequence_id
+        self.tenant[slot] = sequence.tenant_index
+        self.token_ids[slot, :length] = sequence.token_ids
+        self.length[slot] = length
+        self.num_computed[slot] = num_matched
+        self.num_prompt[slot] = len(request.prompt)
+        self.num_cached[slot] = sequence.num_cached
+        self.num_matched[slot] = num_matched
+        self.max_total_len[slot] = sequence.max_total_len
+        self.num_blocks[slot] = 0
+        self.num_registered[slot] = num_matched // self.block_size
+        self.last_step[slot] = 0
+        self.is_protected[slot] = False
+        self._fill_stop_tokens(slot, sequence.stop_token_ids)
+        self.temperature[slot] = sampling.temperature
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.repetition_penalty[slot] = sampling.repetition_penalty
+        self.presence_penalty[slot] = sampling.presence_penalty
+        self.frequency_penalty[slot] = sampling.frequency_penalty
+        self.top_k[slot] = sampling.top_k
+        self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        self.seed[slot] = sequence.seed
+
+    def _fill_stop_tokens(self, slot: int, token_ids: tuple[int, ...]) -> None:
+        missing = len(token_ids) - self.stop_token_ids.shape[1]
+        if missing > 0:
+            self.stop_token_ids = np.pad(self.stop_token_ids, ((0, 0), (0, missing)), constant_values=-1)
+        self.stop_token_ids[slot] = -1
+        self.stop_token_ids[slot, : len(token_ids)] = token_ids

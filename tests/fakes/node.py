@@ -1,0 +1,277 @@
+"""A node mocked at its socket: speaks engine/protocol/wire.py and computes nothing.
+
+Used by the gateway's tests (in a thread, with `FakeNode`) and by its CPU benchmark (`python -m tests.fakes.node`, a
+process of its own). What a call answers is written in its text: a text that starts with `!` is a Script as JSON, any
+other is answered with WORDS. Embeddings are made of the texts' lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import struct
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.protocol import events, wire
+from engine.protocol.status import NodeStatus, ReplicaStatus
+from engine.protocol.tasks import TaskInput, TextEmbeddings
+from storage.ephemeral import Ephemeral
+
+WORDS = ("Hello", " from", " the", " fake", " node", " ✓")
+DIMENSIONS = 8
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call answers. `tokens` in order, `gap_s` apart, the first after `first_s`; then `end`: a finish
+    reason, or a failure reason. After `then_after` tokens `then` happens instead of the rest."""
+
+    tokens: tuple[str, ...] = WORDS
+    first_s: float = 0.0
+    gap_s: float = 0.0
+    end: str = "stop"
+    message: str = ""
+    is_retryable: bool = False
+    cached: int = 0
+    then_after: int = -1
+    then: str = "die"  # die | hang | garbage
+    on: str = ""  # only this node follows the script; others answer WORDS
+
+
+class FakeNode:
+    """One fake node on a loop of its own thread. Everything public may be called from the test's thread."""
+
+    def __init__(
+        self, node_id: str, folder: Path, secret: bytes, models: dict[str, str], *, pop: str = "local", redis_url: str = ""
+    ) -> None:
+        self.node_id = node_id
+        self.pop = pop
+        self.address = f"unix://{folder / (node_id + '.sock')}"
+        self.executes: list[wire.Execute] = []
+        self.cancels: list[str] = []  # request ids
+        self.is_deaf = False  # hears everything and answers nothing, pings included
+        self.state = "hot"
+        self.queued_tokens = 0
+        self._models = models
+        self._secret = secret
+        self._redis_url = redis_url
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"fake {node_id}", daemon=True)
+        self._server: asyncio.Server | None = None
+        self._connections: set[_NodeSide] = set()
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    def start(self) -> FakeNode:
+        self._thread.start()
+        self._call(self._open())
+        return self
+
+    def stop(self) -> None:
+        """Withdraw, close and end the thread."""
+        if self._thread.is_alive():
+            self._call(self._close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+            self._loop.close()
+
+    def die(self) -> None:
+        """As after kill -9: every connection drops, nothing listens, presence runs out by itself."""
+        self._call(self._vanish())
+
+    def publish(self) -> None:
+        """Say at once what this node now is."""
+        self._call(self._announce())
+
+    @property
+    def num_open_calls(self) -> int:
+        return sum(len(connection.calls) for connection in list(self._connections))
+
+    def _call(self, job: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(job, self._loop).result(10)
+
+    async def _open(self) -> None:
+        path = self.address.removeprefix("unix://")
+        self._server = await self._loop.create_unix_server(lambda: _NodeSide(self), path)
+        if self._redis_url:
+            await self._announce()
+            self._start(self._heartbeat())
+
+    def _start(self, job: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            await asyncio.sleep(0.5)
+            await self._announce()
+
+    async def _announce(self) -> None:
+        store = Ephemeral.connect(self._redis_url, timeout_s=2)
+        try:
+            await store.announce("nodes", self.node_id, msgspec.json.encode(self.status()), ttl_s=5)
+        finally:
+            await store.close()
+
+    def status(self) -> NodeStatus:
+        return NodeStatus(
+            node_id=self.node_id,
+            pop=self.pop,
+            address=self.address,
+            is_draining=self.state == "draining",
+            replicas=tuple(
+                ReplicaStatus(model=name, revision=revision, state=self.state, queued_tokens=self.queued_tokens)  # type: ignore[arg-type]
+                for name, revision in self._models.items()
+            ),
+            tasks=(),
+        )
+
+    async def _vanish(self) -> None:
+        for job in list(self._jobs):
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.transport.abort()
+
+    async def _close(self) -> None:
+        await self._vanish()
+        if self._redis_url:
+            store = Ephemeral.connect(self._redis_url, timeout_s=2)
+            with contextlib.suppress(Exception):
+                await store.withdraw("nodes", self.node_id)
+            await store.close()
+        while self._connections:
+            await asyncio.sleep(0.005)
+
+
+class _NodeSide(asyncio.Protocol):
+    """One gateway's connection."""
+
+    def __init__(self, node: FakeNode | _Benchmark) -> None:
+        self._node = node
+        self._nonce = os.urandom(16)
+        self._decoder = wire.FrameDecoder()
+        self._is_proven = False
+        self.calls: dict[int, asyncio.Task[None]] = {}
+        self._request_ids: dict[int, str] = {}
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._node._connections.add(self)
+        self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce))
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._node._connections.discard(self)
+        for job in self.calls.values():
+            job.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        for message in self._decoder.feed(data):
+            if not self._node.is_deaf:
+                self._handle(message)
+
+    def _handle(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            if not wire.is_proven(self._node._secret, "gateway", message, self._nonce):
+                self.transport.abort()
+                return
+            self._is_proven = True
+            proof = wire.proof(self._node._secret, "node", self._nonce, message.nonce)
+            self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce, proof=proof))
+        elif isinstance(message, wire.Ping):
+            self.send(wire.Pong())
+        elif isinstance(message, wire.Execute):
+            assert self._is_proven
+            self._node.executes.append(message)
+            self._request_ids[message.call_id] = message.request_id
+            if not self._node.answer_at_once(self, message):
+                self.calls[message.call_id] = asyncio.get_running_loop().create_task(self._run(message))
+        elif isinstance(message, wire.Cancel):
+            self._node.cancels.append(self._request_ids.get(message.call_id, ""))
+            job = self.calls.get(message.call_id)
+            if job is not None:
+                job.cancel()
+
+    def send(self, *messages: wire.Message) -> None:
+        self.transport.write(b"".join(map(wire.encode, messages)))
+
+    async def _run(self, execute: wire.Execute) -> None:
+        call_id = execute.call_id
+        num_sent = 0
+        script = script_of(execute.task, self._node.node_id)
+        prompt_tokens = count_prompt(execute.task)
+        try:
+            if isinstance(execute.task, TextEmbeddings):
+                self.send(*(wire.Reply(call_id, event) for event in embedded(execute.task)))
+                return
+            await asyncio.sleep(script.first_s)
+            for i, text in enumerate(script.tokens[: execute.task.sampling.max_tokens]):
+                if i == script.then_after:
+                    await self._misbehave(script.then)
+                if i == 0:
+                    self.send(wire.Reply(call_id, events.Started(prompt_tokens, script.cached)))
+                else:
+                    await asyncio.sleep(script.gap_s)
+                self.send(wire.Reply(call_id, events.Token(text)))
+                num_sent += 1
+            if script.then_after >= len(script.tokens):
+                await self._misbehave(script.then)
+            usage = events.Usage(prompt_tokens=prompt_tokens, cached_tokens=script.cached, completion_tokens=num_sent)
+            self.send(wire.Reply(call_id, _end(script, usage, num_sent)))
+        except asyncio.CancelledError:
+            usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=num_sent)
+            if not self.transport.is_closing():
+                self.send(wire.Reply(call_id, events.Failed("aborted", usage=usage)))
+        finally:
+            self.calls.pop(call_id, None)
+
+    async def _misbehave(self, how: str) -> None:
+        if how == "die":
+            self.transport.abort()
+        elif how == "garbage":
+            self.transport.write(b"\xff\xff\xff\x7f this is not a frame")
+        await asyncio.Event().wait()
+
+
+def _end(script: Script, usage: events.Usage, num_sent: int) -> events.Event:
+    if script.end in ("stop", "length"):
+        return events.Finished("length" if num_sent < len(script.tokens) else script.end, usage)  # type: ignore[arg-type]
+    return events.Failed(script.end, script.message, script.is_retryable, usage)  # type: ignore[arg-type]
+
+
+def script_of(task: TaskInput, node_id: str) -> Script:
+    """What the task's text asks of this node."""
+    if isinstance(task, TextEmbeddings):
+        return Script()
+    text = task.prompt if task.messages is None else task.messages[-1].content
+    if not text or not text.startswith("!"):
+        return Script()
+    script = msgspec.json.decode(text[1:], type=Script)
+    return script if script.on in ("", node_id) else Script()
+
+
+def count_prompt(task: TaskInput) -> int:
+    """One token a word."""
+    if isinstance(task, TextEmbeddings):
+        return sum(len(text.split()) for text in task.texts)
+    texts = [task.prompt or ""] if task.messages is None else [message.content for message in task.messages]
+    return sum(len(text.split()) for text in texts)
+
+
+def embedded(task: TextEmbeddings) -> list[events.Event]:
+    """All three events of an embeddings call."""
+    rows = [[float(len(text)), *(0.25 * i for i in range(1, DIMENSIONS))] for text in task.texts]
+    data = b"".join(struct.pack(f"<{DIMENSIONS}f", *row) for row in rows)
+    usage = events.Usage(prompt_tokens=count_prompt(task))
+    value = events.Embeddings((len(rows), DIMENSIONS), data, task.pooling or "mean")
+    return [events.Started(usage.prompt_tokens), events.Result(value), events.Finished("stop", usage)]

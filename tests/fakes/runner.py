@@ -1,0 +1,114 @@
+"""A Runner that computes nothing: its KV is the token ids themselves, so that reading a wrong block shows.
+
+The token it draws is a fixed function of the context as read back from the KV cache, and `answer` computes the same
+from a plain list: a stale, foreign or unwritten block either trips an assertion or changes the answer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence as Items
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.inputs import StepInputs, StepOutput
+
+VOCAB_SIZE = 997
+END_TOKEN = 0
+
+
+def draw(context: NDArray[np.int32]) -> int:
+    """The token that follows `context`."""
+    return zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes()) % VOCAB_SIZE
+
+
+def answer(prompt: Items[int], max_tokens: int, *, ignore_end: bool = False) -> list[int]:
+    """What an engine must generate for `prompt`, whatever else it does meanwhile."""
+    context = np.empty(len(prompt) + max_tokens, dtype=np.int32)
+    context[: len(prompt)] = prompt
+    drawn: list[int] = []
+    while len(drawn) < max_tokens:
+        length = len(prompt) + len(drawn)
+        drawn.append(draw(context[:length]))
+        context[length] = drawn[-1]
+        if drawn[-1] == END_TOKEN and not ignore_end:
+            break
+    return drawn
+
+
+class FakeRunner:
+    """Checks every step it is given: budget, order of rows, KV written before it is read, and by whom.
+
+    `namespaces` maps sequence ids to their namespace; where given, reading a block of another namespace fails.
+    """
+
+    def __init__(self, *, num_blocks: int = 64, block_size: int = 16, max_model_len: int = 512) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self.vocab_size = VOCAB_SIZE
+        self.eos_token_ids: tuple[int, ...] = (END_TOKEN,)
+        self.layout_tag = "fake"
+        self.namespaces: dict[int, bytes] = {}
+        self.num_forward_tokens = 0
+        self.forward_tokens_of: dict[int, int] = {}
+        self.largest_step = 0
+        self.largest_batch = 0
+        self.failing_ids: set[int] = set()
+        slots = num_blocks * block_size
+        self._tokens = np.full(slots, -1, dtype=np.int32)  # -1 is the poison of KV never written
+        self._positions = np.full(slots, -1, dtype=np.int64)
+        self._writers = np.full(slots, -1, dtype=np.int64)
+
+    def run(self, inputs: StepInputs) -> StepOutput:
+        token_ids, slot_mapping = inputs.token_ids.numpy(), inputs.slot_mapping.numpy()
+        query_lens = np.diff(inputs.query_starts)
+        self._check_rows(inputs, query_lens)
+        self.num_forward_tokens += len(token_ids)
+        self.largest_step = max(self.largest_step, len(token_ids))
+        self.largest_batch = max(self.largest_batch, inputs.num_rows)
+        assert len(np.unique(slot_mapping)) == len(slot_mapping), "two tokens write one KV slot"
+        self._tokens[slot_mapping] = token_ids
+        self._positions[slot_mapping] = inputs.positions.numpy()
+        self._writers[slot_mapping] = np.repeat(inputs.sequence_ids, query_lens)
+        contexts = [self._read(inputs, row) for row in range(inputs.num_rows)]
+        sampling_rows = np.searchsorted(inputs.query_starts, inputs.logit_rows.numpy(), side="right") - 1
+        drawn = np.array([draw(contexts[row]) for row in sampling_rows], dtype=np.int32)
+        failed = np.isin(inputs.sequence_ids[sampling_rows], list(self.failing_ids)) if self.failing_ids else None
+        for row, sequence_id in enumerate(inputs.sequence_ids.tolist()):
+            self.forward_tokens_of[sequence_id] = self.forward_tokens_of.get(sequence_id, 0) + int(query_lens[row])
+        return StepOutput(drawn, is_failed=failed, **self._logprobs(inputs, drawn))
+
+    def _check_rows(self, inputs: StepInputs, query_lens: NDArray[np.int32]) -> None:
+        assert inputs.num_rows > 0
+        assert np.all(query_lens > 0), "a row without tokens"
+        assert np.all(query_lens[: inputs.num_decode_rows] == 1), "decode rows come first"
+        assert np.all(query_lens[inputs.num_decode_rows :] > 1), "a row of one token after the decode rows"
+        assert len(np.unique(inputs.sequence_ids)) == inputs.num_rows, "a sequence twice in a step"
+
+    def _read(self, inputs: StepInputs, row: int) -> NDArray[np.int32]:
+        """The row's context as the KV cache has it."""
+        positions = np.arange(inputs.context_lens[row])
+        blocks = inputs.block_tables[row, positions // self.block_size]
+        slots = blocks.astype(np.int64) * self.block_size + positions % self.block_size
+        assert np.all(self._tokens[slots] >= 0), "KV read that was never written"
+        assert np.array_equal(self._positions[slots], positions), "a block read at another position than written"
+        if self.namespaces:
+            own = self.namespaces[int(inputs.sequence_ids[row])]
+            writers = {self.namespaces[int(writer)] for writer in np.unique(self._writers[slots])}
+            assert writers == {own}, "KV of another namespace"
+        return self._tokens[slots]
+
+    def _logprobs(self, inputs: StepInputs, drawn: NDArray[np.int32]) -> dict[str, NDArray[np.generic]]:
+        """Made-up ones, where asked for: minus the token id, then its neighbours."""
+        asked = inputs.sampling.num_logprobs
+        if not len(asked) or asked.max() < 0:
+            return {}
+        offsets = np.arange(max(int(asked.max()), 0))
+        top_ids = np.where(offsets < asked[:, None], drawn[:, None] + offsets, -1).astype(np.int32)
+        return {
+            "logprobs": -drawn.astype(np.float32),
+            "top_ids": top_ids,
+            "top_logprobs": -top_ids.astype(np.float32),
+        }
