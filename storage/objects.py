@@ -1,0 +1,267 @@
+"""Large immutable bytes by key: a local folder (`file:///dir`) or an S3-compatible bucket (`s3://bucket/prefix`).
+
+What is written appears whole or not at all, and under the checksum it was given. What is downloaded has been checked
+against one before it gets its name. Everything that blocks runs in threads of this module's own. Knows no models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol, TypeVar
+from urllib.parse import unquote
+
+from storage.errors import Damaged, StoreUnavailable
+
+T = TypeVar("T")
+
+CHUNK_BYTES = 1 << 20
+_KEY = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9._@-]*(/[A-Za-z0-9_@][A-Za-z0-9._@-]*)*")
+_MAX_ATTEMPTS = 4
+_FIRST_PAUSE_S = 0.2
+
+Progress = Callable[[int, int], None]
+"""Called on the event loop with bytes done and bytes in all."""
+
+
+@dataclass(frozen=True)
+class ObjectStat:
+    """`sha256` (hex) is what the object was stored under; None when it was put there by other means."""
+
+    size_bytes: int
+    sha256: str | None
+
+
+class Backend(Protocol):
+    """One kind of store; every method may block, and raises StoreUnavailable, Missing or Damaged."""
+
+    def put_file(self, key: str, path: Path, sha256: str | None) -> str: ...
+    def put_bytes(self, key: str, data: bytes, sha256: str) -> None: ...
+    def read(self, key: str, start: int, end: int | None) -> Iterator[bytes]: ...
+    def stat(self, key: str) -> ObjectStat: ...
+    def list(self, prefix: str) -> list[str]: ...
+    def delete(self, key: str) -> None: ...
+    def ping(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Objects:
+    """One object store, shared by a whole process. Keys are `/`-separated names; a bad one is a ValueError."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._threads = ThreadPoolExecutor(8, thread_name_prefix="objects")
+
+    @classmethod
+    def connect(cls, url: str) -> Objects:
+        """`file:///dir` or `s3://bucket/prefix` (endpoint and credentials as boto3 reads them). Opens nothing yet.
+
+        Raises ValueError for another URL.
+        """
+        scheme, separator, rest = url.partition("://")
+        if separator and scheme == "file" and rest.startswith("/"):
+            from storage.objects_file import FileBackend
+
+            return cls(FileBackend(Path(unquote(rest))))
+        bucket, _, prefix = rest.partition("/")
+        if separator and scheme == "s3" and bucket:
+            from storage.objects_s3 import S3Backend
+
+            return cls(S3Backend(bucket, prefix.strip("/")))
+        raise ValueError("expected file:///absolute/folder or s3://bucket/prefix")
+
+    async def put_file(self, key: str, path: Path, sha256: str | None = None) -> str:
+        """Store a file's bytes; returns their SHA-256. Raises Damaged, and stores nothing, when it is not `sha256`."""
+        return await self._in_thread(self._backend.put_file, _checked(key), path, sha256)
+
+    async def put_bytes(self, key: str, data: bytes) -> str:
+        """Store `data`; returns its SHA-256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        await self._in_thread(self._backend.put_bytes, _checked(key), data, sha256)
+        return sha256
+
+    async def get_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes `start` to `end` (exclusive; None is the end), as far as there are any. Raises Missing."""
+        _checked(key)
+        return await self._in_thread(lambda: b"".join(self._backend.read(key, start, end)))
+
+    async def stat(self, key: str) -> ObjectStat:
+        """Raises Missing."""
+        return await self._in_thread(self._backend.stat, _checked(key))
+
+    async def list(self, prefix: str = "") -> list[str]:
+        """Keys that begin with `prefix`, sorted."""
+        return await self._in_thread(self._backend.list, prefix)
+
+    async def delete(self, key: str) -> None:
+        """Does nothing when the object is not there."""
+        await self._in_thread(self._backend.delete, _checked(key))
+
+    async def download(
+        self,
+        key: str,
+        path: Path,
+        *,
+        sha256: str | None = None,
+        resume: bool = True,
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Bring an object to `path`, checked against `sha256` (else against what it was stored under).
+
+        The bytes gather in `path` + `.part`; with `resume` those of an earlier try are kept. A broken connection is
+        taken up again a few times. Two who download to one path share the work: the second waits for the first. A
+        file already at `path` with the right checksum is left alone.
+
+        Raises Missing; StoreUnavailable (the part is kept); Damaged (it is not); OSError for `path`'s own disk.
+        """
+        _checked(key)
+        loop = asyncio.get_running_loop()
+        stop = threading.Event()
+
+        def report(done_bytes: int, size_bytes: int) -> None:
+            if on_progress is not None:
+                loop.call_soon_threadsafe(on_progress, done_bytes, size_bytes)
+
+        work = _Download(self._backend, key, path, sha256, resume, report, stop)
+        future = loop.run_in_executor(self._threads, work.run)
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError:
+            stop.set()
+            with contextlib.suppress(Exception):
+                await future
+            raise
+
+    async def ping(self) -> None:
+        """Returns when the store answers, else raises StoreUnavailable."""
+        await self._in_thread(self._backend.ping)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+        self._backend.close()
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+
+class _Stopped(Exception):
+    """Whoever asked for the download has gone."""
+
+
+@dataclass
+class _Download:
+    """One download, run by one thread."""
+
+    backend: Backend
+    key: str
+    path: Path
+    sha256: str | None
+    resume: bool
+    report: Progress
+    stop: threading.Event
+
+    def run(self) -> None:
+        stat = self.backend.stat(self.key)
+        expected = self.sha256 or stat.sha256
+        part_path = self.path.with_name(self.path.name + ".part")
+        with self._owned(part_path) as part:
+            if expected and self.path.exists() and _sha256_of(self.path) == expected:
+                part_path.unlink()
+                self.report(stat.size_bytes, stat.size_bytes)
+                return
+            digest = self._take_over(part, stat.size_bytes)
+            self._fetch(part, digest, stat.size_bytes)
+            if expected and digest.hexdigest() != expected:
+                part_path.unlink()
+                raise Damaged(f"{self.key}: the bytes do not have the SHA-256 they should have")
+            part.flush()
+            os.fsync(part.fileno())
+            part_path.rename(self.path)
+            sync_directory(self.path.parent)
+
+    @contextlib.contextmanager
+    def _owned(self, path: Path) -> Iterator[IO[bytes]]:
+        """`path` opened at its start for reading and appending, by one owner at a time on this machine."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        while True:
+            with path.open("a+b") as file:
+                if _is_locked_now(file) and _is_at(file, path):
+                    file.seek(0)
+                    yield file
+                    return
+            # Someone else has it, or has just finished with it: renamed or removed, it is not `path` any more.
+            if self.stop.wait(_FIRST_PAUSE_S):
+                raise _Stopped
+
+    def _take_over(self, part: IO[bytes], size_bytes: int) -> hashlib._Hash:
+        """Leave `part` at the end of what an earlier try left, or empty; returns the hash of that."""
+        digest = hashlib.sha256()
+        if not self.resume or os.fstat(part.fileno()).st_size > size_bytes:
+            part.truncate(0)
+        while chunk := part.read(CHUNK_BYTES):
+            digest.update(chunk)
+        return digest
+
+    def _fetch(self, part: IO[bytes], digest: hashlib._Hash, size_bytes: int) -> None:
+        num_failures = 0
+        while (done_bytes := part.tell()) < size_bytes:
+            try:
+                for chunk in self.backend.read(self.key, part.tell(), size_bytes):
+                    if self.stop.is_set():
+                        raise _Stopped
+                    part.write(chunk)
+                    digest.update(chunk)
+                    self.report(part.tell(), size_bytes)
+                if part.tell() == done_bytes:
+                    raise StoreUnavailable(f"{self.key}: ends before its size")
+            except StoreUnavailable:
+                num_failures = 1 if part.tell() > done_bytes else num_failures + 1
+                if num_failures == _MAX_ATTEMPTS:
+                    part.flush()
+                    raise
+                if self.stop.wait(_FIRST_PAUSE_S * 2 ** (num_failures - 1)):
+                    raise _Stopped from None
+
+
+def _is_locked_now(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _checked(key: str) -> str:
+    if len(key) > 900 or not _KEY.fullmatch(key):
+        raise ValueError("an object's key is made of /-separated names of letters, digits and . _ - @")
+    return key
