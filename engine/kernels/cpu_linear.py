@@ -1,0 +1,81 @@
+"""Matrix products on the CPU: which operator, which weight layout, and which precision is fast here.
+
+oneDNN's prepacked linear reads weights at memory speed where the plain operator reaches half of it; torch offers it
+only under private names, so it is tried once on a small product and left alone if it is missing or wrong. Its call
+costs 10 µs more than the plain one, which decides for small float32 matrices.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from engine.kernels.interface import Operator
+
+_SMALL_FLOAT32 = 1 << 19  # elements; below, float32 is faster through the plain operator
+_PROBE_ROWS = 16
+_FLOAT32_MARGIN = 0.8  # float32 wins only if clearly faster: the choice should not hang on noise
+
+
+def bind_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
+    """The fastest x [T, C] -> x @ weight.T + bias known for this weight [out, C]."""
+    is_small = weight.dtype == torch.float32 and weight.numel() < _SMALL_FLOAT32
+    if not is_small and has_prepacked_linear(weight.dtype):
+        return _prepacked(weight, bias)
+    transposed = weight.t()  # [C, out]
+    if bias is None:
+        return lambda x: torch.mm(x, transposed)
+    return lambda x: torch.addmm(bias, x, transposed)
+
+
+def _prepacked(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    return lambda x: linear(x, packed, bias, "none", [], "")
+
+
+@functools.cache
+def has_prepacked_linear(dtype: torch.dtype) -> bool:
+    """Whether the prepacked operator exists here and gives the right answer for `dtype`."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 32, generator=generator).to(dtype)
+    bias = torch.randn(48, generator=generator).to(dtype)
+    x = torch.randn(3, 32, generator=generator).to(dtype)
+    try:
+        with torch.inference_mode():
+            result = _prepacked(weight, bias)(x)
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    expected = functional.linear(x.float(), weight.float(), bias.float())
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    return result.shape == expected.shape and bool(torch.allclose(result.float(), expected, atol=tolerance, rtol=0.02))
+
+
+def fastest_dtype(shapes: Sequence[tuple[int, int]], budget_s: float = 0.08) -> torch.dtype:
+    """float32 or bfloat16, for a model whose matrices have these (out, in) shapes. Takes about `budget_s`."""
+    largest = max(shapes, key=lambda shape: shape[0] * shape[1])
+    num_out, num_in = min(largest[0], 2048), min(largest[1], 2048)
+    seconds = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        x = torch.ones(_PROBE_ROWS, num_in, dtype=dtype)  # [16, C]
+        seconds[dtype] = _seconds_per_call(bind_linear(torch.ones(num_out, num_in, dtype=dtype), None), x, budget_s / 2)
+    is_float32_better = seconds[torch.float32] < _FLOAT32_MARGIN * seconds[torch.bfloat16]
+    return torch.float32 if is_float32_better else torch.bfloat16
+
+
+def _seconds_per_call(operator: Operator, x: torch.Tensor, budget_s: float) -> float:
+    """The best of the calls that fit in the budget; at least two."""
+    best, deadline = float("inf"), time.perf_counter() + budget_s
+    with torch.inference_mode():
+        operator(x)
+        while True:
+            start = time.perf_counter()
+            operator(x)
+            end = time.perf_counter()
+            best = min(best, end - start)
+            if end > deadline:
+                return best

@@ -1,0 +1,218 @@
+"""A dense copy of the decode batch's keys and values, appended to each step, so that no step gathers whole contexts.
+
+The paged pool stays the truth: a row is copied from it when the row joins, and the copy may be dropped at any time.
+Rows are right-aligned: the newest token of every row lies in the same column, so that one strided copy stores a step's
+keys and values and all rows share one causal edge. Knows sequences only by id and length.
+
+          column 0                     newest     capacity
+    row 0 | · · · · k k k k k k k k k k k k|- - - - -|     ·  hidden: before the row's first token
+    row 1 | k k k k k k k k k k k k k k k k|- - - - -|     -  hidden: not written yet
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.kernels.interface import AttentionShape, KvPool
+
+_COLUMN_STEP = 64  # capacities are multiples: few distinct product shapes, since a kernel is built for each
+_MAX_FLOAT32_POSITIONS = 4096  # rows × columns up to which float32 products beat bfloat16 ones
+_HIDDEN = float("-inf")
+
+Ids = NDArray[np.int64]
+Lengths = NDArray[np.int32]
+
+
+class DecodeWorkspace:
+    """At most `max_bytes` of rows; letters as in `interface.py`, W workspace rows in use.
+
+    Call `arrange` once a step with its decode rows, then `attend` for every layer in order.
+    """
+
+    def __init__(self, pool: KvPool, shape: AttentionShape, max_bytes: int) -> None:
+        self._shape = shape
+        self._max_bytes = max_bytes
+        self._block_size = pool.block_size
+        self._pool_dtype = pool.data.dtype
+        self._blocks = pool.data.view(pool.num_layers, pool.num_blocks, -1)  # [L, N, block size × 2 G D]
+        self._scale = shape.head_dim**-0.5
+        # The batch as it came in the last step, in its order, and where each of its rows lies.
+        self._num_offered = 0
+        self._sequence_ids: Ids = np.empty(0, np.int64)  # [W]
+        self._lengths: Lengths = np.empty(0, np.int32)  # [W], the newest token included
+        self._places: Ids = np.empty(0, np.int64)  # [W], workspace row of each
+        self._column = 0  # of the newest token
+        self._data = torch.empty(pool.num_layers, 2, 0, shape.num_kv_heads, 0, shape.head_dim)  # [L, 2, rows, G, …, D]
+        self._bias = torch.empty(0, 1, 0)  # [rows × G, 1, capacity], 0 or -inf
+        # Views that stay the same until the batch changes, then those of one step.
+        self._to_workspace: torch.Tensor | None = None  # int64 [W], None while the orders agree
+        self._to_batch: torch.Tensor | None = None
+        self._active_bias = self._bias
+        self._operands: list[tuple[torch.Tensor, torch.Tensor]] = []  # L × keys [W G, D, capacity], values [W G, …, D]
+        self._newest: tuple[torch.Tensor, ...] = ()  # L × [2, W, G, D]
+
+    def arrange(self, sequence_ids: Ids, context_lens: Lengths, block_tables: NDArray[np.int32]) -> int:
+        """Make room for the new token of each row. Returns how many rows, from the first, the workspace takes."""
+        num_rows = len(self._sequence_ids)
+        is_unchanged = (
+            len(sequence_ids) == self._num_offered
+            and self._column + 1 < self._capacity
+            and np.array_equal(sequence_ids[:num_rows], self._sequence_ids)
+            and np.array_equal(context_lens[:num_rows], self._lengths + 1)
+        )
+        if is_unchanged:
+            self._lengths += 1
+            self._column += 1
+        else:
+            num_rows = self._recompose(sequence_ids, context_lens, block_tables)
+        if num_rows == 0:
+            return 0
+        self._active_bias.select(2, self._column).zero_()
+        window = self._shape.window
+        if window is not None and self._column >= window:
+            self._active_bias.select(2, self._column - window).fill_(_HIDDEN)
+        self._newest = self._data[:, :, :num_rows].select(4, self._column).unbind(0)
+        return num_rows
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """qkv [W, (H + 2 G) D], rotated -> [W, H D]. Stores the keys and values in the workspace only."""
+        shape, width = self._shape, self._shape.query_width
+        if self._to_workspace is not None:
+            qkv = qkv.index_select(0, self._to_workspace)
+        num_rows, num_kv_heads, head_dim = len(qkv), shape.num_kv_heads, shape.head_dim
+        self._newest[layer].copy_(qkv[:, width:].view(num_rows, 2, num_kv_heads, head_dim).transpose(0, 1))
+        query = qkv[:, :width].reshape(num_rows * num_kv_heads, -1, head_dim)  # [W G, H / G, D]
+        keys, values = self._operands[layer]
+        if query.dtype == keys.dtype:
+            scores = torch.baddbmm(self._active_bias, query, keys, alpha=self._scale)  # [W G, H / G, capacity]
+            mixed = torch.bmm(torch.softmax(scores, -1), values)  # [W G, H / G, D]
+        else:
+            scores = torch.baddbmm(self._active_bias, query.to(keys.dtype), keys, alpha=self._scale)
+            mixed = torch.bmm(torch.softmax(scores, -1), values).to(query.dtype)
+        mixed = mixed.view(num_rows, width)
+        return mixed if self._to_batch is None else mixed.index_select(0, self._to_batch)
+
+    @property
+    def _capacity(self) -> int:
+        return self._data.shape[4]
+
+    def _recompose(self, sequence_ids: Ids, context_lens: Lengths, block_tables: NDArray[np.int32]) -> int:
+        """Adopt a batch of other rows, or of more tokens than there are columns for."""
+        self._num_offered = len(sequence_ids)
+        if len(sequence_ids) == 0:
+            return 0
+        history = context_lens - 1  # tokens to copy of each row
+        if self._shape.window is not None:
+            history = np.minimum(history, self._shape.window - 1)
+        num_rows = min(len(sequence_ids), self._max_rows(int(history.max())))
+        if num_rows == 0:
+            self._sequence_ids = sequence_ids[:0]
+            return 0
+        places = self._keep(sequence_ids[:num_rows], context_lens[:num_rows], history[:num_rows])
+        if places is None:
+            self._allocate(num_rows, int(history[:num_rows].max()))
+            places = np.full(num_rows, -1, np.int64)
+        free = np.setdiff1d(np.arange(num_rows), places)
+        for row, place in zip(np.flatnonzero(places < 0), free, strict=True):
+            self._fill(int(place), block_tables[row], int(context_lens[row]) - 1, int(history[row]))
+            places[row] = place
+        self._sequence_ids, self._lengths = sequence_ids[:num_rows].copy(), context_lens[:num_rows].copy()
+        self._places = places
+        self._make_views(num_rows)
+        return num_rows
+
+    def _keep(self, sequence_ids: Ids, context_lens: Lengths, history: Lengths) -> Ids | None:
+        """Where rows already here will lie, -1 for new ones. None if the columns or rows do not suffice.
+
+        Advances to the next column and closes the gaps of rows that left.
+        """
+        num_rows, column, longest = len(sequence_ids), self._column + 1, int(history.max())
+        has_room = column < self._capacity and num_rows <= self._data.shape[2] and longest <= column
+        if not has_room or _capacity_for(longest) * 2 <= self._capacity:
+            return None
+        known = {
+            sequence_id: (place, length)
+            for sequence_id, place, length in zip(
+                self._sequence_ids.tolist(), self._places.tolist(), self._lengths.tolist(), strict=True
+            )
+        }
+        places = np.full(num_rows, -1, np.int64)
+        for row, (sequence_id, context_len) in enumerate(
+            zip(sequence_ids.tolist(), context_lens.tolist(), strict=True)
+        ):
+            place, length = known.get(sequence_id, (-1, 0))
+            places[row] = place if length + 1 == context_len else -1
+        self._column = column
+        gaps = np.setdiff1d(np.arange(num_rows), places)
+        num_kv_heads = self._shape.num_kv_heads
+        for row, gap in zip(np.flatnonzero(places >= num_rows), gaps, strict=False):
+            place = int(places[row])
+            self._data[:, :, gap].copy_(self._data[:, :, place])
+            self._bias_of(int(gap)).copy_(self._bias[place * num_kv_heads : (place + 1) * num_kv_heads])
+            places[row] = gap
+        return places
+
+    def _allocate(self, num_rows: int, longest: int) -> None:
+        """Empty rows, all hidden, wide enough for `longest` tokens of history and some steps more."""
+        capacity = _capacity_for(longest)
+        max_rows = max(num_rows, min(1 << (num_rows - 1).bit_length(), self._max_rows(longest)))
+        is_small = max_rows * capacity <= _MAX_FLOAT32_POSITIONS
+        dtype = torch.float32 if is_small else self._pool_dtype
+        num_layers, _, _, num_kv_heads, _, head_dim = self._data.shape
+        wanted = (num_layers, 2, max_rows, num_kv_heads, capacity, head_dim)
+        if self._data.shape == wanted and self._data.dtype == dtype:
+            self._data.zero_()
+        else:
+            self._operands, self._newest = [], ()  # release the old memory before taking the new
+            self._data = torch.empty(0)
+            self._data = torch.zeros(wanted, dtype=dtype)
+        self._bias = torch.full((max_rows * num_kv_heads, 1, capacity), _HIDDEN, dtype=dtype)
+        self._column = longest
+
+    def _fill(self, place: int, block_table: NDArray[np.int32], num_stored: int, history: int) -> None:
+        """Copy the last `history` of a sequence's `num_stored` tokens from the pool to before the newest column."""
+        first, bias = self._column - history, self._bias_of(place)
+        bias[..., :first] = _HIDDEN
+        bias[..., first : self._column] = 0
+        bias[..., self._column :] = _HIDDEN
+        row = self._data[:, :, place]  # [L, 2, G, capacity, D]
+        row[:, :, :, :first] = 0  # what is hidden must be finite all the same: its weight is 0, not its product
+        if history == 0:
+            return
+        first_token = num_stored - history
+        first_block, last_block = first_token // self._block_size, -(-num_stored // self._block_size)
+        block_ids = torch.from_numpy(block_table[first_block:last_block]).long()
+        num_kv_heads, head_dim = self._shape.num_kv_heads, self._shape.head_dim
+        tokens = self._blocks.index_select(1, block_ids).view(len(self._blocks), -1, 2, num_kv_heads, head_dim)
+        offset = first_token - first_block * self._block_size
+        tokens = tokens[:, offset : offset + history]  # [L, history, 2, G, D]
+        row[:, :, :, first : self._column].copy_(tokens.permute(0, 2, 3, 1, 4))
+
+    def _make_views(self, num_rows: int) -> None:
+        num_kv_heads = self._shape.num_kv_heads
+        self._active_bias = self._bias[: num_rows * num_kv_heads]
+        self._operands = [
+            (layer[0, :num_rows].flatten(0, 1).transpose(1, 2), layer[1, :num_rows].flatten(0, 1))
+            for layer in self._data.unbind(0)
+        ]
+        if np.array_equal(self._places, np.arange(num_rows)):
+            self._to_workspace = self._to_batch = None
+        else:
+            self._to_workspace = torch.from_numpy(np.argsort(self._places))
+            self._to_batch = torch.from_numpy(self._places)
+
+    def _bias_of(self, place: int) -> torch.Tensor:
+        num_kv_heads = self._shape.num_kv_heads
+        return self._bias[place * num_kv_heads : (place + 1) * num_kv_heads]
+
+    def _max_rows(self, longest: int) -> int:
+        elements = self._blocks.shape[0] * self._shape.kv_width * _capacity_for(longest)
+        return self._max_bytes // (4 * elements)
+
+
+def _capacity_for(longest: int) -> int:
+    """Columns for a longest history: room for an eighth more before everything is copied again."""
+    needed = longest + 1 + max(32, longest // 8)
+    return -(-needed // _COLUMN_STEP) * _COLUMN_STEP

@@ -1,0 +1,48 @@
+"""Linear maps, several of one input fused into one matrix. Knows names of checkpoint parts, not who uses the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from engine.kernels.interface import Kernels, Operator
+
+
+class Linear:
+    """x [T, C] -> x @ weight.T + bias, where the rows of `weight` [out, C] are those of each part in order.
+
+    `parts` maps a checkpoint's name to its number of outputs. Call `bind` once the weights are in place; `forward`
+    exists only then.
+    """
+
+    forward: Operator
+
+    def __init__(
+        self, parts: Mapping[str, int], num_in: int, has_bias: bool, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._parts = parts
+        num_out = sum(parts.values())
+        self._weight = torch.empty(num_out, num_in, dtype=dtype, device=device)  # [out, C]
+        self._bias = torch.empty(num_out, dtype=dtype, device=device) if has_bias else None  # [out]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_out, num_in = self._weight.shape
+        return num_out, num_in
+
+    def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        """Checkpoint name and the slice it fills, for every part."""
+        first = 0
+        for name, num_out in self._parts.items():
+            rows = slice(first, first + num_out)
+            yield f"{prefix}{name}.weight", self._weight[rows]
+            if self._bias is not None:
+                yield f"{prefix}{name}.bias", self._bias[rows]
+            first += num_out
+
+    def bind(self, kernels: Kernels) -> None:
+        """Hand the weight to the device's operator; this layer then no longer holds it."""
+        self.forward = kernels.linear(self._weight, self._bias)
+        self._weight = self._weight[:0]
+        self._bias = None

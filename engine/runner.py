@@ -1,0 +1,112 @@
+"""The runner owns the device: weights, KV pool and the one forward pass of a step.
+
+Takes index arrays, gives token ids. Knows neither sequences nor why a step looks as it does; nothing here blocks on
+anything but arithmetic.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine import weights
+from engine.config import EngineConfig
+from engine.inputs import StepInputs, StepOutput
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.cpu_linear import fastest_dtype
+from engine.kernels.interface import Kernels, KvPool
+from engine.models.config import ModelConfig, read_config
+from engine.models.llama import Llama
+from engine.models.registry import find_architecture
+from engine.sampler import sample
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Runner:
+    """One model on one device.
+
+    Raises UnsupportedModel or WeightsError while it loads, ValueError for settings that cannot work; a runner that
+    exists is ready. `layout_tag` names how KV is stored: blocks of runners with equal tags and weights are alike.
+    """
+
+    def __init__(self, config: EngineConfig, kernels: Kernels | None = None) -> None:
+        if config.device != "cpu":
+            raise ValueError(f"device={config.device!r}: this build runs on cpu")
+        torch.set_num_threads(config.num_threads)
+        self.model_config = read_config(config.model_dir)
+        architecture = find_architecture(self.model_config)
+        checkpoint = weights.open_checkpoint(config.model_dir)
+        self._check(architecture, checkpoint)
+        self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config, architecture)
+        self.block_size = config.block_size
+        self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes)
+        if self.block_size < 1 or self.num_blocks < 1:
+            raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} does not hold one block of {self.block_size}")
+        self.max_model_len = self._max_model_len(config.max_model_len)
+        self.vocab_size = self.model_config.vocab_size
+        self.eos_token_ids = self.model_config.eos_token_ids
+        self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp1-block{self.block_size}"
+        self.num_forward_tokens = 0
+        self.num_steps = 0
+        with torch.inference_mode():
+            kernels = kernels or CpuKernels()
+            self._model = architecture(self.model_config, self.dtype, torch.device("cpu"))
+            weights.load(checkpoint, self._model.destinations())
+            self._model.bind(kernels, self.max_model_len)
+            self._pool = self._allocate_pool()
+            self._attention = kernels.attention(self._pool, self._model.attention_shape)
+
+    @torch.inference_mode()
+    def run(self, inputs: StepInputs) -> StepOutput:
+        """One forward pass over `inputs.num_tokens` tokens, and one token for each row that samples."""
+        logits = self._model.forward(inputs, self._attention)  # float32 [K, V]
+        self.num_forward_tokens += inputs.num_tokens
+        self.num_steps += 1
+        return sample(logits, inputs.sampling)
+
+    def forward(self, inputs: StepInputs) -> torch.Tensor:
+        """The logits themselves, float32 [K, V]: what parity is measured on."""
+        with torch.inference_mode():
+            return self._model.forward(inputs, self._attention)
+
+    def poison_kv(self) -> None:
+        """Fill the whole pool with NaN: whoever reads KV that its sequence did not write will show it."""
+        self._pool.data.fill_(float("nan"))
+
+    def _check(self, architecture: type[Llama], checkpoint: weights.Checkpoint) -> None:
+        """Compare config and headers before memory is taken."""
+        empty = architecture(self.model_config, torch.float32, torch.device("meta"))
+        weights.check(checkpoint, empty.destinations())
+
+    def _affordable_blocks(self, memory_bytes: int) -> int:
+        return memory_bytes // (self._slot_elements() * self.dtype.itemsize * max(self.block_size, 1))
+
+    def _slot_elements(self) -> int:
+        model = self.model_config
+        return model.num_layers * 2 * model.num_kv_heads * model.head_dim
+
+    def _max_model_len(self, wanted: int) -> int:
+        """The longest sequence: what was asked, else the model's context; never more than the pool holds."""
+        longest = self.model_config.max_positions
+        if wanted > longest:
+            raise ValueError(f"max_model_len={wanted}: the model's context is {longest}")
+        return min(wanted or longest, self.num_blocks * self.block_size)
+
+    def _allocate_pool(self) -> KvPool:
+        model = self.model_config
+        num_slots, width = self.num_blocks * self.block_size, 2 * model.num_kv_heads * model.head_dim
+        return KvPool(
+            torch.empty(model.num_layers, num_slots, width, dtype=self.dtype), self.block_size
+        )  # [L, slots, ·]
+
+
+def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig, architecture: type[Llama]) -> torch.dtype:
+    """ "auto" keeps float32 checkpoints exact and gives 16-bit ones whichever of the two is fast on this machine."""
+    if wanted in _DTYPES:
+        return _DTYPES[wanted]
+    if wanted != "auto":
+        raise ValueError(f"dtype={wanted!r}: expected auto, float32 or bfloat16")
+    if stored == torch.float32:
+        return torch.float32
+    shapes = architecture(config, torch.float32, torch.device("meta")).linear_shapes()
+    return fastest_dtype(shapes)
