@@ -46,14 +46,14 @@ class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
     columns."""
 
     status: EngineStatus
-    sequence_ids: bytes | memoryview = b""
-    token_ids: bytes | memoryview = b""
-    finishes: bytes | memoryview = b""
-    num_cached: bytes | memoryview = b""
-    logprobs: bytes | memoryview | None = None
+    sequence_ids: bytes = b""
+    token_ids: bytes = b""
+    finishes: bytes = b""
+    num_cached: bytes = b""
+    logprobs: bytes | None = None
     num_top: int = 0
-    top_ids: bytes | memoryview | None = None
-    top_logprobs: bytes | memoryview | None = None
+    top_ids: bytes | None = None
+    top_logprobs: bytes | None = None
 
 
 class _Add(Struct, frozen=True, array_like=True):
@@ -150,7 +150,7 @@ def encode_report(report: StepReport, status: EngineStatus) -> bytes:
 def decode_report(message: Stepped) -> StepReport:
     """The columns of `message`, over its own memory."""
 
-    def floats(data: bytes | memoryview | None) -> NDArray[np.float32] | None:
+    def floats(data: bytes | None) -> NDArray[np.float32] | None:
         return None if data is None else np.frombuffer(data, dtype=np.float32)
 
     sequence_ids = np.frombuffer(message.sequence_ids, dtype=np.int64)

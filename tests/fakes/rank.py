@@ -1,0 +1,48 @@
+"""Entry points a test can have a zygote fork: ranks over the fake runner, and ones that fail in some way."""
+
+from __future__ import annotations
+
+import socket
+
+from engine import rank, rank_wire
+from engine.inputs import StepInputs, StepOutput
+from engine.loop import Engine
+from tests.fakes.runner import FakeRunner
+
+CRASH_TOKEN = 13  # a prompt that holds it kills a `crashing` rank
+
+
+def working(connection: socket.socket, arguments: bytes) -> None:
+    """A rank as it is, but for the runner."""
+    _serve(connection, arguments, FakeRunner())
+
+
+def crashing(connection: socket.socket, arguments: bytes) -> None:
+    """A rank whose device fails on CRASH_TOKEN."""
+    _serve(connection, arguments, _CrashingRunner())
+
+
+def echo(connection: socket.socket, arguments: bytes) -> None:
+    """Not a rank at all: sends its arguments back, then what it receives, until the other end closes."""
+    connection.sendall(arguments)
+    while data := connection.recv(65536):
+        connection.sendall(data)
+
+
+def leaving(_connection: socket.socket, arguments: bytes) -> None:
+    """Ends at once with the exit code it is given."""
+    raise SystemExit(int(arguments))
+
+
+def _serve(connection: socket.socket, arguments: bytes, runner: FakeRunner) -> None:
+    config, revision = rank_wire.decode_arguments(arguments)
+    engine = Engine(runner, config, revision)
+    connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(engine.info, engine.status())))
+    rank.serve(connection, engine)
+
+
+class _CrashingRunner(FakeRunner):
+    def run(self, inputs: StepInputs) -> StepOutput:
+        if (inputs.token_ids == CRASH_TOKEN).any():
+            raise RuntimeError("the device said no to 'a secret prompt'")
+        return super().run(inputs)
