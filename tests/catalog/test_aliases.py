@@ -1,0 +1,72 @@
+"""Aliases: any public id may be answered by another model, but never by nothing and never in a circle."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from catalog.aliases import follow, list_aliases, remove_alias, set_alias
+from catalog.errors import AliasError, InvalidModelId
+from storage.database import Database
+
+SPARK = {"@cf/hearth/spark"}
+LLAMA = "@cf/meta/llama-3.1-8b-instruct"
+
+
+async def test_an_alias_is_set_changed_and_removed(database: Database) -> None:
+    both = SPARK | {"@cf/hearth/other"}
+    await set_alias(database, LLAMA, "@cf/hearth/spark", builtin_names=both)
+    await set_alias(database, LLAMA, "workers-ai/@cf/hearth/other", builtin_names=both)
+    assert await list_aliases(database) == {LLAMA: "@cf/hearth/other"}
+    await remove_alias(database, LLAMA)
+    assert await list_aliases(database) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "told"),
+    [
+        ("@cf/a/one", "@cf/a/one", "leads back"),
+        ("@cf/a/one", "@cf/a/nothing", "there is no model @cf/a/nothing"),
+        ("@cf/hearth/spark", LLAMA, "a model of its own"),
+    ],
+)
+async def test_an_alias_that_leads_nowhere_is_refused(
+    sqlite_database: Database, name: str, target: str, told: str
+) -> None:
+    with pytest.raises(AliasError, match=told):
+        await set_alias(sqlite_database, name, target, builtin_names=SPARK)
+    assert await list_aliases(sqlite_database) == {}
+
+
+async def test_a_circle_through_several_aliases_is_refused(sqlite_database: Database) -> None:
+    await set_alias(sqlite_database, "@cf/a/one", "@cf/hearth/spark", builtin_names=SPARK)
+    await set_alias(sqlite_database, "@cf/a/two", "@cf/a/one", builtin_names=SPARK)
+    with pytest.raises(AliasError, match="leads back"):
+        await set_alias(sqlite_database, "@cf/a/one", "@cf/a/two", builtin_names=SPARK)
+
+
+async def test_two_that_together_make_a_circle_cannot_both_be_set(database: Database) -> None:
+    for name in ("@cf/a/one", "@cf/a/two"):
+        await set_alias(database, name, "@cf/hearth/spark", builtin_names=SPARK)
+    ends = await asyncio.gather(
+        set_alias(database, "@cf/a/one", "@cf/a/two", builtin_names=SPARK),
+        set_alias(database, "@cf/a/two", "@cf/a/one", builtin_names=SPARK),
+        return_exceptions=True,
+    )
+    assert sorted(type(end) for end in ends if end is not None) == [AliasError]
+
+
+async def test_removing_what_is_not_there_and_naming_what_is_no_id_are_refused(sqlite_database: Database) -> None:
+    with pytest.raises(AliasError):
+        await remove_alias(sqlite_database, LLAMA)
+    with pytest.raises(InvalidModelId):
+        await set_alias(sqlite_database, "llama", "@cf/hearth/spark", builtin_names=SPARK)
+
+
+@given(st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdef"), max_size=6), st.sampled_from("abcdef"))
+def test_following_always_ends(aliases: dict[str, str], name: str) -> None:
+    end = follow(aliases, name)
+    assert end is None or end not in aliases

@@ -1,0 +1,134 @@
+"""The registry: built-in models always, published ones within a second, aliases through to the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from catalog import registry as registry_module
+from catalog.aliases import set_alias
+from catalog.builtin import builtin_models
+from catalog.card import ModelCard
+from catalog.registry import Registry
+from catalog.rows import change, write_alias, write_card
+from storage.database import Database
+from tests.catalog.cards import CREATED_AT, chat_card, embedder_card
+from tests.waiting import wait_until
+
+BUILTIN = chat_card("@cf/hearth/spark")
+
+
+async def put(database: Database, card: ModelCard) -> None:
+    async with change(database) as connection:
+        await write_card(connection, card, CREATED_AT)
+
+
+def test_built_in_models_need_no_database() -> None:
+    registry = Registry(None)
+    for name, model in builtin_models().items():
+        found = registry.find(name)
+        assert found is not None
+        assert (found.card, found.requested_name, found.alias_of) == (model.card, name, None)
+    assert registry.find("@cf/acme/chat") is None
+
+
+async def test_a_published_card_is_found_after_a_refresh_and_all_are_listed_by_name(database: Database) -> None:
+    registry = Registry(database, builtin_cards=[BUILTIN])
+    await put(database, embedder_card("@cf/acme/embed"))
+    assert registry.find("@cf/acme/embed") is None
+    assert await registry.refresh()
+    found = registry.find("@cf/acme/embed")
+    assert found is not None
+    assert found.card == embedder_card("@cf/acme/embed")
+    assert [card.name for card in registry.all()] == ["@cf/acme/embed", "@cf/hearth/spark"]
+
+
+async def test_a_refresh_reads_the_rows_only_when_something_changed(database: Database) -> None:
+    registry = Registry(database, builtin_cards=[BUILTIN])
+    assert await registry.refresh()
+    assert not await registry.refresh()
+    await put(database, chat_card())
+    assert await registry.refresh()
+    assert not await registry.refresh()
+
+
+async def test_a_new_version_takes_the_place_of_the_old_one(database: Database) -> None:
+    registry = Registry(database, builtin_cards=[])
+    await put(database, chat_card(context_window=1024))
+    await put(database, chat_card(context_window=4096))
+    await registry.refresh()
+    assert [card.context_window for card in registry.all()] == [4096]
+
+
+async def test_no_row_takes_the_place_of_a_built_in_model(sqlite_database: Database) -> None:
+    registry = Registry(sqlite_database, builtin_cards=[BUILTIN])
+    await put(sqlite_database, chat_card("@cf/hearth/spark", description="an impostor"))
+    async with change(sqlite_database) as connection:
+        await write_alias(connection, "@cf/hearth/spark", "@cf/acme/other", CREATED_AT)
+    await put(sqlite_database, chat_card("@cf/acme/other"))
+    await registry.refresh()
+    found = registry.find("@cf/hearth/spark")
+    assert found is not None
+    assert found.card == BUILTIN
+
+
+async def test_an_alias_leads_to_its_model_and_keeps_the_name_that_was_asked_for(database: Database) -> None:
+    registry = Registry(database, builtin_cards=[BUILTIN])
+    names = {BUILTIN.name}
+    await set_alias(database, "@cf/meta/llama-3.1-8b-instruct", BUILTIN.name, builtin_names=names)
+    await set_alias(database, "@cf/acme/second", "@cf/meta/llama-3.1-8b-instruct", builtin_names=names)
+    await registry.refresh()
+    for name in ("@cf/meta/llama-3.1-8b-instruct", "@cf/acme/second"):
+        found = registry.find(name)
+        assert found is not None
+        assert (found.card, found.requested_name, found.alias_of) == (BUILTIN, name, BUILTIN.name)
+    assert [card.name for card in registry.all()] == [BUILTIN.name]
+
+
+async def test_a_row_or_alias_that_cannot_be_read_is_one_model_less_not_an_outage(sqlite_database: Database) -> None:
+    await put(sqlite_database, chat_card())
+    async with change(sqlite_database) as connection:
+        insert = "INSERT INTO published_models VALUES ('@cf/acme/odd', 'r', '{}', '2026-11-20')"
+        await connection.execute(text(insert))
+        for name, target in (("@cf/a/x", "@cf/a/y"), ("@cf/a/y", "@cf/a/x"), ("@cf/a/z", "@cf/a/none")):
+            await write_alias(connection, name, target, CREATED_AT)
+    registry = Registry(sqlite_database, builtin_cards=[])
+    await registry.refresh()
+    assert [card.name for card in registry.all()] == ["@cf/acme/chat"]
+    assert all(registry.find(f"@cf/a/{name}") is None for name in "xyz")
+
+
+async def test_watch_brings_a_change_into_memory(sqlite_database: Database) -> None:
+    registry = Registry(sqlite_database, builtin_cards=[])
+    watching = asyncio.create_task(registry.watch())
+    await put(sqlite_database, chat_card())
+    await wait_until(lambda: registry.find("@cf/acme/chat"), deadline_s=registry_module.POLL_INTERVAL_S * 3)
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+
+
+async def test_while_the_database_is_away_the_last_snapshot_stays_and_its_return_is_noticed(
+    migrated_sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry_module, "POLL_INTERVAL_S", 0.02)
+    folder = tmp_path / "not" / "there"
+    database = Database.connect(f"sqlite://{folder}/hearth.db")
+    registry = Registry(database, builtin_cards=[BUILTIN])
+    watching = asyncio.create_task(registry.watch())
+    await wait_until(lambda: "cannot be read" in caplog.text)
+    assert registry.find(BUILTIN.name) is not None
+    folder.mkdir(parents=True)
+    shutil.copyfile(migrated_sqlite_file, folder / "hearth.db")
+    await put(database, chat_card())
+    await wait_until(lambda: registry.find("@cf/acme/chat"))
+    assert caplog.text.count("cannot be read") == 1
+    watching.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await watching
+    await database.close()
