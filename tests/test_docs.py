@@ -1,0 +1,76 @@
+"""What the code declares is documented, and what is documented exists."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli.settings import ProcessName, settings_class
+from gateway.errors import Reason
+from scripts.write_docs import PAGES
+from telemetry import metrics
+from telemetry.settings import describe
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+
+def settings() -> set[str]:
+    return {info.env for process in ProcessName for info in describe(settings_class(process))}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_generated_page_is_what_the_code_would_write(name: str):
+    page: Callable[[], str] = PAGES[name]
+    assert (DOCS / name).read_text() == page(), "run `make docs`"
+
+
+def test_every_setting_is_documented_and_every_documented_setting_exists():
+    documented = set(re.findall(r"^\| `([A-Z_]+)` \|", (DOCS / "settings.md").read_text(), re.MULTILINE))
+    assert documented == settings()
+
+
+def test_every_metric_is_documented_and_every_documented_metric_exists():
+    documented = set(re.findall(r"^\| `(hearth_[a-z_]+)` \|", (DOCS / "metrics.md").read_text(), re.MULTILINE))
+    assert documented == set(metrics.all_metrics())
+
+
+def test_every_error_is_documented_and_every_documented_error_exists():
+    """A row of docs/errors.md begins with status and code, as `| 400 | 7000 |`."""
+    rows = re.findall(r"^\| *(\d{3}) *\| *(\d{3,5}) *\|", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    documented = {(int(status), int(code)) for status, code in rows}
+    assert documented == {(reason.value.status, reason.value.code) for reason in Reason}
+
+
+def test_every_variable_that_prose_names_is_a_setting_or_belongs_to_the_tools():
+    known = settings() | {"HEARTH_TEST_DATA"}
+    for file in [*ROOT.glob("*.md"), *DOCS.glob("*.md"), ROOT / "docker-compose.yml"]:
+        named = set(re.findall(r"\bHEARTH_[A-Z_]+[A-Z]\b", file.read_text()))
+        assert named <= known, f"{file.name} names {sorted(named - known)}"
+
+
+def test_every_file_that_prose_links_to_exists():
+    for file in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)", file.read_text()):
+            if "://" not in target and not target.startswith("mailto:"):
+                assert (file.parent / target).exists(), f"{file.relative_to(ROOT)} links to {target}"
+
+
+def test_every_make_verb_that_prose_names_exists():
+    verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for file in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
+        named = set(re.findall(r"`make ([a-z-]+)", file.read_text()))
+        assert named <= verbs, f"{file.name} names {sorted(named - verbs)}"
+
+
+def test_every_hearth_command_that_prose_names_exists():
+    from cli.main import command_names
+
+    known = command_names()
+    for file in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+        for words in re.findall(
+            r"\bhearth ((?:[a-z]+)(?: [a-z]+)?)", " ".join(re.findall(r"`[^`\n]+`", file.read_text()))
+        ):
+            first = words.split()[0]
+            assert words in known or first in known, f"{file.name} names `hearth {words}`"
