@@ -1,13 +1,20 @@
-"""Call: the frozen record of one authenticated inference call, carried to the end. Knows no stage that uses it."""
+"""What travels: `Asked`, what an endpoint made of a body, and `Call`, one authenticated inference call, frozen.
+
+Knows no stage that uses it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from msgspec import Struct
 
 from catalog.card import ModelCard
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks import TaskInput, TextEmbeddings
+from gateway.shapes import Shape
 from tenants.principal import Principal
 
 
@@ -16,7 +23,7 @@ class Call(Struct, frozen=True, kw_only=True):
 
     `shown_model` is the id the client used, `card` the model that answers. `namespace` (32 bytes) keys the prefix
     cache and `tenant` fairness; both are derived by us. `affinity` is what should meet the same node again.
-    `num_estimated_tokens` is prompt and completion, guessed from text length. Times named `_s` are monotonic.
+    `num_estimated_tokens` is prompt and completion, guessed from text length. Times named `_s` are the loop's.
     """
 
     request_id: str
@@ -32,3 +39,41 @@ class Call(Struct, frozen=True, kw_only=True):
     started_at: datetime
     started_s: float
     deadline_s: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a body asks for, and the shape its answer is to have."""
+
+    task: TaskInput
+    is_stream: bool
+    make_shape: Callable[[Call], Shape]
+
+
+@dataclass(frozen=True)
+class Door:
+    """One family of inference endpoints. `read` turns an admitted model and a parsed body into what is asked; the
+    model's name comes from the path, or else from the body's `model`."""
+
+    is_openai: bool
+    read: Callable[[ModelCard, dict[str, Any]], Asked]
+
+
+CHARACTERS_PER_TOKEN = 4  # a guess, good enough to balance load
+
+
+def opening_of(task: TaskInput) -> str:
+    """How the text of a task begins: what calls that could share cached blocks have in common."""
+    if isinstance(task, TextEmbeddings):
+        return task.texts[0]
+    if task.messages is None:
+        return task.prompt or ""
+    return "\n".join(message.content for message in task.messages[:4])
+
+
+def estimated_tokens_of(task: TaskInput) -> int:
+    """Prompt and completion tokens, guessed."""
+    if isinstance(task, TextEmbeddings):
+        return sum(map(len, task.texts)) // CHARACTERS_PER_TOKEN
+    num_characters = len(task.prompt or "") + sum(len(message.content) for message in task.messages or ())
+    return num_characters // CHARACTERS_PER_TOKEN + task.sampling.max_tokens

@@ -10,7 +10,7 @@ import enum
 import random
 from dataclasses import dataclass
 
-from catalog.schemas import SchemaViolation
+from catalog.errors import InvalidModelId, SchemaViolation
 from engine.protocol.events import FailureReason
 from engine.protocol.openai import BadInput
 from storage.errors import StoreError
@@ -55,27 +55,30 @@ class Reason(enum.Enum):
     BODY_INVALID = Row(400, 5004, "Invalid data: {detail}", is_ai=True)
     BODY_ENCODED = Row(415, 5004, "Content-Encoding is not supported", is_ai=True)
     BODY_SLOW = Row(408, 3007, "The request body did not arrive in time", should_retry=False)
-    INPUT_INVALID = Row(400, 5006, "Bad input: {detail}", is_ai=True)
+    INPUT_INVALID = Row(400, 5006, "Bad input: Error: {detail}", is_ai=True)
     PROMPT_TOO_LONG = Row(413, 3006, "The prompt is longer than the model's context{detail}", is_ai=True)
     TIMEOUT = Row(408, 3007, "Request timed out", is_ai=True, should_retry=False)
     ABORTED = Row(408, 3008, "The request was aborted before it was finished", is_ai=True)
-    OUT_OF_CAPACITY = Row(
-        429, 3040, "Capacity temporarily exceeded, please try again.", is_ai=True, should_retry=True
-    )
+    OUT_OF_CAPACITY = Row(429, 3040, "Capacity temporarily exceeded, please try again.", is_ai=True, should_retry=True)
     DRAINING = Row(503, 11001, "This gateway is shutting down, please try again", should_retry=True)
     DEPENDENCY_DOWN = Row(503, 11002, "A service that this request needs is not available, please try again")
     INTERNAL = Row(500, 11000, "Internal error")
+
+
+class ClientLeft(Exception):
+    """The client closed its connection: there is no one to answer."""
 
 
 class Refusal(Exception):
     """A request that ends here. `detail` fills the row's message; it is a field, a limit or a name already checked
     against a grammar: never a value from the body, a credential, or a library's text."""
 
-    def __init__(self, reason: Reason, detail: str = "", *, retry_after_s: int | None = None) -> None:
+    def __init__(self, reason: Reason, detail: str = "", *, retry_after_s: int | None = None, allow: str = "") -> None:
         super().__init__(reason.name)
         self.reason = reason
         self.detail = detail
         self.retry_after_s = retry_after_s
+        self.allow = allow  # the route's methods, for METHOD_NOT_ALLOWED
 
     @property
     def row(self) -> Row:
@@ -97,11 +100,9 @@ class Refusal(Exception):
             headers.append((b"retry-after", str(retry_after_s).encode()))
         if self.row.should_retry is not None:
             headers.append((b"x-should-retry", b"true" if self.row.should_retry else b"false"))
-        if self.reason is Reason.METHOD_NOT_ALLOWED and self.allow:
+        if self.allow:
             headers.append((b"allow", self.allow.encode()))
         return headers
-
-    allow: str = ""  # methods of the route, for METHOD_NOT_ALLOWED
 
 
 _FAILURES: dict[FailureReason, Reason] = {
@@ -125,6 +126,10 @@ def refusal_of(error: Exception) -> Refusal | None:
     """The Refusal that stands for an exception of another package, or None: then it is a defect of ours."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, InvalidModelId):
+        return Refusal(Reason.MODEL_ID_INVALID)
+    if isinstance(error, SchemaViolation) and error.code == Reason.LORA_UNSUPPORTED.value.code:
+        return Refusal(Reason.LORA_UNSUPPORTED)
     if isinstance(error, SchemaViolation | BadInput):
         return Refusal(Reason.INPUT_INVALID, str(error))
     if isinstance(error, StoreError):

@@ -21,7 +21,11 @@ def _port(value: int) -> str | None:
 
 
 def _strong(value: bytes) -> str | None:
-    return None if len(value) >= MIN_SECRET_BYTES else f"must be at least {MIN_SECRET_BYTES} bytes ({MIN_SECRET_BYTES * 2} hexadecimal digits)"
+    return (
+        None
+        if len(value) >= MIN_SECRET_BYTES
+        else f"must be at least {MIN_SECRET_BYTES} bytes ({MIN_SECRET_BYTES * 2} hexadecimal digits)"
+    )
 
 
 def _scheme(*schemes: str) -> Callable[[str], str | None]:

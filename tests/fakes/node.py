@@ -1,13 +1,11 @@
 """A node mocked at its socket: speaks engine/protocol/wire.py and computes nothing.
 
-Used by the gateway's tests (in a thread, with `FakeNode`) and by its CPU benchmark (`python -m tests.fakes.node`, a
-process of its own). What a call answers is written in its text: a text that starts with `!` is a Script as JSON, any
-other is answered with WORDS. Embeddings are made of the texts' lengths.
+Used by the gateway's tests and by its CPU benchmark. What a call answers is written in its text: a text that starts
+with `!` is a Script as JSON, any other is answered with WORDS. Embeddings are made of the texts' lengths.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -48,7 +46,14 @@ class FakeNode:
     """One fake node on a loop of its own thread. Everything public may be called from the test's thread."""
 
     def __init__(
-        self, node_id: str, folder: Path, secret: bytes, models: dict[str, str], *, pop: str = "local", redis_url: str = ""
+        self,
+        node_id: str,
+        folder: Path,
+        secret: bytes,
+        models: dict[str, str],
+        *,
+        pop: str = "local",
+        redis_url: str = "",
     ) -> None:
         self.node_id = node_id
         self.pop = pop
@@ -59,12 +64,12 @@ class FakeNode:
         self.state = "hot"
         self.queued_tokens = 0
         self._models = models
-        self._secret = secret
+        self.secret = secret
         self._redis_url = redis_url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"fake {node_id}", daemon=True)
         self._server: asyncio.Server | None = None
-        self._connections: set[_NodeSide] = set()
+        self.connections: set[NodeSide] = set()
         self._jobs: set[asyncio.Task[None]] = set()
 
     def start(self) -> FakeNode:
@@ -90,14 +95,18 @@ class FakeNode:
 
     @property
     def num_open_calls(self) -> int:
-        return sum(len(connection.calls) for connection in list(self._connections))
+        return sum(len(connection.calls) for connection in list(self.connections))
+
+    def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
+        """Whether a call was answered without a background job; for benchmarks to override."""
+        return False
 
     def _call(self, job: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(job, self._loop).result(10)
 
     async def _open(self) -> None:
         path = self.address.removeprefix("unix://")
-        self._server = await self._loop.create_unix_server(lambda: _NodeSide(self), path)
+        self._server = await self._loop.create_unix_server(lambda: NodeSide(self), path)
         if self._redis_url:
             await self._announce()
             self._start(self._heartbeat())
@@ -138,7 +147,7 @@ class FakeNode:
         await asyncio.gather(*self._jobs, return_exceptions=True)
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.transport.abort()
 
     async def _close(self) -> None:
@@ -148,14 +157,12 @@ class FakeNode:
             with contextlib.suppress(Exception):
                 await store.withdraw("nodes", self.node_id)
             await store.close()
-        while self._connections:
-            await asyncio.sleep(0.005)
 
 
-class _NodeSide(asyncio.Protocol):
+class NodeSide(asyncio.Protocol):
     """One gateway's connection."""
 
-    def __init__(self, node: FakeNode | _Benchmark) -> None:
+    def __init__(self, node: FakeNode) -> None:
         self._node = node
         self._nonce = os.urandom(16)
         self._decoder = wire.FrameDecoder()
@@ -167,11 +174,11 @@ class _NodeSide(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self._node._connections.add(self)
+        self._node.connections.add(self)
         self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce))
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._node._connections.discard(self)
+        self._node.connections.discard(self)
         for job in self.calls.values():
             job.cancel()
 
@@ -182,11 +189,11 @@ class _NodeSide(asyncio.Protocol):
 
     def _handle(self, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
-            if not wire.is_proven(self._node._secret, "gateway", message, self._nonce):
+            if not wire.is_proven(self._node.secret, "gateway", message, self._nonce):
                 self.transport.abort()
                 return
             self._is_proven = True
-            proof = wire.proof(self._node._secret, "node", self._nonce, message.nonce)
+            proof = wire.proof(self._node.secret, "node", self._nonce, message.nonce)
             self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce, proof=proof))
         elif isinstance(message, wire.Ping):
             self.send(wire.Pong())

@@ -1,0 +1,42 @@
+"""`POST A/ai/v1/chat/completions`: text generation for OpenAI clients, bare objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from catalog.card import ModelCard
+from catalog.schemas import Face, input_schema
+from engine.protocol import openai
+from gateway.call import Asked, Call, Door
+from gateway.errors import Reason, Refusal
+from gateway.shapes import ChatText
+
+
+def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: bool) -> Asked:
+    """A chat body, for this door and for models whose native shape it is."""
+    admitted = input_schema(card, face).coerce_and_validate(body)
+    task = openai.text_generation(
+        admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
+    )
+    has_usage_chunk = openai.wants_usage_chunk(admitted)
+
+    def make_shape(call: Call) -> ChatText:
+        return ChatText(
+            call.request_id,
+            int(call.started_at.timestamp()),
+            call.shown_model,
+            has_usage_chunk=has_usage_chunk,
+            has_logprobs=task.sampling.logprobs is not None,
+            is_bare=is_bare,
+        )
+
+    return Asked(task, openai.boolean(admitted, "stream", False), make_shape)
+
+
+def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
+    if card.task_slug != "text-generation":
+        raise Refusal(Reason.MODEL_UNKNOWN, card.name)
+    return read_chat(card, body, face="openai", is_bare=True)
+
+
+CHAT_COMPLETIONS = Door(is_openai=True, read=_read)

@@ -1,0 +1,31 @@
+"""`POST A/ai/run/{model}`: any model, its own shape, in the platform's envelope."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from catalog.card import ModelCard
+from catalog.schemas import input_schema
+from engine.protocol import openai
+from gateway import native
+from gateway.api.chat_completions import read_chat
+from gateway.call import Asked, Door
+from gateway.errors import Reason, Refusal
+from gateway.shapes import NativeEmbeddings, NativeText
+
+
+def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
+    if card.native_shape == "chat_completion":
+        return read_chat(card, body, face="native", is_bare=False)
+    admitted = input_schema(card).coerce_and_validate(body)
+    if card.task_slug == "text-generation":
+        task = native.text_generation(
+            admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
+        )
+        return Asked(task, openai.boolean(admitted, "stream", False), lambda _call: NativeText())
+    if card.task_slug == "text-embeddings":
+        return Asked(native.text_embeddings(admitted), False, lambda _call: NativeEmbeddings())
+    raise Refusal(Reason.MODEL_UNKNOWN, card.name)
+
+
+RUN = Door(is_openai=False, read=_read)

@@ -1,0 +1,99 @@
+"""Table of contents: all routes and all middleware, in order, as data; and the one place where failures become answers.
+
+Inference routes run on plain ASGI (`exchange.py`, `pipeline.py`); the others are starlette endpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import authentication, pipeline, streaming
+from gateway.api import api_tokens, health, models
+from gateway.api.chat_completions import CHAT_COMPLETIONS
+from gateway.api.embeddings import EMBEDDINGS
+from gateway.api.run import RUN
+from gateway.call import Door
+from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
+from gateway.exchange import Exchange, Receive, Scope, Send
+from gateway.middleware import AccessLog, App, RequestIdentity
+from gateway.routing import Access, Route, Router
+from gateway.services import Services
+from telemetry import metrics
+
+log = logging.getLogger(__name__)
+
+Endpoint = Callable[[Services, Request], Awaitable[Response]]
+
+BASE = "/client/v4"
+ACCOUNT = BASE + "/accounts/{account_id}"
+
+ROUTES = (
+    Route("POST", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, RUN),
+    Route("POST", ACCOUNT + "/ai/v1/chat/completions", Access.RUN_MODELS, CHAT_COMPLETIONS),
+    Route("POST", ACCOUNT + "/ai/v1/embeddings", Access.RUN_MODELS, EMBEDDINGS),
+    Route("GET", ACCOUNT + "/ai/v1/models", Access.RUN_MODELS, models.list_openai),
+    Route("GET", ACCOUNT + "/ai/v1/models/{model...}", Access.RUN_MODELS, models.get_openai),
+    Route("GET", ACCOUNT + "/ai/models/search", Access.RUN_MODELS, models.search),
+    Route("GET", ACCOUNT + "/ai/models/schema", Access.RUN_MODELS, models.schema),
+    Route("GET", BASE + "/user/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_user_token),
+    Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_account_token),
+    Route("GET", "/healthz", Access.PUBLIC, health.healthz),
+    Route("GET", "/readyz", Access.PUBLIC, health.readyz),
+    Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
+)
+_OPENAI_PREFIX = ACCOUNT + "/ai/v1/"
+
+
+def build_app(services: Services) -> App:
+    """The whole ASGI app."""
+    app: App = _Front(services)
+    app = AccessLog(app, sys.stderr if services.settings.has_access_log else None)
+    return RequestIdentity(app, services.settings.pop)
+
+
+class _Front:
+    """Route, run, and render what went wrong."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._router = Router(ROUTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            await self._run(scope, receive, send, exchange)
+        except ClientLeft:
+            pass
+        except Exception as error:
+            refusal = refusal_of(error)
+            if refusal is None:
+                log.exception("internal error", extra={"request_id": exchange.request_id})
+                metrics.INTERNAL_ERRORS.inc()
+                refusal = Refusal(Reason.INTERNAL)
+            if exchange.has_started:
+                await exchange.end_stream(streaming.error_frame(refusal))
+            else:
+                await exchange.refuse(refusal)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        exchange.check_size_of_head()
+        route, parameters = self._router.match(scope["method"], scope["raw_path"])
+        scope["hearth.route"] = route.path
+        exchange.is_openai = route.path.startswith(_OPENAI_PREFIX)
+        if isinstance(route.endpoint, Door):
+            account_id, model = parameters["account_id"], parameters.get("model")
+            await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)
+            return
+        if route.access is Access.RUN_MODELS:
+            principal = await authentication.prove(self._services.verifier, exchange.headers)
+            authentication.permit(principal, parameters["account_id"], authentication.RUN_MODELS_SCOPE)
+        scope["path_params"] = parameters
+        endpoint: Endpoint = route.endpoint
+        response = await endpoint(self._services, Request(scope, receive))
+        exchange.has_started = True
+        await response(scope, receive, send)

@@ -1,0 +1,296 @@
+"""The one multiplexed connection from this gateway to each node: handshake, keepalive, reconnecting, many calls on it.
+
+A `NodeLink` lives as long as its node is known; its connection comes and goes. An `Inbox` holds what a node has said
+about one call. Knows frames and call ids, not what a call is for or where the next one should go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+from collections.abc import Callable
+
+from engine.protocol import wire
+from engine.protocol.events import Event, Failed, Finished, Token
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 2.0
+HANDSHAKE_TIMEOUT_S = 5.0
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 2.0
+MAX_UNSENT_BYTES = 64 * 1024 * 1024  # towards a node that does not read
+_EVENT_OVERHEAD_BYTES = 64
+
+
+class NodeLost(Exception):
+    """The connection to the node is gone, and with it every call on it."""
+
+
+class Overrun(Exception):
+    """More was said about a call than its reader takes."""
+
+
+class Inbox:
+    """The events of one call on one node, in order, for one reader.
+
+    With `waits_for_end` the reader is woken once, when the call has ended. Unread text is bounded by `max_bytes`.
+    Times are the loop's.
+    """
+
+    __slots__ = (
+        "_error", "_events", "_loop", "_max_bytes", "_not_before_s", "_num_bytes", "_timer", "_waiter", "has_ended",
+        "last_event_s", "waits_for_end",
+    )  # fmt: skip
+
+    def __init__(self, *, waits_for_end: bool, max_bytes: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._events: list[Event] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None
+        self._num_bytes = 0
+        self._max_bytes = max_bytes
+        self._not_before_s = 0.0
+        self.waits_for_end = waits_for_end
+        self.has_ended = False
+        self.last_event_s: float | None = None
+
+    def put(self, event: Event) -> None:
+        """Add what the node said."""
+        self.last_event_s = self._loop.time()
+        self._events.append(event)
+        if isinstance(event, Token):
+            self._num_bytes += len(event.text) + _EVENT_OVERHEAD_BYTES
+            if self._num_bytes > self._max_bytes:
+                self.fail(Overrun())
+        elif isinstance(event, Finished | Failed):
+            self.has_ended = True
+        if self._waiter is not None:
+            self._wake_in_time()
+
+    def fail(self, error: Exception) -> None:
+        """Make the reader raise `error` as soon as it looks; the first error stays, and a call that ended has ended."""
+        if self._error is None and not self.has_ended:
+            self._error = error
+            self._wake()
+
+    async def take(self, not_before_s: float = 0.0) -> list[Event]:
+        """Everything said since the last look. Waits until there is something and, unless the call has ended, until
+        `not_before_s`. Raises what `fail` was given."""
+        self._not_before_s = not_before_s
+        while self._error is None and not self._may_give():
+            self._waiter = self._loop.create_future()
+            if self._events:
+                self._wake_in_time()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+                if self._timer is not None:
+                    self._timer.cancel()
+                    self._timer = None
+        if self._error is not None:
+            raise self._error
+        events, self._events = self._events, []
+        self._num_bytes = 0
+        return events
+
+    def _may_give(self) -> bool:
+        if self.has_ended:
+            return bool(self._events)
+        return bool(self._events) and not self.waits_for_end and self._loop.time() >= self._not_before_s
+
+    def _wake_in_time(self) -> None:
+        """Wake the reader when what is here may be given: now, or by a timer."""
+        if self._may_give():
+            self._wake()
+        elif not self.waits_for_end and self._timer is None:
+            self._timer = self._loop.call_at(self._not_before_s, self._wake)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def drain(self) -> list[Event]:
+        """What lies unread, without waiting and whatever went wrong; later errors are forgotten too."""
+        events, self._events = self._events, []
+        self._error = None
+        return events
+
+
+class _Connection(asyncio.Protocol):
+    """Bytes <-> messages on one open socket. Handshake first, then replies go to their inboxes."""
+
+    def __init__(self, secret: bytes, sender: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._secret = secret
+        self._sender = sender
+        self._nonce = os.urandom(16)
+        self._node_nonce: bytes | None = None
+        self._decoder = wire.FrameDecoder()
+        self._loop = loop
+        self.is_proven: asyncio.Future[None] = loop.create_future()
+        self.is_closed: asyncio.Future[None] = loop.create_future()
+        self.transport: asyncio.Transport | None = None
+        self.inboxes: dict[int, Inbox] = {}
+        self.heard_s = loop.time()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_s = self._loop.time()
+        try:
+            for message in self._decoder.feed(data):
+                if isinstance(message, wire.Reply):
+                    inbox = self.inboxes.get(message.call_id)
+                    if inbox is not None:
+                        inbox.put(message.event)
+                        if inbox.has_ended:
+                            del self.inboxes[message.call_id]
+                elif isinstance(message, wire.Hello):
+                    self._shake_hands(message)
+                elif not isinstance(message, wire.Pong):
+                    raise wire.WireError("a message that no node sends")
+        except wire.WireError as error:
+            self.close(error)
+
+    def _shake_hands(self, hello: wire.Hello) -> None:
+        if hello.version != wire.VERSION:
+            raise wire.WireError(f"the node speaks version {hello.version}, we speak {wire.VERSION}")
+        if self._node_nonce is None:
+            self._node_nonce = hello.nonce
+            proof = wire.proof(self._secret, "gateway", self._nonce, hello.nonce)
+            self.send(wire.Hello(version=wire.VERSION, sender=self._sender, nonce=self._nonce, proof=proof))
+        elif hello.nonce == self._node_nonce and wire.is_proven(self._secret, "node", hello, self._nonce):
+            if not self.is_proven.done():
+                self.is_proven.set_result(None)
+        else:
+            raise wire.WireError("the node could not prove that it holds the cluster secret")
+
+    def send(self, message: wire.Message) -> None:
+        assert self.transport is not None
+        self.transport.write(wire.encode(message))
+
+    def close(self, error: Exception | None = None) -> None:
+        """Drop the connection at once; `error` is what whoever waits for the handshake sees."""
+        if error is not None and not self.is_proven.done():
+            self.is_proven.set_exception(error)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.is_proven.done():
+            self.is_proven.set_exception(exc or NodeLost())
+        if not self.is_closed.done():
+            self.is_closed.set_result(None)
+        self.lose_calls()
+
+    def lose_calls(self) -> None:
+        """Tell every call still open that its node is gone."""
+        inboxes, self.inboxes = self.inboxes, {}
+        for inbox in inboxes.values():
+            inbox.fail(NodeLost())
+
+
+class NodeLink:
+    """The way to one node. `tokens_in_flight` is what this gateway has asked of it and not yet seen ended."""
+
+    def __init__(
+        self, node_id: str, address: str, *, secret: bytes, sender: str, on_change: Callable[[], None]
+    ) -> None:
+        self.node_id = node_id
+        self.address = address
+        self.tokens_in_flight = 0
+        self._secret = secret
+        self._sender = sender
+        self._on_change = on_change
+        self._connection: _Connection | None = None
+        self._next_call_id = 1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be sent now."""
+        return self._connection is not None
+
+    def execute(self, make_execute: Callable[[int], wire.Execute], inbox: Inbox) -> int:
+        """Send a call; its events go to `inbox`. Returns its id here. Raises NodeLost."""
+        connection = self._connection
+        if connection is None:
+            raise NodeLost
+        assert connection.transport is not None
+        if connection.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            raise NodeLost
+        call_id = self._next_call_id
+        self._next_call_id += 1
+        connection.inboxes[call_id] = inbox
+        connection.send(make_execute(call_id))
+        return call_id
+
+    def cancel(self, call_id: int) -> None:
+        """Tell the node to stop a call. Its last event still reaches the inbox; nothing happens if it has ended."""
+        if self._connection is not None and call_id in self._connection.inboxes:
+            self._connection.send(wire.Cancel(call_id))
+
+    def forget(self, call_id: int) -> None:
+        """Drop whatever the node may still say about a call."""
+        if self._connection is not None:
+            self._connection.inboxes.pop(call_id, None)
+
+    async def run(self) -> None:
+        """Keep the connection open until cancelled."""
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            try:
+                connection = await self._connect()
+                backoff_s = MIN_BACKOFF_S
+                await self._keep_alive(connection)
+            except (OSError, TimeoutError, wire.WireError, NodeLost) as error:
+                log.warning("node connection failed", extra={"node_id": self.node_id, "why": repr(error)})
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads gateways, guards nothing
+            backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+        kind, _, rest = self.address.partition("://")
+
+        def make() -> _Connection:
+            return _Connection(self._secret, self._sender)
+
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            if kind == "unix":
+                _, connection = await loop.create_unix_connection(make, rest)
+            else:
+                host, _, port = rest.rpartition(":")
+                _, connection = await loop.create_connection(make, host.strip("[]"), int(port))
+        try:
+            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                await connection.is_proven
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    async def _keep_alive(self, connection: _Connection) -> None:
+        """Ping until the node falls silent or the connection closes."""
+        log.info("node connected", extra={"node_id": self.node_id})
+        self._connection = connection
+        self._on_change()
+        loop = asyncio.get_running_loop()
+        try:
+            while not connection.is_closed.done():
+                if loop.time() - connection.heard_s > wire.KEEPALIVE_TIMEOUT_S:
+                    log.warning("node is silent", extra={"node_id": self.node_id})
+                    break
+                connection.send(wire.Ping())
+                await asyncio.wait([connection.is_closed], timeout=wire.KEEPALIVE_INTERVAL_S)
+        finally:
+            self._connection = None
+            connection.close()
+            connection.lose_calls()
+            self._on_change()
+            log.info("node disconnected", extra={"node_id": self.node_id})

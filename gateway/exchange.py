@@ -1,0 +1,152 @@
+"""One inference request being answered, over plain ASGI: read the body, send an answer, notice that the client left.
+
+The inference routes use this in place of request and response objects. Knows HTTP and nothing of inference.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from gateway import envelope
+from gateway.errors import ClientLeft, Reason, Refusal
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+MAX_TARGET_BYTES = 8 * 1024
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 32 * 1024
+
+_CLOSE = (b"connection", b"close")
+_MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost the connection
+
+
+class Exchange:
+    """Request id, headers and the two ASGI callables of one request. `headers` of the answer grow on the way."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.request_id: str = scope["hearth.request_id"]
+        self.headers: Headers = scope["headers"]
+        self._target_size = len(scope["raw_path"]) + len(scope["query_string"])
+        self.answer_headers: Headers = []
+        self.is_openai = False
+        self.has_started = False
+        self._abort: Callable[[], None] = scope["hearth.abort"]
+        self._receive = receive
+        self._send = send
+        self._has_whole_body = False
+        self._watcher: asyncio.Task[None] | None = None
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first value of a header, by its lower-case name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def check_size_of_head(self) -> None:
+        """Refuse a target or headers that are too large. Raises Refusal."""
+        if self._target_size > MAX_TARGET_BYTES:
+            raise Refusal(Reason.TARGET_TOO_LONG)
+        headers = self.headers
+        if len(headers) > MAX_HEADERS or sum([len(name) + len(value) for name, value in headers]) > MAX_HEADER_BYTES:
+            raise Refusal(Reason.HEADERS_TOO_LARGE)
+
+    def check_announced_body(self, max_bytes: int) -> None:
+        """Refuse by what the headers say, before anything is read. Raises Refusal."""
+        encoding = self.header(b"content-encoding")
+        if encoding is not None and encoding.strip().lower() not in (b"", b"identity", b"application/json"):
+            raise Refusal(Reason.BODY_ENCODED)
+        announced = self.header(b"content-length")
+        if announced is not None and announced.isdigit() and int(announced) > max_bytes:
+            raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
+
+    async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
+        """The whole body. Raises Refusal when it is too large or too slow, ClientLeft when it never ends."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                message = await self._receive()
+                if message["type"] == "http.request" and not message.get("more_body"):
+                    body: bytes = message.get("body", b"")
+                else:
+                    body = await self._read_parts(message, max_bytes)
+        except TimeoutError:
+            raise Refusal(Reason.BODY_SLOW) from None
+        if len(body) > max_bytes:
+            raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
+        self._has_whole_body = True
+        return body
+
+    async def _read_parts(self, message: Message, max_bytes: int) -> bytes:
+        body = bytearray()
+        while True:
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            body += message.get("body", b"")
+            if len(body) > max_bytes:
+                raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
+            if not message.get("more_body"):
+                return bytes(body)
+            message = await self._receive()
+
+    def when_client_leaves(self, callback: Callable[[], None]) -> None:
+        """Call back once: when the client closes its connection, or when the answer is complete (the server then
+        says the same), so the callback must do no harm to a call that has ended."""
+
+        async def watch() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            callback()
+
+        self._watcher = asyncio.get_running_loop().create_task(watch())
+
+    async def answer(self, status: int, body: bytes, headers: Headers) -> None:
+        """Send a whole answer of JSON."""
+        self.has_started = True
+        length = (b"content-length", str(len(body)).encode())
+        all_headers = [envelope.JSON_HEADER, length, *headers, *self.answer_headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Send an error. The connection is closed when much of the request's body is still to come."""
+        headers = refusal.headers()
+        if not self._has_whole_body and self._may_be_long():
+            headers.append(_CLOSE)
+        with contextlib.suppress(ClientLeft):
+            await self.answer(refusal.row.status, envelope.error(refusal, is_openai=self.is_openai), headers)
+
+    def _may_be_long(self) -> bool:
+        if self.header(b"transfer-encoding") is not None:
+            return True
+        announced = self.header(b"content-length")
+        return announced is not None and not (announced.isdigit() and int(announced) <= _MAX_DISCARDED_BYTES)
+
+    async def start_stream(self) -> None:
+        """Begin an event stream."""
+        self.has_started = True
+        headers = [
+            (b"content-type", b"text/event-stream"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+            *self.answer_headers,
+        ]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def write(self, data: bytes) -> None:
+        """Send a piece of the stream; waits while the client does not read."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def cut_off(self) -> None:
+        """Drop the connection without sending what is still unsent."""
+        self._abort()
+
+    async def end_stream(self, data: bytes = b"") -> None:
+        """Send the last piece."""
+        await self._send({"type": "http.response.body", "body": data})

@@ -1,0 +1,138 @@
+"""Wraps the events of a call; settles its usage exactly once, also when the client leaves or the node dies.
+
+The entry is durable before the call's last event is handed on, so no answer ends unrecorded. Counts tokens as events
+pass, and believes the node's own count when it gives one. Knows prices and the ledger, not HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from catalog.pricing import price_in_micro_neurons
+from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
+from gateway.call import Call
+from tenants.ledger import UsageLedger
+from tenants.usage import UsageEntry
+from telemetry import metrics
+
+LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
+
+
+class Source(Protocol):
+    """Where a call's events come from."""
+
+    node_id: str
+    num_attempts: int
+
+    async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
+    def cancel(self) -> None: ...
+    async def last_words(self, timeout_s: float) -> list[Event]: ...
+    def close(self) -> None: ...
+
+
+class MeteredEvents:
+    """The events of one call, counted."""
+
+    def __init__(self, call: Call, source: Source, ledger: UsageLedger, pop: str) -> None:
+        self._call = call
+        self._source = source
+        self._ledger = ledger
+        self._pop = pop
+        self._loop = asyncio.get_running_loop()
+        self._started = Started()
+        self._num_completion_tokens = 0
+        self._end: Finished | Failed | None = None
+        self._first_event_s: float | None = None
+        self._is_settled = False
+        self.micro_neurons = 0
+
+    async def take(self, not_before_s: float = 0.0) -> list[Event]:
+        """The next events. The last one comes only when the usage entry is durable; raises StoreUnavailable if it
+        cannot be made so."""
+        events = await self._source.take(not_before_s)
+        self._count(events)
+        if self._end is not None:
+            await self._settle()
+        return events
+
+    async def close(self) -> None:
+        """End the call: if it has not ended by itself, cancel it, hear what was done, and settle that. A call that
+        never reached a node leaves no entry."""
+        if not self._is_settled and self._source.num_attempts:
+            await asyncio.shield(asyncio.ensure_future(self._cancel_and_settle()))
+        self._source.close()
+
+    async def _cancel_and_settle(self) -> None:
+        self._source.cancel()
+        self._count(await self._source.last_words(LAST_WORDS_TIMEOUT_S))
+        await self._settle()
+
+    def _count(self, events: list[Event]) -> None:
+        if events and self._first_event_s is None:
+            self._first_event_s = self._loop.time()
+        for event in events:
+            if isinstance(event, Token):
+                self._num_completion_tokens += event.num_tokens
+            elif isinstance(event, Started):
+                self._started = event
+            elif isinstance(event, Finished | Failed):
+                self._end = event
+
+    def _usage(self) -> Usage:
+        """The node's own count, or ours when it died before it could give one."""
+        if self._end is not None and (isinstance(self._end, Finished) or self._end.usage != Usage()):
+            return self._end.usage
+        return Usage(
+            prompt_tokens=self._started.prompt_tokens,
+            cached_tokens=self._started.cached_tokens,
+            completion_tokens=self._num_completion_tokens,
+        )
+
+    async def _settle(self) -> None:
+        if self._is_settled:
+            return
+        self._is_settled = True
+        call, usage, now = self._call, self._usage(), self._loop.time()
+        status = "node_lost" if self._end is None else self._end.reason
+        self.micro_neurons = price_in_micro_neurons(
+            call.card.prices,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=min(usage.cached_tokens, usage.prompt_tokens),
+            completion_tokens=usage.completion_tokens,
+        )
+        entry = UsageEntry(
+            request_id=call.request_id,
+            account_id=call.principal.account_id,
+            api_token_id=call.principal.api_token_id,
+            model=call.card.name,
+            revision=call.card.revision,
+            task=call.card.task_slug,
+            pop=self._pop,
+            node_id=self._source.node_id,
+            status=status,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            started_at=call.started_at,
+            ttft_ms=None if self._first_event_s is None else (self._first_event_s - call.started_s) * 1000,
+            duration_ms=(now - call.started_s) * 1000,
+            attempts=self._source.num_attempts,
+            micro_neurons=self.micro_neurons,
+            is_stream=call.is_stream,
+        )
+        _export(entry)
+        await self._ledger.record(entry)
+
+
+def _export(entry: UsageEntry) -> None:
+    """One ended call in this process's metrics."""
+    model = entry.model
+    is_good = entry.status in ("stop", "length")
+    metrics.CALLS.labels(model, "finished" if is_good else entry.status).inc()
+    metrics.CALL_SECONDS.labels(model).observe(entry.duration_ms / 1000)
+    if entry.ttft_ms is not None and entry.is_stream:
+        metrics.TTFT_SECONDS.labels(model).observe(entry.ttft_ms / 1000)
+    metrics.PROMPT_TOKENS.labels(model).inc(entry.prompt_tokens)
+    metrics.CACHED_TOKENS.labels(model).inc(entry.cached_tokens)
+    metrics.COMPLETION_TOKENS.labels(model).inc(entry.completion_tokens)

@@ -1,0 +1,125 @@
+"""The life of a Call, top to bottom. READ THIS FIRST.
+
+Each stage adds one fact to what travels, or raises a Refusal that `app.py` renders. Only this file knows their order:
+credential, account and scope, size, room, model, body; then a Call exists, finds a node, and is metered to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from catalog.card import parse_model_id
+from catalog.registry import Registry, Resolved
+from gateway import authentication, json_body, placement, streaming
+from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
+from gateway.dispatch import Dispatch, Patience
+from gateway.errors import Reason, Refusal
+from gateway.exchange import Exchange
+from gateway.metering import MeteredEvents
+from gateway.services import Services
+from tenants.principal import Principal
+
+_AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")
+
+
+async def serve(services: Services, door: Door, exchange: Exchange, account_id: str, path_model: str | None) -> None:
+    """Answer one inference request. Raises Refusal (or what `errors.refusal_of` knows) while nothing has been sent."""
+    settings = services.settings
+    started_s = asyncio.get_running_loop().time()
+
+    principal = await authentication.prove(services.verifier, exchange.headers)
+    authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
+    session = _session_of(exchange)
+    exchange.check_announced_body(settings.max_body_bytes)
+
+    with services.admission.enter() as place:
+        resolved = _find_model(services.registry, path_model) if path_model is not None else None
+        body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
+        resolved = resolved or _find_model(services.registry, _model_in(body))
+        asked = door.read(resolved.card, body)
+
+        call = _make_call(services, exchange, principal, resolved, asked, session, started_s)
+        candidates = services.nodes.candidates(call.card)
+        nodes = placement.order(call.affinity, settings.pop, candidates)
+        dispatch = Dispatch(
+            call, [node.link for node in nodes], Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
+        )
+        events = MeteredEvents(call, dispatch, services.ledger, settings.pop)
+        exchange.when_client_leaves(dispatch.abandon)
+        place.stop = dispatch.stop
+        exchange.answer_headers = _headers_of(call, resolved)
+        shape = asked.make_shape(call)
+        try:
+            if call.is_stream:
+                await streaming.answer_stream(
+                    events, shape, exchange, client_stall_timeout_s=settings.client_stall_timeout_s
+                )
+            else:
+                await streaming.answer_whole(events, shape, exchange)
+        finally:
+            await events.close()
+
+
+def _session_of(exchange: Exchange) -> bytes | None:
+    """The client's session affinity. Raises Refusal when it, or an idempotency key, breaks its grammar."""
+    session = exchange.header(b"x-session-affinity")
+    if session is not None and not _AFFINITY.fullmatch(session):
+        raise Refusal(Reason.HEADER_INVALID, "x-session-affinity must be 1 to 128 of A-Z a-z 0-9 . _ : -")
+    key = exchange.header(b"idempotency-key")
+    if key is not None and not _IDEMPOTENCY_KEY.fullmatch(key):
+        raise Refusal(Reason.HEADER_INVALID, "idempotency-key must be 1 to 255 printable ASCII characters")
+    return session
+
+
+def _model_in(body: dict[str, Any]) -> str:
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
+    return model
+
+
+def _find_model(registry: Registry, text: str) -> Resolved:
+    """A memory read. Raises InvalidModelId, or Refusal when nothing answers to the name."""
+    name = parse_model_id(text)
+    resolved = registry.find(name)
+    if resolved is None:
+        raise Refusal(Reason.MODEL_UNKNOWN, name)
+    return resolved
+
+
+def _make_call(
+    services: Services,
+    exchange: Exchange,
+    principal: Principal,
+    resolved: Resolved,
+    asked: Asked,
+    session: bytes | None,
+    started_s: float,
+) -> Call:
+    namespace, tenant = services.cache_identity(principal.account_id)
+    return Call(
+        request_id=exchange.request_id,
+        principal=principal,
+        card=resolved.card,
+        shown_model=resolved.requested_name,
+        task=asked.task,
+        is_stream=asked.is_stream,
+        namespace=namespace,
+        tenant=tenant,
+        affinity=placement.affinity_of(namespace, session, opening_of(asked.task)),
+        num_estimated_tokens=estimated_tokens_of(asked.task),
+        started_at=services.clock.now(),
+        started_s=started_s,
+        deadline_s=started_s + services.settings.call_timeout_s,
+    )
+
+
+def _headers_of(call: Call, resolved: Resolved) -> list[tuple[bytes, bytes]]:
+    """What every answer that reached a model carries."""
+    headers = [(b"cf-ai-req-id", call.request_id.encode())]
+    if resolved.alias_of is not None:
+        headers.append((b"x-hearth-model", resolved.alias_of.encode()))
+    return headers

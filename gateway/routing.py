@@ -1,0 +1,98 @@
+"""Which route a raw path means. Pure: a tree of segments built once from the table in `app.py`.
+
+Decides on the bytes as they came (`raw_path`), so that `%2F` inside a model id is told apart from a slash; only what
+is matched is decoded, once. Knows nothing of what a route does.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from gateway.errors import Reason, Refusal
+
+_ACCOUNT_ID = re.compile(rb"[0-9a-f]{32}")
+
+
+class Access(enum.Enum):
+    """Who may use a route. Every route says; there is no default."""
+
+    PUBLIC = "public"
+    RUN_MODELS = "run models"
+    PROVES_ITSELF = "the endpoint itself is about the credential"
+
+
+@dataclass(frozen=True)
+class Route:
+    """One line of the table. `{name}` in `path` is one segment, a final `{name...}` is all the rest."""
+
+    method: str
+    path: str
+    access: Access
+    endpoint: Any
+
+
+@dataclass
+class _Branch:
+    literal: dict[bytes, _Branch] = field(default_factory=dict)
+    parameter: tuple[str, _Branch] | None = None
+    rest: tuple[str, _Branch] | None = None
+    routes: dict[str, Route] = field(default_factory=dict)
+
+
+class Router:
+    """Matches requests against the table. Literal segments win over parameters."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._root = _Branch()
+        for route in routes:
+            branch = self._root
+            for segment in route.path.strip("/").split("/"):
+                branch = _grow(branch, segment)
+            assert route.method not in branch.routes, f"two routes for {route.method} {route.path}"
+            branch.routes[route.method] = route
+
+    def match(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
+        """The route and its decoded parameters. Raises Refusal: NO_ROUTE, ACCOUNT_ID_MALFORMED, METHOD_NOT_ALLOWED."""
+        found: dict[str, bytes] = {}
+        branch = _walk(self._root, raw_path[1:].split(b"/"), found)
+        if branch is None:
+            raise Refusal(Reason.NO_ROUTE)
+        account_id = found.get("account_id")
+        if account_id is not None and not _ACCOUNT_ID.fullmatch(account_id):
+            raise Refusal(Reason.ACCOUNT_ID_MALFORMED, raw_path[:256].decode("ascii", "replace"))
+        route = branch.routes.get("GET" if method == "HEAD" else method)
+        if route is None:
+            raise Refusal(Reason.METHOD_NOT_ALLOWED, method, allow=", ".join(sorted(branch.routes)))
+        return route, {name: unquote_to_bytes(value).decode("utf-8", "replace") for name, value in found.items()}
+
+
+def _grow(branch: _Branch, segment: str) -> _Branch:
+    if segment.endswith("...}"):
+        branch.rest = branch.rest or (segment[1:-4], _Branch())
+        return branch.rest[1]
+    if segment.startswith("{"):
+        branch.parameter = branch.parameter or (segment[1:-1], _Branch())
+        assert branch.parameter[0] == segment[1:-1], f"{segment} and {branch.parameter[0]} at one place"
+        return branch.parameter[1]
+    return branch.literal.setdefault(segment.encode(), _Branch())
+
+
+def _walk(branch: _Branch, segments: list[bytes], found: dict[str, bytes]) -> _Branch | None:
+    for i, segment in enumerate(segments):
+        following = branch.literal.get(segment)
+        if following is None and branch.rest is not None and segment:
+            name, end = branch.rest
+            found[name] = b"/".join(segments[i:])
+            return end
+        if following is None and branch.parameter is not None and segment:
+            name, following = branch.parameter
+            found[name] = segment
+        if following is None:
+            return None
+        branch = following
+    return branch if branch.routes else None

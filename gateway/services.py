@@ -1,0 +1,112 @@
+"""Opens and closes everything with the process's lifetime, as one frozen bundle. Only this file names concrete stores.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from catalog.registry import Registry
+from gateway.admission import Admission
+from gateway.nodes import Nodes
+from gateway.settings import GatewaySettings
+from storage.database import Database
+from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
+from storage.spool import Spool
+from telemetry.clock import SYSTEM_CLOCK, Clock
+from tenants.api_tokens import TokenVerifier
+from tenants.cache_namespace import cache_namespace, fairness_id
+from tenants.ledger import UsageLedger
+
+log = logging.getLogger(__name__)
+
+FIRST_READ_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class Services:
+    """What lives as long as the process. `cache_identity` gives an account's (namespace, fairness number)."""
+
+    settings: GatewaySettings
+    clock: Clock
+    verifier: TokenVerifier
+    registry: Registry
+    ledger: UsageLedger
+    nodes: Nodes
+    admission: Admission
+    cache_identity: Callable[[str], tuple[bytes, int]]
+
+    def missing_for_readiness(self) -> str | None:
+        """Why this gateway should get no traffic now, or None."""
+        if self.admission.is_draining:
+            return "draining"
+        if not self.nodes.num_reachable:
+            return "no node can be reached"
+        if not self.nodes.hot_models():
+            return "no model is loaded"
+        return None
+
+
+@contextlib.asynccontextmanager
+async def open_services(settings: GatewaySettings, *, on_defect: Callable[[], None]) -> AsyncIterator[Services]:
+    """Everything open and its background jobs running; closed again in the reverse order, the usage flushed.
+
+    `on_defect` is called when a background job ends in a way nobody foresaw: the process must not go on half alive.
+    Raises ValueError or OSError when a setting cannot work.
+    """
+    database = Database.connect(settings.database_url)
+    ephemeral = Ephemeral.connect(settings.redis_url)
+    ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes), database)
+    verifier = TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral)
+    registry = Registry(database)
+    nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=f"gateway@{socket.gethostname()}")
+    for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh)):
+        try:
+            async with asyncio.timeout(FIRST_READ_TIMEOUT_S):
+                await read()
+        except (StoreUnavailable, TimeoutError):
+            log.warning("starting without a store; it is tried again in the background", extra={"what": what})
+
+    @lru_cache(maxsize=65536)
+    def cache_identity(account_id: str) -> tuple[bytes, int]:
+        return cache_namespace(settings.cache_secret, account_id), fairness_id(settings.cache_secret, account_id)
+
+    jobs = [_start(job, on_defect) for job in (nodes.run(), registry.watch(), verifier.watch(), ledger.run())]
+    try:
+        yield Services(
+            settings=settings,
+            clock=SYSTEM_CLOCK,
+            verifier=verifier,
+            registry=registry,
+            ledger=ledger,
+            nodes=nodes,
+            admission=Admission(settings.max_calls),
+            cache_identity=cache_identity,
+        )
+    finally:
+        await nodes.close()
+        await ledger.close()
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await ephemeral.close()
+        await database.close()
+
+
+def _start(job: Coroutine[Any, Any, None], on_defect: Callable[[], None]) -> asyncio.Task[None]:
+    task = asyncio.create_task(job)
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            log.critical("a background job failed; stopping", exc_info=task.exception())
+            on_defect()
+
+    task.add_done_callback(ended)
+    return task

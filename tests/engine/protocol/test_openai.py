@@ -1,0 +1,161 @@
+"""OpenAI bodies become tasks or name the field at fault; what is rendered is what OpenAI clients read."""
+
+import base64
+import json
+import struct
+
+import pytest
+
+from engine.protocol import openai
+from engine.protocol.events import Embeddings, TokenLogprob, Usage
+from engine.protocol.tasks import ChatMessage
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def read(**fields):
+    return openai.text_generation({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
+
+
+def refusal(**fields) -> str:
+    with pytest.raises(openai.BadInput) as caught:
+        read(**fields)
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_contract():
+    sampling = read().sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (256, 0.6, 1.0, 0)
+    assert sampling.seed is None
+    assert sampling.logprobs is None
+
+
+def test_the_default_number_of_tokens_fits_the_context():
+    task = openai.text_generation({"messages": [USER]}, default_max_tokens=256, context_window=64)
+    assert task.sampling.max_tokens == 64
+
+
+def test_every_field_reaches_the_sampler():
+    sampling = read(
+        max_completion_tokens=7, max_tokens=9, temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=-1, stop="x",
+        presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, top_logprobs=2, ignore_eos=True,
+        logprobs=True,
+    ).sampling  # fmt: skip
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0, 0.5, 3)
+    assert (sampling.min_p, sampling.seed, sampling.stop) == (0.1, 2**63 - 1, ("x",))
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.5)
+    assert (sampling.logprobs, sampling.ignore_eos) == (2, True)
+
+
+def test_values_that_would_divide_by_zero_are_moved_off_it():
+    sampling = read(top_p=0, repetition_penalty=0).sampling
+    assert sampling.top_p > 0
+    assert sampling.repetition_penalty > 0
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([{"role": "developer", "content": "x"}], ChatMessage("system", "x")),
+        ([{"role": "assistant", "content": None}], ChatMessage("assistant")),
+        ([{"role": "assistant"}], ChatMessage("assistant")),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
+         ChatMessage("user", "a\nb")),
+        ([{"role": "user", "content": ""}], ChatMessage("user", "")),
+    ],
+)  # fmt: skip
+def test_messages_become_plain_turns(messages, expected):
+    assert read(messages=messages).messages == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": []}, "/messages"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "user", "content": None}]}, "/messages/0/content"),
+        ({"messages": [USER, {"role": "wizard", "content": "x"}]}, "/messages/1/role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "/messages/0/content"),
+        ({"messages": ["x"]}, "/messages/0"),
+        ({"messages": [USER] * 1001}, "/messages"),
+        ({"max_tokens": 0}, "/max_tokens"),
+        ({"max_tokens": 1.5}, "/max_tokens"),
+        ({"max_tokens": True}, "/max_tokens"),
+        ({"max_tokens": 2049}, "/max_tokens"),
+        ({"max_tokens": "ten"}, "/max_tokens"),
+        ({"temperature": 5.1}, "/temperature"),
+        ({"temperature": "hot"}, "/temperature"),
+        ({"top_p": -0.1}, "/top_p"),
+        ({"top_k": 1001}, "/top_k"),
+        ({"top_logprobs": 21}, "/top_logprobs"),
+        ({"logprobs": 1}, "/logprobs"),
+        ({"n": 2}, "/n"),
+        ({"n": 0}, "/n"),
+        ({"stop": ["a"] * 17}, "/stop"),
+        ({"stop": ["é" * 129]}, "/stop"),
+        ({"stop": [""]}, "/stop"),
+        ({"stop": 1}, "/stop"),
+        ({"logit_bias": {"1": 2}}, "/logit_bias"),
+        ({"chat_template": "{{7*7}}"}, "/chat_template"),
+        ({"chat_template_kwargs": {"x": 1}}, "/chat_template_kwargs"),
+        ({"prompt_embeds": "gASV"}, "/prompt_embeds"),
+        ({"prompt_token_ids": [1]}, "/prompt_token_ids"),
+    ],
+)
+def test_a_bad_field_is_named_and_its_value_is_not(fields, named):
+    message = refusal(**fields)
+    assert named in message
+    assert "wizard" not in message
+    assert "hot" not in message
+
+
+def test_chunks_parse_and_join_to_the_text():
+    chunks = openai.ChatChunks("id-1", 7, 'mo"del', has_usage_chunk=True)
+    documents = [
+        chunks.text('He"l', ()),
+        chunks.text("lo\n✓", ()),
+        chunks.end("stop"),
+        chunks.usage(Usage(prompt_tokens=3)),
+    ]
+    read_back = [json.loads(document) for document in documents]
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in read_back[:3]) == 'He"llo\n✓'
+    assert read_back[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert "role" not in read_back[1]["choices"][0]["delta"]
+    assert [c["choices"][0]["finish_reason"] for c in read_back[:3]] == [None, None, "stop"]
+    assert read_back[3]["choices"] == []
+    assert read_back[3]["usage"]["total_tokens"] == 3
+    assert {(c["id"], c["created"], c["model"], c["object"]) for c in read_back} == {
+        ("id-1", 7, 'mo"del', "chat.completion.chunk")
+    }
+    assert [c["usage"] for c in read_back[:3]] == [None, None, None]
+
+
+def test_logprobs_show_bytes_and_alternatives_whole_and_streamed():
+    entry = TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5)))
+    whole = openai.chat_completion("i", 1, "m", "é", "stop", Usage(), [entry])["choices"][0]["logprobs"]["content"]
+    chunk = json.loads(openai.ChatChunks("i", 1, "m", has_usage_chunk=False).text("é", [entry]))
+    assert whole == chunk["choices"][0]["logprobs"]["content"]
+    assert whole[0]["bytes"] == [0xC3, 0xA9]
+    assert [alternative["token"] for alternative in whole[0]["top_logprobs"]] == ["é", "e"]
+
+
+def test_embeddings_are_the_same_numbers_in_both_encodings():
+    embeddings = Embeddings((2, 3), struct.pack("<6f", 1, 2, 3, -0.5, 0.25, 8))
+    plain = openai.embeddings_object("m", embeddings, Usage(prompt_tokens=4), "float")
+    packed = openai.embeddings_object("m", embeddings, Usage(prompt_tokens=4), "base64")
+    unpacked = [list(struct.unpack("<3f", base64.b64decode(row["embedding"]))) for row in packed["data"]]
+    assert unpacked == [row["embedding"] for row in plain["data"]] == [[1, 2, 3], [-0.5, 0.25, 8]]
+    assert [row["index"] for row in packed["data"]] == [0, 1]
+    assert plain["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
+
+
+@pytest.mark.parametrize("value", [None, [], "", [""], ["a", 1], [[1, 2]], 7])
+def test_texts_to_embed_are_texts(value):
+    with pytest.raises(openai.BadInput, match="input"):
+        openai.text_embeddings({"input": value})
+
+
+def test_an_unknown_encoding_is_refused():
+    with pytest.raises(openai.BadInput, match="/encoding_format"):
+        openai.text_embeddings({"input": "x", "encoding_format": "pickle"})
