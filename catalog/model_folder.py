@@ -116,8 +116,12 @@ def _check_for_code(folder: Path, file: str) -> None:
         modules = _load(folder, file)
         if not isinstance(modules, list) or not all(_is_known_module(module) for module in modules):
             raise PublishError("modules.json: a module is not one of sentence-transformers' own")
-    elif file.endswith("config.json") and "auto_map" in _read_json(folder, file):
+    elif file.endswith("config.json") and _asks_for_code(_load(folder, file)):
         raise PublishError(f"{file}: auto_map asks for code of the model's own, which is never run")
+
+
+def _asks_for_code(config: Any) -> bool:
+    return isinstance(config, dict) and "auto_map" in config
 
 
 def _is_known_module(module: Any) -> bool:

@@ -174,10 +174,7 @@ def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFact
         if name is None:
             raise CommandFailed("give a --name or a --card", exit_code=2)
         return derive_facts(folder, name, SYSTEM_CLOCK.now())
-    try:
-        facts = parse_facts(card.read_text("utf-8"), str(card))
-    except OSError as error:
-        raise CommandFailed(f"{card}: {error.strerror}") from None
+    facts = parse_facts(card.read_text("utf-8"), str(card))
     return facts if name is None else msgspec.structs.replace(facts, name=name)
 
 
@@ -188,7 +185,10 @@ async def _stores(data: Path | None) -> AsyncIterator[tuple[Database, Objects]]:
     target = Target.find(data)
     async with target.database() as database:
         with _failures():
-            objects = Objects.connect(target.require("OBJECTS_URL"))
+            try:
+                objects = Objects.connect(target.require("OBJECTS_URL"))
+            except ValueError as error:
+                raise CommandFailed(f"OBJECTS_URL: {error}") from None
             try:
                 yield database, objects
             finally:
@@ -197,7 +197,7 @@ async def _stores(data: Path | None) -> AsyncIterator[tuple[Database, Objects]]:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """What the catalog and the object store refuse, as one line."""
+    """What the catalog, the object store and the local disk refuse, as one line."""
     from catalog.errors import CatalogError, InvalidModelId
     from storage.errors import StoreError
 
@@ -207,6 +207,8 @@ def _failures() -> Iterator[None]:
         raise CommandFailed(str(error), exit_code=2) from None
     except (CatalogError, StoreError) as error:
         raise CommandFailed(str(error)) from None
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or 'disk'}: {error.strerror or error}") from None
 
 
 def _default_staging() -> Path:

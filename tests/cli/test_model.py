@@ -1,0 +1,117 @@
+"""`hearth model`: what it prints for people and programs, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog.builtin import builtin_models
+from cli.main import run
+from tests.catalog.cards import write_model_folder
+from tests.fakes.hub_server import COMMIT, HubServer
+
+MINILM = "@cf/hearth/minilm"
+CARD = """
+name = "@cf/acme/carded"
+task = "Text Generation"
+description = "From a card"
+schema = "text_generation_legacy"
+context_window = 512
+created_at = 2026-11-20T00:00:00Z
+"""
+
+
+@pytest.fixture(autouse=True)
+def platform(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("OBJECTS_URL", f"file://{tmp_path}/objects")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """What `hearth model ... --json` printed; it must have succeeded."""
+    assert run(["model", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["model", *arguments]) in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_built_in_models_are_listed_from_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["name"]: row for row in printed(capsys, "list")}
+    assert rows.keys() == builtin_models().keys()
+    assert rows[MINILM]["source"] == "builtin"
+    assert run(["model", "list"]) == 0
+    assert MINILM in capsys.readouterr().out
+
+
+def test_a_published_folder_is_listed_and_found_by_search_and_task(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    row = printed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")
+    assert (row["name"], row["source"], row["context_window"]) == ("@cf/acme/chat", "published", 1024)
+    assert [found["name"] for found in printed(capsys, "list", "--search", "acme")] == ["@cf/acme/chat"]
+    assert [found["name"] for found in printed(capsys, "list", "--task", "Text Embeddings")] == [MINILM]
+
+
+def test_a_card_says_what_the_files_do_not_and_a_name_wins_over_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    card = tmp_path / "card.toml"
+    card.write_text(CARD)
+    row = printed(capsys, "publish", str(folder), "--card", str(card))
+    assert (row["name"], row["context_window"]) == ("@cf/acme/carded", 512)
+    row = printed(capsys, "publish", str(folder), "--card", str(card), "--name", "@cf/acme/renamed")
+    assert row["name"] == "@cf/acme/renamed"
+
+
+def test_an_alias_is_listed_with_the_model_behind_it_until_it_is_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    alias = {"name": "@cf/baai/bge-small-en-v1.5", "alias_of": MINILM}
+    assert printed(capsys, "alias", alias["name"], MINILM) == alias
+    assert alias.items() <= {row["name"]: row for row in printed(capsys, "list")}[alias["name"]].items()
+    printed(capsys, "alias", alias["name"], "--remove")
+    assert len(printed(capsys, "list")) == len(builtin_models())
+
+
+def test_a_pull_ends_in_a_published_model_and_tells_its_progress_as_json(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = tmp_path / "staging"
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "level", logging.CRITICAL)
+    with HubServer.of_folder("acme/tiny", write_model_folder(tmp_path / "repo")) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert run(["model", "pull", "acme/tiny", "--staging", str(staging), "--json"]) == 0
+    captured = capsys.readouterr()
+    row = json.loads(captured.out)
+    assert (row["name"], row["commit"], row["source"]) == ("@hf/acme/tiny", COMMIT, "published")
+    lines = [json.loads(line) for line in captured.err.splitlines()]
+    assert {line["file"] for line in lines} == {"config.json", "model.safetensors", "tokenizer.json"}
+    assert not list(staging.rglob("*.safetensors"))
+    assert [found["name"] for found in printed(capsys, "list", "--search", "acme")] == ["@hf/acme/tiny"]
+
+
+def test_every_failure_is_one_line_that_says_why(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    assert "give a --name" in failed(capsys, "publish", str(folder))
+    assert "built in" in failed(capsys, "publish", str(folder), "--name", MINILM)
+    assert "a model id has the form" in failed(capsys, "publish", str(folder), "--name", "chat")
+    assert "card.toml" in failed(capsys, "publish", str(folder), "--card", str(tmp_path / "card.toml"))
+    assert "not a folder" in failed(capsys, "publish", str(tmp_path / "none"), "--name", "@cf/acme/chat")
+    assert "TARGET" in failed(capsys, "alias", "@cf/acme/chat")
+    assert "no model" in failed(capsys, "alias", "@cf/acme/chat", "@cf/acme/none")
+    (folder / "weights.bin").write_bytes(b"")
+    assert "weights.bin" in failed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")
+    monkeypatch.setenv("OBJECTS_URL", "ftp://x")
+    assert "OBJECTS_URL" in failed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")
