@@ -34,7 +34,7 @@ from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_see
 
 _MAX_NAMESPACE_BYTES = 64
 _MAX_LOGPROBS = 20
-_MAX_STOP_TOKENS = 64
+_MAX_STOP_TOKENS = 16
 _NO_ROWS = np.empty(0, dtype=np.int32)
 
 
@@ -194,7 +194,8 @@ class Engine:
         """Which of the rows that just drew `tokens` end with them."""
         table = self.table
         codes = np.where(table.length[slots] >= table.max_total_len[slots], LENGTH, RUNNING).astype(np.uint8)
-        codes[(table.stop_token_ids[slots] == tokens[:, None]).any(axis=1)] = STOP
+        for column in table.stop_token_ids:
+            codes[column[slots] == tokens] = STOP
         return codes
 
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:

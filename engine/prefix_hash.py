@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 DIGEST_BYTES = 16
 
-_ROOT = bytes(DIGEST_BYTES)
+ROOT = bytes(DIGEST_BYTES)  # what a first block has for a parent
 _NO_ADAPTER = b"none"
 
 
@@ -29,16 +29,16 @@ class PrefixHasher:
         self._keyed = hashlib.blake2b(key=root.digest(), digest_size=DIGEST_BYTES)
         self._block_size = block_size
 
-    def extend(self, hashes: list[bytes], token_ids: NDArray[np.int32]) -> None:
-        """Append to `hashes`, the names of the first blocks of `token_ids`, those of its other full blocks."""
-        size = self._block_size
-        parent = hashes[-1] if hashes else _ROOT
-        first, last = len(hashes), len(token_ids) // size
-        data = np.ascontiguousarray(token_ids[first * size : last * size], dtype="<i4").tobytes()
-        step = size * 4
-        for at in range(0, len(data), step):
-            keyed = self._keyed.copy()
-            keyed.update(parent)
-            keyed.update(data[at : at + step])
-            parent = keyed.digest()
-            hashes.append(parent)
+    def name(self, parent: bytes, tokens: bytes) -> bytes:
+        """The name of the block with these tokens (int32 as bytes) after the block named `parent`, or ROOT."""
+        keyed = self._keyed.copy()
+        keyed.update(parent + tokens)
+        return keyed.digest()
+
+    def extend(self, names: list[bytes], token_ids: NDArray[np.int32]) -> None:
+        """Append to `names`, those of a sequence's first blocks, the names of the full blocks in `token_ids`, which
+        are the tokens after them."""
+        step = self._block_size * token_ids.itemsize
+        data = token_ids.tobytes()
+        for end in range(step, len(data) + 1, step):
+            names.append(self.name(names[-1] if names else ROOT, data[end - step : end]))

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.block_manager import BlockManager
 from engine.fairness import TenantCounters
-from engine.prefix_hash import PrefixHasher
+from engine.prefix_hash import ROOT, PrefixHasher
 from engine.sequence import Ints, Sequence, SlotTable
 from engine.waiting import WaitingQueue
 
@@ -121,25 +121,32 @@ class Scheduler:
         table, slots = self.table, step.slots
         computed = table.num_computed[slots] + step.num_tokens
         table.num_computed[slots] = computed
-        if self._make_hasher is not None:
-            is_complete = computed // table.block_size > table.num_registered[slots]
-            for slot in slots[is_complete].tolist():
-                self._register(slot)
+        if self._make_hasher is None:
+            return
+        num_full = computed // table.block_size
+        num_complete = num_full - table.num_registered[slots]
+        if num_complete.any():
+            self._register(slots, num_complete)
+            table.num_registered[slots] = num_full
 
-    def _register(self, slot: int) -> None:
-        """Name the blocks of `slot` that are full and computed, so that others may share them from now on."""
-        table, sequence = self.table, self.sequence_at(slot)
-        hasher = self._hashers[slot]
-        assert hasher is not None
-        first, last = int(table.num_registered[slot]), int(table.num_computed[slot]) // table.block_size
-        if len(sequence.prefix_hashes) < last:
-            hasher.extend(sequence.prefix_hashes, table.token_ids[slot, : last * table.block_size])
-        names = sequence.prefix_hashes[first:last]
-        for block, name in zip(table.block_table[slot, first:last].tolist(), names, strict=True):
+    def _register(self, slots: Ints, num_complete: Ints) -> None:
+        """Name the next `num_complete` blocks of each slot, full and computed: from now on others may share them."""
+        table, computing = self.table, self._computing
+        rows = np.repeat(slots, num_complete)  # [C], a row for each block
+        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(num_complete) - num_complete, num_complete)
+        indices = table.num_registered[rows] + offsets
+        blocks = table.block_table[rows, indices].tolist()
+        tokens = table.token_blocks[rows, indices].tobytes()
+        size = len(tokens) // len(rows)
+        for number, (slot, index, block) in enumerate(zip(rows.tolist(), indices.tolist(), blocks, strict=True)):
+            names, hasher = self.sequence_at(slot).prefix_hashes, self._hashers[slot]
+            if len(names) == index:
+                assert hasher is not None
+                names.append(hasher.name(names[-1] if names else ROOT, tokens[number * size : (number + 1) * size]))
+            name = names[index]
             self.blocks.register(block, name)
-            if self._computing.get(name) == slot:
-                del self._computing[name]
-        table.num_registered[slot] = last
+            if computing and computing.get(name) == slot:
+                del computing[name]
 
     # ── blocks for those that run ──
 
@@ -237,7 +244,8 @@ class Scheduler:
             return []
         size, length = self.table.block_size, len(sequence.token_ids)
         if len(sequence.prefix_hashes) < length // size:
-            self._make_hasher(sequence.request.namespace).extend(sequence.prefix_hashes, sequence.token_ids)
+            rest = sequence.token_ids[len(sequence.prefix_hashes) * size :]
+            self._make_hasher(sequence.request.namespace).extend(sequence.prefix_hashes, rest)
         return sequence.prefix_hashes[: (length - 1) // size]
 
     def _fits_and_runs(self, sequence: Sequence) -> bool:

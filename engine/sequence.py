@@ -18,7 +18,6 @@ from engine.protocol.tasks import Sampling
 Ints = NDArray[np.int32]
 
 _SEED_MASK = (1 << 64) - 1
-_STOP_WIDTH = 8  # stop tokens a row can have before the column is widened
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,19 +88,21 @@ class SlotTable:
         self.block_size = block_size
         self.sequence_id = np.zeros(num_slots, dtype=np.int64)
         self.tenant = ints(num_slots)  # index into the fairness counters
-        self.token_ids = ints(num_slots, max_model_len)  # prompt, then completion
+        max_blocks = -(-max_model_len // block_size)
+        self.token_blocks = ints(num_slots, max_blocks, block_size)
+        self.token_ids = self.token_blocks.reshape(num_slots, -1)  # prompt, then completion; the same memory
         self.length = ints(num_slots)  # tokens known
         self.num_computed = ints(num_slots)  # tokens whose KV is written
         self.num_prompt = ints(num_slots)
         self.num_cached = ints(num_slots)  # see Sequence
         self.num_matched = ints(num_slots)  # tokens found in the prefix cache at the latest admission
         self.max_total_len = ints(num_slots)
-        self.block_table = ints(num_slots, -(-max_model_len // block_size))  # block ids in order
+        self.block_table = ints(num_slots, max_blocks)  # block ids in order
         self.num_blocks = ints(num_slots)  # how many of them are held
         self.num_registered = ints(num_slots)  # blocks already offered to the prefix cache
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the step that last gave it tokens
         self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted again: its worst case is reserved
-        self.stop_token_ids = np.full((num_slots, _STOP_WIDTH), -1, dtype=np.int32)
+        self.stop_token_ids = np.full((1, num_slots), -1, dtype=np.int32)  # as many columns as some row ever needed
         self.temperature = floats()
         self.top_p = floats()
         self.min_p = floats()
@@ -141,8 +142,8 @@ class SlotTable:
         self.seed[slot] = sequence.seed
 
     def _fill_stop_tokens(self, slot: int, token_ids: tuple[int, ...]) -> None:
-        missing = len(token_ids) - self.stop_token_ids.shape[1]
+        missing = len(token_ids) - len(self.stop_token_ids)
         if missing > 0:
-            self.stop_token_ids = np.pad(self.stop_token_ids, ((0, 0), (0, missing)), constant_values=-1)
-        self.stop_token_ids[slot] = -1
-        self.stop_token_ids[slot, : len(token_ids)] = token_ids
+            self.stop_token_ids = np.pad(self.stop_token_ids, ((0, missing), (0, 0)), constant_values=-1)
+        self.stop_token_ids[:, slot] = -1
+        self.stop_token_ids[: len(token_ids), slot] = token_ids
