@@ -22,7 +22,9 @@ MAX_MODEL_ID_CHARACTERS = 224
 _MODEL_ID = re.compile(r"@(cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _IDS = uuid.UUID("6b8f2f3a-5d1c-5b7e-9a43-0f2c7c1d9e55")  # namespace of the ids that we derive from names
 
-CAPABILITIES = frozenset({"function_calling", "json_mode", "lora", "vision", "reasoning", "multiple_choices"})
+CAPABILITIES = frozenset(
+    {"function_calling", "json_mode", "logit_bias", "lora", "multiple_choices", "reasoning", "vision"}
+)
 
 NativeShape = Literal["legacy", "chat_completion"]
 Positive = Annotated[int, Meta(ge=1)]

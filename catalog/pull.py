@@ -9,6 +9,7 @@ Needs the `engine` extra, and imports it only here.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shutil
@@ -66,6 +67,8 @@ def pull(
     Blocks; gives up after five attempts in a row that brought nothing. Raises PullError; what was fetched stays, and
     the next call goes on from there.
     """
+    if importlib.util.find_spec("huggingface_hub") is None:
+        raise PullError("pulling needs the `engine` extra: the package huggingface_hub is not installed")
     commit, files = _list_files(repo_id, revision)
     folder = staging / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
     for file in files:

@@ -202,6 +202,11 @@ def test_what_asks_for_nothing_is_let_pass(field: str, value: Any) -> None:
     assert admit({"messages": [USER], field: value}) == {"messages": [USER]}
 
 
+def test_a_bias_that_the_model_cannot_apply_is_refused_not_ignored() -> None:
+    assert refusal({"messages": [USER], "logit_bias": {"5": 1}}, face="openai").pointer == "/logit_bias"
+    assert admit({"messages": [USER], "logit_bias": {}}, face="openai") == {"messages": [USER]}
+
+
 def test_a_prompt_is_gated_like_messages() -> None:
     assert refusal({"prompt": "x", "lora": "a"}).code == 5005
     assert refusal({"prompt": "x", "tools": [{}]}).pointer == "/tools"
