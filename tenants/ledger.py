@@ -1,0 +1,141 @@
+"""Usage, exactly once: durable in the local spool before a call's answer ends, in the ledger soon after.
+
+The spool may hand an entry over twice and the ledger takes it once, since the request id is its key: so whatever dies
+in between, and however often, there is one row per call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from storage.database import Database
+from storage.errors import StoreError, StoreUnavailable
+from storage.spool import Spool
+from telemetry import metrics
+from tenants.usage import UsageEntry, decode, encode, write
+
+_log = logging.getLogger(__name__)
+
+_BATCH_ENTRIES = 500
+_GATHER_S = 0.02
+_FIRST_PAUSE_S = 0.1
+_MAX_PAUSE_S = 1.0
+
+
+class UsageLedger:
+    """The usage of one process. Owns its spool; `run` must run beside it, and `close` must be the last call."""
+
+    def __init__(self, spool: Spool, database: Database) -> None:
+        self._spool = spool
+        self._database = database
+        self._moving = asyncio.Lock()
+        self._something_to_move = asyncio.Event()
+        self._something_to_move.set()  # what a former process left
+        self._is_closed = False
+        metrics.USAGE_BACKLOG.set(spool.num_pending)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether new calls may be admitted: false while the spool or its disk is nearly full."""
+        return self._spool.has_room
+
+    async def record(self, entry: UsageEntry) -> None:
+        """Returns once `entry` is durable. Raises StoreUnavailable when neither the spool nor the ledger takes it."""
+        record = encode(entry)
+        try:
+            await self._spool.append(record)
+        except StoreUnavailable:
+            metrics.USAGE_LEDGERED.inc(await write(self._database, [entry]))
+            return
+        metrics.USAGE_SPOOLED.inc()
+        metrics.USAGE_BACKLOG.set(self._spool.num_pending)
+        self._something_to_move.set()
+
+    async def run(self) -> None:
+        """Moves entries from the spool to the ledger, while the database is away keeps trying; until `close`."""
+        pause_s = _FIRST_PAUSE_S
+        while not self._is_closed:
+            await self._something_to_move.wait()
+            await asyncio.sleep(_GATHER_S)  # one transaction for many calls
+            try:
+                await self.flush()
+            except StoreUnavailable as error:
+                _log.warning(
+                    "usage stays in the spool", extra={"reason": str(error), "backlog": self._spool.num_pending}
+                )
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _MAX_PAUSE_S)
+            else:
+                pause_s = _FIRST_PAUSE_S
+
+    async def flush(self) -> None:
+        """Move all there is. Raises StoreUnavailable; what was not moved stays."""
+        async with self._moving:
+            while not self._is_closed:
+                self._something_to_move.clear()
+                try:
+                    is_empty = await self._move_batch()
+                except BaseException:
+                    self._something_to_move.set()
+                    raise
+                if is_empty:
+                    return
+
+    async def close(self, deadline_s: float = 5.0) -> None:
+        """Move what can be moved before the deadline, keep the rest in the spool, and close that."""
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self.flush()
+        async with self._moving:
+            self._is_closed = True
+        self._something_to_move.set()
+        await self._spool.close()
+
+    async def _move_batch(self) -> bool:
+        """Returns whether the spool was empty."""
+        records, position = await self._spool.read_batch(_BATCH_ENTRIES)
+        if not records:
+            return True
+        entries = [entry for record in records if (entry := self._decoded(record)) is not None]
+        try:
+            num_new = await write(self._database, entries)
+        except StoreUnavailable:
+            raise
+        except (StoreError, SQLAlchemyError):
+            num_new = await self._write_one_by_one(entries)
+        await self._spool.acknowledge(position)
+        metrics.USAGE_LEDGERED.inc(num_new)
+        metrics.USAGE_BACKLOG.set(self._spool.num_pending)
+        return False
+
+    async def _write_one_by_one(self, entries: list[UsageEntry]) -> int:
+        """A batch that the database refuses holds an entry that it will never take: find it, keep it aside."""
+        num_new = 0
+        for entry in entries:
+            try:
+                num_new += await write(self._database, [entry])
+            except StoreUnavailable:
+                raise
+            except (StoreError, SQLAlchemyError) as error:
+                self._set_aside(encode(entry), type(error).__name__)
+        return num_new
+
+    def _decoded(self, record: bytes) -> UsageEntry | None:
+        try:
+            return decode(record)
+        except ValueError as error:
+            self._set_aside(record, type(error).__name__)
+            return None
+
+    def _set_aside(self, record: bytes, reason: str) -> None:
+        """Keep for the operator, in `refused.hex` beside the spool, what cannot become a row: one record a line."""
+        _log.error("a usage entry cannot be written and is kept aside", extra={"reason": reason})
+        with (self._spool.directory / "refused.hex").open("a") as file:
+            file.write(record.hex() + "\n")
+            file.flush()
+            os.fsync(file.fileno())

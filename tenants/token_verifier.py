@@ -1,0 +1,226 @@
+"""From the text of an API token to the Principal it proves, or to why it proves none.
+
+Decisions are remembered for a short while, under a hash of the text, and forgotten the moment a change to the token or
+its account is seen: the epoch is read every second, and a hint over Redis asks for it sooner. While the database is
+away, what was confirmed in the last quarter of an hour still counts; what was not cannot be decided, and is not let in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.engine import RowMapping
+
+from storage.database import Database
+from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
+from telemetry.clock import SYSTEM_CLOCK, Clock
+from tenants import decision_epoch
+from tenants.api_token_text import ParsedSecret, keyed_hash, parse_secret
+from tenants.principal import Principal, Refused
+from tenants.scopes import scopes_of
+from tenants.tables import accounts, api_token_epoch, api_tokens
+
+_log = logging.getLogger(__name__)
+
+FRESH_S = 30.0
+STALE_S = 900.0
+POLL_S = 1.0
+_LOOKUP_TIMEOUT_S = 2.0
+_MAX_TEXT_LENGTH = 512
+_NO_DIGEST = bytes(32)  # what an unknown secret is compared with, so that it takes as long as a wrong one
+
+_QUERY = select(
+    api_tokens.c.api_token_id,
+    api_tokens.c.account_id,
+    api_tokens.c.kind,
+    api_tokens.c.status,
+    api_tokens.c.digest,
+    api_tokens.c.permission_groups,
+    api_tokens.c.expires_at,
+    accounts.c.status.label("account_status"),
+    select(api_token_epoch.c.epoch).scalar_subquery().label("epoch"),
+).join(accounts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """What the database said at `confirmed_s` (monotonic), as of `epoch`."""
+
+    verdict: Principal | Refused
+    lookup_id: str
+    epoch: int
+    confirmed_s: float
+
+
+class TokenVerifier:
+    """Verifies for one process; `watch` must run beside it. At most `max_remembered` good decisions are kept, and as
+    many refusals, apart from each other, so that a flood of invented tokens pushes out no good one."""
+
+    def __init__(
+        self,
+        database: Database,
+        pepper: bytes,
+        clock: Clock = SYSTEM_CLOCK,
+        ephemeral: Ephemeral | None = None,
+        *,
+        max_remembered: int = 20_000,
+    ) -> None:
+        self._database = database
+        self._pepper = pepper
+        self._clock = clock
+        self._ephemeral = ephemeral
+        self._max_remembered = max_remembered
+        self._good: dict[bytes, _Decision] = {}
+        self._refused: dict[bytes, _Decision] = {}
+        self._lookups: dict[bytes, asyncio.Task[_Decision]] = {}
+        self._epoch = -1
+        self._is_database_away = False
+        self._poll_now = asyncio.Event()
+
+    async def verify(self, text: str) -> Principal | Refused:
+        """Who holds this secret. Raises StoreUnavailable when that cannot be decided."""
+        if len(text) > _MAX_TEXT_LENGTH:
+            return Refused("malformed")
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        decision = self._good.get(key) or self._refused.get(key)
+        age_s = 0.0 if decision is None else self._clock.monotonic_s() - decision.confirmed_s
+        if decision is not None and age_s < (STALE_S if self._is_database_away else FRESH_S):
+            return self._as_of_now(decision.verdict)
+        parsed = parse_secret(text)
+        if isinstance(parsed, Refused):
+            return parsed
+        try:
+            decision = await self._confirm(key, parsed, text)
+        except StoreUnavailable:
+            # Asked again: while we waited, a change to it may have been seen and the decision dropped.
+            decision = self._good.get(key) or self._refused.get(key)
+            if decision is None or self._clock.monotonic_s() - decision.confirmed_s >= STALE_S:
+                raise
+        return self._as_of_now(decision.verdict)
+
+    async def watch(self) -> None:
+        """Runs for ever: sees every change within about a second, and notices when the database is away."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._poll_for_ever())
+            if self._ephemeral is not None:
+                group.create_task(self._listen_for_ever(self._ephemeral))
+
+    async def poll(self) -> None:
+        """Forget every decision about which something has changed since the last poll."""
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
+                epoch, changed = await decision_epoch.changed_since(self._database, self._epoch)
+        except (StoreUnavailable, TimeoutError):
+            if not self._is_database_away:
+                _log.warning("the database is away: API tokens are judged by what was confirmed lately")
+            self._is_database_away = True
+            return
+        if self._is_database_away:
+            _log.info("the database is back")
+        self._is_database_away = False
+        if epoch < self._epoch or self._epoch < 0:  # an older copy of the database took over, or the first look
+            self._good.clear()
+            self._refused.clear()
+        elif changed:
+            lookup_ids = set(changed)
+            self._forget(lambda decision: decision.lookup_id in lookup_ids)
+        self._epoch = epoch
+
+    def _as_of_now(self, verdict: Principal | Refused) -> Principal | Refused:
+        """Expiry goes by the wall clock, however lately the rest was confirmed."""
+        if (
+            isinstance(verdict, Principal)
+            and verdict.expires_at is not None
+            and verdict.expires_at <= self._clock.now()
+        ):
+            return Refused("expired", verdict.api_token_id, verdict.account_id, verdict.kind, verdict.expires_at)
+        return verdict
+
+    async def _confirm(self, key: bytes, parsed: ParsedSecret, text: str) -> _Decision:
+        """Ask the database; all who ask about one secret at a time share one query."""
+        task = self._lookups.get(key)
+        if task is None:
+            task = asyncio.create_task(self._look_up(key, parsed, text))
+            self._lookups[key] = task
+            task.add_done_callback(lambda done: self._lookup_ended(key, done))
+        return await asyncio.shield(task)
+
+    def _lookup_ended(self, key: bytes, task: asyncio.Task[_Decision]) -> None:
+        self._lookups.pop(key, None)
+        if not task.cancelled():
+            task.exception()  # seen, even when everyone who waited has gone
+
+    async def _look_up(self, key: bytes, parsed: ParsedSecret, text: str) -> _Decision:
+        asked_s = self._clock.monotonic_s()
+        query = _QUERY.where(api_tokens.c.lookup_id == parsed.lookup_id)
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S), self._database.connection() as connection:
+                row = (await connection.execute(query)).mappings().one_or_none()
+        except TimeoutError:
+            raise StoreUnavailable("database: no answer in time") from None
+        is_right = hmac.compare_digest(keyed_hash(self._pepper, text), _NO_DIGEST if row is None else row["digest"])
+        if row is None or not is_right:
+            decision = _Decision(Refused("unknown"), parsed.lookup_id, self._epoch, asked_s)
+        else:
+            decision = _Decision(_verdict(row), parsed.lookup_id, row["epoch"], asked_s)
+        self._remember(key, decision)
+        return decision
+
+    def _remember(self, key: bytes, decision: _Decision) -> None:
+        self._good.pop(key, None)
+        self._refused.pop(key, None)
+        if decision.epoch < self._epoch:
+            return  # a change was seen while this was being read, and it may be about this very token
+        table = self._good if isinstance(decision.verdict, Principal) else self._refused
+        if len(table) >= self._max_remembered:
+            del table[next(iter(table))]  # the one confirmed longest ago
+        table[key] = decision
+
+    def _forget(self, is_concerned: Callable[[_Decision], bool]) -> None:
+        for table in (self._good, self._refused):
+            for key in [key for key, decision in table.items() if is_concerned(decision)]:
+                del table[key]
+
+    async def _poll_for_ever(self) -> None:
+        while True:
+            self._poll_now.clear()
+            await self.poll()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._poll_now.wait()
+
+    async def _listen_for_ever(self, ephemeral: Ephemeral) -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                async with contextlib.aclosing(ephemeral.subscribe(decision_epoch.CHANNEL)) as messages:
+                    async for message in messages:
+                        self._hear(message.decode("ascii", "replace"))
+            await asyncio.sleep(POLL_S)
+
+    def _hear(self, changed_id: str) -> None:
+        """A hint. What it names is asked for again in any case; the rest waits for what the epoch says."""
+        self._forget(lambda decision: changed_id in (decision.verdict.api_token_id, decision.verdict.account_id))
+        self._poll_now.set()
+
+
+def _verdict(row: RowMapping) -> Principal | Refused:
+    """What a row whose secret was right says."""
+    kind, expires_at = row["kind"], row["expires_at"]
+    if row["status"] != "active":
+        return Refused(row["status"], row["api_token_id"], row["account_id"], kind, expires_at)
+    return Principal(
+        account_id=row["account_id"],
+        api_token_id=row["api_token_id"],
+        scopes=scopes_of(row["permission_groups"].split(",")),
+        expires_at=expires_at,
+        is_account_blocked=row["account_status"] == "blocked",
+        kind=kind,
+    )
