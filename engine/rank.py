@@ -13,11 +13,10 @@ import socket
 import time
 
 import msgspec
-import torch
 
 from engine import rank_wire
-from engine.config import EngineConfig
-from engine.loop import Engine, RunsSteps
+from engine.loop import Engine
+from engine.runner import Runner
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     config, revision = rank_wire.decode_arguments(arguments)
     started = time.monotonic()
     try:
-        engine = Engine(_load(config), config, revision)
+        engine = Engine(Runner(config), config, revision)
     except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
         logger.error("loading failed: %s", type(error).__name__)
         connection.sendall(rank_wire.encode_frame(rank_wire.LoadFailed(f"{type(error).__name__}: {error}")))
@@ -38,13 +37,6 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     logger.info("loaded", extra={"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks})
     connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(info, engine.status())))
     serve(connection, engine)
-
-
-def _load(config: EngineConfig) -> RunsSteps:
-    from engine.runner import Runner
-
-    torch.set_num_threads(config.num_threads)
-    return Runner(config)
 
 
 def serve(connection: socket.socket, engine: Engine) -> None:
