@@ -1,0 +1,64 @@
+"""`python -m engine`: one node, from its settings to its end.
+
+The warm parent is started first, since importing torch takes longest; the rest is imported beside it. Ends with 0 after
+a drain, with 2 and one line when a setting cannot work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import uvloop
+
+from engine.node.process import configure, drain_when_parent_dies
+from engine.node.settings import NodeSettings
+from engine.zygote import Zygote
+from telemetry.settings import SettingError, read_settings
+
+_KEPT_FROM_CHILDREN = ("HEARTH_CLUSTER_SECRET", "REDIS_URL", "OBJECTS_URL", "AWS_SECRET_ACCESS_KEY")
+
+
+async def _run(settings: NodeSettings) -> int:
+    environ = {name: value for name, value in os.environ.items() if name not in _KEPT_FROM_CHILDREN}
+    zygote = Zygote(configure="engine.node.process:configure", environ=environ)
+    await zygote.start()
+
+    from engine.node.disk_cache import CacheInUse
+    from engine.node.node import Node
+    from engine.node.server import CannotListen
+
+    try:
+        node = Node(settings, zygote)
+        await node.open()
+    except (CannotListen, CacheInUse, OSError, ValueError) as error:
+        await zygote.close()
+        sys.stderr.write(f"hearth node: {error}\n")
+        return 2
+    loop = asyncio.get_running_loop()
+    for sign in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sign, node.stop)
+    try:
+        await node.run()
+    finally:
+        await zygote.close()
+    return 0
+
+
+def main() -> int:
+    try:
+        settings = read_settings(NodeSettings)
+    except SettingError as error:
+        sys.stderr.write(f"hearth node: {error}\n")
+        return 2
+    configure("front")
+    if settings.dies_with_parent:
+        drain_when_parent_dies()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""One gateway's connection: the handshake, then Executes, Cancels and Pings in, Replies and Pongs out.
+
+Everything said in one turn of the event loop, a whole step of the engine, leaves in one write. A peer that sends what
+is not this protocol, falls silent, or does not read what it asked for loses its connection, and its calls end at once;
+the node lives on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+
+from engine.node.calls import Call, Calls
+from engine.protocol import wire
+from engine.protocol.events import Event, Failed, Finished
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_TIMEOUT_S = 5.0
+MAX_HANDSHAKE_BYTES = 16 * 1024
+MAX_UNSENT_BYTES = 16 * 1024 * 1024  # of replies that a gateway has not read
+MAX_UNREAD_S = 15.0  # that a gateway may leave its replies unread
+MIN_NONCE_BYTES = 16
+
+
+class Connection(asyncio.Protocol):
+    """The node's end. `on_close` is called once, when it is gone."""
+
+    def __init__(self, calls: Calls, secret: bytes, node_id: str, on_close: Callable[[Connection], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._calls = calls
+        self._secret = secret
+        self._node_id = node_id
+        self._on_close = on_close
+        self._nonce = os.urandom(32)
+        self._decoder = wire.FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._open: dict[int, Call] = {}
+        self._unsent: list[bytes] = []
+        self._is_flushing = False
+        self._is_proven = False
+        self._num_handshake_bytes = 0
+        self._made_s = self._heard_s = self._loop.time()
+        self._paused_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.peer = ""
+
+    # ── the socket ──
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._timer = self._loop.call_later(wire.KEEPALIVE_INTERVAL_S, self._watch)
+        self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce))
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        try:
+            if not self._is_proven:
+                self._num_handshake_bytes += len(data)
+                if self._num_handshake_bytes > MAX_HANDSHAKE_BYTES:
+                    raise wire.WireError("too much was sent before the handshake")
+            for message in self._decoder.feed(data):
+                self._take(message)
+        except wire.WireError as error:
+            self.drop(str(error))
+
+    def pause_writing(self) -> None:
+        self._paused_s = self._loop.time()
+
+    def resume_writing(self) -> None:
+        self._paused_s = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        calls, self._open = self._open, {}
+        for call in calls.values():
+            call.abandon()
+        if self._is_proven:
+            logger.info("gateway disconnected", extra={"gateway": self.peer, "num_calls": len(calls), "why": repr(exc)})
+        self._on_close(self)
+
+    def drop(self, why: str) -> None:
+        """Close at once, without sending what is still unsent."""
+        logger.warning("gateway dropped", extra={"gateway": self.peer, "why": why})
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close(self) -> None:
+        """Close once what was said has been sent."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    # ── messages in ──
+
+    def _take(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            self._shake_hands(message)
+        elif not self._is_proven:
+            raise wire.WireError("the first message was not a Hello")
+        elif isinstance(message, wire.Execute):
+            self._execute(message)
+        elif isinstance(message, wire.Cancel):
+            call = self._open.get(message.call_id)
+            if call is not None:
+                call.cancel()
+        elif isinstance(message, wire.Ping):
+            self._send(wire.Pong())
+        else:
+            raise wire.WireError("a message that no gateway sends")
+
+    def _shake_hands(self, hello: wire.Hello) -> None:
+        if self._is_proven:
+            raise wire.WireError("a second Hello")
+        if hello.version != wire.VERSION:
+            raise wire.WireError(f"the gateway speaks version {hello.version}, we speak {wire.VERSION}")
+        if len(hello.nonce) < MIN_NONCE_BYTES or not wire.is_proven(self._secret, "gateway", hello, self._nonce):
+            raise wire.WireError("the peer could not prove that it holds the cluster secret")
+        self._is_proven = True
+        self.peer = hello.sender[:64]
+        proof = wire.proof(self._secret, "node", self._nonce, hello.nonce)
+        self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce, proof=proof))
+        logger.info("gateway connected", extra={"gateway": self.peer})
+
+    def _execute(self, execute: wire.Execute) -> None:
+        call_id = execute.call_id
+        if call_id in self._open:
+            raise wire.WireError("a call id was used twice")
+
+        def emit(event: Event) -> None:
+            if isinstance(event, Finished | Failed):
+                self._open.pop(call_id, None)
+            self._send(wire.Reply(call_id, event))
+
+        call = self._calls.begin(execute, emit)
+        if call is not None:
+            self._open[call_id] = call
+
+    # ── messages out ──
+
+    def _send(self, message: wire.Message) -> None:
+        self._unsent.append(wire.encode(message))
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Hand everything to the socket in one write."""
+        self._is_flushing = False
+        frames, self._unsent = self._unsent, []
+        if self._transport is None or self._transport.is_closing() or not frames:
+            return
+        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            self.drop(f"more than {MAX_UNSENT_BYTES} bytes are unread")
+
+    def _watch(self) -> None:
+        """Each second: has the peer proven itself, is it alive, does it read?"""
+        now = self._loop.time()
+        silent_s = now - self._heard_s
+        if not self._is_proven and now - self._made_s > HANDSHAKE_TIMEOUT_S:
+            self.drop("no handshake")
+        elif silent_s > wire.KEEPALIVE_TIMEOUT_S:
+            self.drop(f"silent for {silent_s:.1f} s")
+        elif self._paused_s is not None and now - self._paused_s > MAX_UNREAD_S:
+            self.drop(f"read nothing for {MAX_UNREAD_S:g} s")
+        else:
+            self._timer = self._loop.call_later(wire.KEEPALIVE_INTERVAL_S, self._watch)

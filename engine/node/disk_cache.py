@@ -1,0 +1,153 @@
+"""Weights on local disk: files under their own digests, models as folders of links to them, the least used out first.
+
+    blobs/<sha256>              a file that had this digest when it came (.part: one that is still coming)
+    models/<revision>/…         links into blobs, under the names the model's manifest gives them
+    manifests/<revision>.json   written last: the model was complete; its time is that of the last use
+    quarantine/<sha256>         a file that did not have its digest, for the operator to look at
+
+One process owns a folder. Paths are made of digests only, never of a model's name. Knows nothing of where files come
+from. Blocking: call it in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from catalog.errors import CardError
+from catalog.manifest import FileEntry, Manifest, decode_manifest, is_intact
+
+logger = logging.getLogger(__name__)
+
+RESERVED_FREE_BYTES = 64 * 1024 * 1024  # of the file system, never filled with weights
+
+
+class CacheInUse(Exception):
+    """Another process owns the folder."""
+
+
+class CacheFull(Exception):
+    """There is no room for a model, whatever is evicted; the text says how much was needed."""
+
+
+class DiskCache:
+    """Owns `folder` until `close`. At most `max_bytes` of blobs, quarantined ones included."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        """Raises CacheInUse, or OSError when the folder cannot be written."""
+        self._blobs = folder / "blobs"
+        self._models = folder / "models"
+        self._manifests = folder / "manifests"
+        self._quarantine = folder / "quarantine"
+        self._max_bytes = max_bytes
+        for each in (self._blobs, self._models, self._manifests, self._quarantine):
+            each.mkdir(parents=True, exist_ok=True)
+        self._lock = (folder / "lock").open("wb")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._lock.close()
+            raise CacheInUse(f"{folder} is used by another node") from error
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def blob_path(self, entry: FileEntry) -> Path:
+        """Where a file lies, once it is here and has its digest."""
+        return self._blobs / entry.sha256
+
+    def find_manifest(self, revision: str) -> Manifest | None:
+        """The manifest of a model that was complete once; its files may have been damaged since."""
+        path = self._manifests / f"{revision}.json"
+        try:
+            return decode_manifest(path.read_bytes(), revision)
+        except FileNotFoundError:
+            return None
+        except CardError:
+            path.unlink()
+            return None
+
+    def missing_files(self, manifest: Manifest) -> list[FileEntry]:
+        """Files of a model that are not here, once each. Every byte is read: a damaged file is quarantined first."""
+        missing = {}
+        for entry in manifest.files:
+            path = self.blob_path(entry)
+            if path.exists() and not is_intact(path, entry):
+                logger.error("a damaged file was put aside", extra={"file": entry.path, "sha256": entry.sha256})
+                path.replace(self._quarantine / entry.sha256)
+            if not path.exists():
+                missing[entry.sha256] = entry
+        return list(missing.values())
+
+    def discard_part(self, entry: FileEntry) -> None:
+        """Give up a file that is still coming."""
+        path = self.blob_path(entry)
+        path.with_name(path.name + ".part").unlink(missing_ok=True)
+
+    def link(self, manifest: Manifest) -> Path:
+        """The folder of a model all of whose files are here; counts as a use of it."""
+        folder = self._models / manifest.revision
+        for entry in manifest.files:
+            path = folder / entry.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                path.symlink_to(self.blob_path(entry).resolve())
+        temporary = self._manifests / f"{manifest.revision}.partial"
+        temporary.write_bytes(manifest.encode())
+        temporary.replace(self._manifests / f"{manifest.revision}.json")
+        return folder
+
+    def make_room(self, size_bytes: int, keep: Collection[str]) -> None:
+        """Evict until `size_bytes` more fit: what is in quarantine, then models by their last use, never those whose
+        revisions are in `keep`. Raises CacheFull."""
+        if self._fits(size_bytes):
+            return
+        for path in self._quarantine.iterdir():
+            path.unlink()
+        for revision in self._by_last_use():
+            if self._fits(size_bytes):
+                return
+            if revision not in keep:
+                self._evict(revision)
+        self._remove_unused_blobs(keep)
+        if not self._fits(size_bytes):
+            raise CacheFull(f"no room for {size_bytes} bytes of weights beside the models in use")
+
+    def _fits(self, size_bytes: int) -> bool:
+        free = shutil.disk_usage(self._blobs).free - RESERVED_FREE_BYTES
+        return self._used_bytes() + size_bytes <= self._max_bytes and size_bytes <= free
+
+    def _used_bytes(self) -> int:
+        return sum(path.stat().st_size for folder in (self._blobs, self._quarantine) for path in folder.iterdir())
+
+    def _by_last_use(self) -> list[str]:
+        return [path.stem for path in sorted(self._manifests.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)]
+
+    def _evict(self, revision: str) -> None:
+        manifest = self.find_manifest(revision)
+        (self._manifests / f"{revision}.json").unlink(missing_ok=True)
+        shutil.rmtree(self._models / revision, ignore_errors=True)
+        still_used = {entry.sha256 for other in self._known_manifests() for entry in other.files}
+        for entry in manifest.files if manifest else ():
+            if entry.sha256 not in still_used:
+                self.blob_path(entry).unlink(missing_ok=True)
+
+    def _remove_unused_blobs(self, keep: Collection[str]) -> None:
+        """Blobs of models that never became complete; not while a model in `keep` may be one of those."""
+        known = list(self._known_manifests())
+        if not set(keep) <= {manifest.revision for manifest in known}:
+            return
+        used = {entry.sha256 for manifest in known for entry in manifest.files}
+        for path in self._blobs.iterdir():
+            if path.name.removesuffix(".part") not in used:
+                path.unlink()
+
+    def _known_manifests(self) -> Iterator[Manifest]:
+        for revision in self._by_last_use():
+            manifest = self.find_manifest(revision)
+            if manifest is not None:
+                yield manifest

@@ -1,0 +1,129 @@
+"""One node, put together: what it owns, the order in which that starts, and the order in which it leaves.
+
+Leaving: say so, take no new calls, let those in flight finish, withdraw, close the doors, end the models' processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import AsyncExitStack
+
+from engine.node.addresses import parse_address, parse_http_address
+from engine.node.calls import Calls
+from engine.node.disk_cache import DiskCache
+from engine.node.http_door import HttpDoor
+from engine.node.loaders import Loaders
+from engine.node.model_store import ModelStore
+from engine.node.presence import Presence
+from engine.node.replicas import Replicas
+from engine.node.server import GatewayDoor, HttpServer, tls_context
+from engine.node.settings import NodeSettings, parse_models
+from engine.protocol.status import NodeStatus
+from engine.protocol.wire import VERSION
+from engine.zygote import Zygote
+from storage.ephemeral import Ephemeral
+from storage.objects import Objects
+
+logger = logging.getLogger(__name__)
+
+
+class Node:
+    """Made inside the event loop; `open`, then `run`, is its life."""
+
+    def __init__(self, settings: NodeSettings, zygote: Zygote) -> None:
+        """Raises CannotListen, CacheInUse, OSError or ValueError when a setting turns out unfit."""
+        self._settings = settings
+        self._started_s = time.monotonic()
+        self._is_stopping = asyncio.Event()
+        self._is_hurried = asyncio.Event()
+        self._put_away = AsyncExitStack()
+        self._objects = Objects.connect(settings.objects_url) if settings.objects_url else None
+        self._cache = DiskCache(settings.cache_dir, settings.cache_max_bytes)
+        self._loaders = Loaders(zygote, settings)
+        store = ModelStore(self._cache, self._objects)
+        wanted = parse_models(settings.models)
+        self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
+        self._calls = Calls(self._replicas, settings.max_calls)
+        self._gateways = GatewayDoor(self._calls, settings.cluster_secret, settings.name, tls_context(settings))
+        door = HttpDoor(self._calls, store, settings.cluster_secret, self.status, lambda: self.is_ready)
+        self._http = HttpServer(door)
+        self._ephemeral = Ephemeral.connect(settings.redis_url)
+        self._presence = Presence(self._ephemeral, settings.name, self.status)
+
+    @property
+    def is_ready(self) -> bool:
+        return self._replicas.is_ready and not self._calls.is_draining
+
+    def status(self) -> NodeStatus:
+        """What this node says of itself now."""
+        return NodeStatus(
+            node_id=self._settings.name,
+            pop=self._settings.pop,
+            address=self._settings.advertise or self._gateways.address,
+            http_address=self._http.address,
+            protocol_version=VERSION,
+            is_draining=self._calls.is_draining,
+            num_calls=len(self._calls),
+            device=self._settings.device,
+            replicas=self._replicas.statuses(),
+            tasks=self._loaders.tasks,
+        )
+
+    def stop(self) -> None:
+        """Drain and leave; asked a second time, leave without waiting for calls."""
+        (self._is_hurried if self._is_stopping.is_set() else self._is_stopping).set()
+
+    async def open(self) -> None:
+        """Listen. Raises CannotListen, and has then put everything away."""
+        self._put_away.callback(self._cache.close)
+        if self._objects is not None:
+            self._put_away.push_async_callback(self._objects.close)
+        self._put_away.push_async_callback(self._ephemeral.close)
+        self._put_away.push_async_callback(self._replicas.close)
+        try:
+            await self._gateways.open(parse_address(self._settings.listen))
+            self._put_away.push_async_callback(self._gateways.close)
+            await self._http.open(parse_http_address(self._settings.http))
+            self._put_away.push_async_callback(self._http.close)
+        except BaseException:
+            await self._put_away.aclose()
+            raise
+        logger.info("node listens", extra={"address": self._gateways.address, "http": self._http.address})
+
+    async def run(self) -> None:
+        """Until stopped, drained, and everything is put away."""
+        async with self._put_away:
+            announcing = asyncio.create_task(self._presence.run())
+            loading = asyncio.create_task(self._replicas.keep_hot())
+            await self._until_stopped(announcing, loading)
+            await self._leave()
+            announcing.cancel()
+            loading.cancel()
+            await asyncio.gather(announcing, loading, return_exceptions=True)
+            await self._presence.withdraw()
+
+    async def _until_stopped(self, *background: asyncio.Task[None]) -> None:
+        """A background job that ends is a defect: its error ends the node, which its supervisor starts anew."""
+        stopping = asyncio.create_task(self._is_stopping.wait())
+        done, _ = await asyncio.wait({stopping, *background}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def _leave(self) -> None:
+        logger.info("draining", extra={"num_calls": len(self._calls)})
+        draining = asyncio.create_task(self._calls.drain(self._settings.drain_timeout_s))
+        await asyncio.sleep(0)  # the drain has begun: what is announced next says so
+        self._presence.changed()
+        hurried = asyncio.create_task(self._is_hurried.wait())
+        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        if not draining.done():
+            logger.warning("calls are cut short", extra={"num_calls": len(self._calls)})
+            self._calls.cancel_all()
+        await draining
+        hurried.cancel()
+        logger.info("drained", extra={"uptime_s": round(time.monotonic() - self._started_s)})
+
+    def _changed(self) -> None:
+        self._presence.changed()

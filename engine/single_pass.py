@@ -1,0 +1,312 @@
+"""Batches work that needs one forward pass: rows of token ids from many calls in, one vector a row out.
+
+The work is done by a process of its own, forked from the warm parent (`embedding_worker.py`). While it computes, rows
+gather; when it is free, the next batch takes one row of each call in turn until its token budget is full, so that a
+call with a hundred texts does not hold up a call with one. Knows nothing of texts. No torch here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from engine.rank_wire import FrameReader
+from engine.report import EngineStatus
+from engine.zygote import Child, Zygote
+
+MAX_BATCH_TOKENS = 4096
+MAX_BATCH_ROWS = 256
+MAX_WAITING_ROWS = 16_384
+_EXIT_TIMEOUT_S = 5.0
+
+Row = NDArray[np.int32]
+
+
+class WorkerArguments(Struct, frozen=True):
+    """What the worker is told when it is forked."""
+
+    model_dir: str
+    device: str
+    num_threads: int
+
+
+class Ready(Struct, frozen=True, tag="ready"):
+    """The model is loaded; its vectors have `num_dimensions`, and `pooling` is its own."""
+
+    num_dimensions: int
+    pooling: str
+
+
+class Unable(Struct, frozen=True, tag="unable"):
+    """The model cannot be loaded."""
+
+    message: str
+
+
+class Batch(Struct, frozen=True, tag="batch"):
+    """R rows: `lengths` int32 [R], `token_ids` int32 [sum of lengths], `is_cls` bool [R], all little-endian."""
+
+    lengths: bytes
+    token_ids: bytes
+    is_cls: bytes
+
+
+class Vectors(Struct, frozen=True, tag="vectors"):
+    """The batch's vectors, float32 [R, num_dimensions], little-endian."""
+
+    data: bytes
+
+
+FromWorker = Ready | Unable | Vectors
+_news_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode_frame(message: FromWorker | Batch) -> bytes:
+    """One frame of the worker's socket, length included."""
+    payload = msgspec.msgpack.encode(message)
+    return len(payload).to_bytes(4, "little") + payload
+
+
+class WorkerLoadError(Exception):
+    """The model could not be loaded; the text says why, for the operator."""
+
+
+class WorkerGone(Exception):
+    """The worker ended before the work was done."""
+
+
+class Overloaded(Exception):
+    """Too many rows are waiting."""
+
+
+class _Job:
+    """One call's rows; `future` gets its vectors, float32 [rows, dimensions]."""
+
+    def __init__(self, rows: Sequence[Row], is_cls: bool, num_dimensions: int) -> None:
+        self.rows = rows
+        self.is_cls = is_cls
+        self.num_taken = 0
+        self.num_left = len(rows)
+        self.vectors = np.empty((len(rows), num_dimensions), dtype=np.float32)
+        self.future: asyncio.Future[NDArray[np.float32]] = asyncio.get_running_loop().create_future()
+
+
+class SinglePass:
+    """The handle of one worker. Belongs to one event loop; made by `start`. `on_exit` is called once, with a line that
+    says how, if the worker ends without having been told to."""
+
+    def __init__(self, child: Child, on_exit: Callable[[str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._child = child
+        self._on_exit = on_exit
+        self._transport: asyncio.Transport | None = None
+        self._loaded: asyncio.Future[Ready] = self._loop.create_future()
+        self._jobs: deque[_Job] = deque()  # with rows still to be taken
+        self._in_flight: list[tuple[_Job, int]] = []
+        self._num_waiting_rows = 0
+        self._num_waiting_tokens = 0
+        self._num_computed_tokens = 0
+        self._num_batches = 0
+        self._is_dispatching = False
+        self._is_gone = False
+        self._is_closing = False
+        self._watch: asyncio.Task[None] | None = None
+        self.info: Ready
+
+    @classmethod
+    async def start(
+        cls, zygote: Zygote, model_dir: Path, device: str, num_threads: int, on_exit: Callable[[str], None]
+    ) -> SinglePass:
+        """Fork a worker, have it load the model, return when it is ready. Raises WorkerLoadError or ZygoteError."""
+        arguments = msgspec.msgpack.encode(WorkerArguments(str(model_dir), device, num_threads))
+        child = await zygote.fork("engine.embedding_worker:main", arguments, name=f"embed {model_dir.name}")
+        worker = cls(child, on_exit)
+        try:
+            child.socket.setblocking(False)
+            transport, _ = await worker._loop.create_unix_connection(lambda: _Connection(worker), sock=child.socket)
+            worker._transport = transport
+            worker.info = await worker._loaded
+        except BaseException:
+            await worker.close()
+            raise
+        worker._watch = asyncio.create_task(worker._await_exit())
+        return worker
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def status(self) -> EngineStatus:
+        """Rows as sequences, batches as steps."""
+        return EngineStatus(
+            num_running=len(self._in_flight),
+            num_waiting=self._num_waiting_rows,
+            queued_tokens=self._num_waiting_tokens + sum(len(job.rows[row]) for job, row in self._in_flight),
+            num_computed_tokens=self._num_computed_tokens,
+            num_steps=self._num_batches,
+        )
+
+    async def run(self, rows: Sequence[Row], *, is_cls: bool) -> NDArray[np.float32]:
+        """The rows' vectors [rows, dimensions]; cancelled, the rows not yet begun are dropped.
+
+        Raises WorkerGone or Overloaded.
+        """
+        if self._is_gone or self._is_closing:
+            raise WorkerGone("the worker has ended")
+        if self._num_waiting_rows + len(rows) > MAX_WAITING_ROWS:
+            raise Overloaded(f"more than {MAX_WAITING_ROWS} texts would be waiting")
+        job = _Job(rows, is_cls, self.info.num_dimensions)
+        if not rows:
+            return job.vectors
+        self._jobs.append(job)
+        self._num_waiting_rows += len(rows)
+        self._num_waiting_tokens += sum(map(len, rows))
+        self._dispatch_soon()
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            self._forget(job)
+            raise
+
+    async def close(self) -> None:
+        """End the worker. Work still open raises WorkerGone."""
+        self._is_closing = True
+        if self._transport is not None:
+            self._transport.close()
+        else:
+            self._child.socket.close()
+        self._fail_all()
+        try:
+            await asyncio.wait_for(self._child.wait(), _EXIT_TIMEOUT_S)
+        except TimeoutError:
+            self._child.kill()
+            await self._child.wait()
+        if self._watch is not None:
+            await self._watch
+        if self._loaded.done() and not self._loaded.cancelled():
+            self._loaded.exception()  # seen, so that it is not reported as forgotten
+
+    # ── towards the worker ──
+
+    def _dispatch_soon(self) -> None:
+        """After this turn of the event loop, so that calls which came together travel together."""
+        if not self._is_dispatching and not self._in_flight:
+            self._is_dispatching = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        self._is_dispatching = False
+        if self._transport is None or self._is_gone or self._in_flight:
+            return
+        taken = self._take_batch()
+        if not taken:
+            return
+        rows = [job.rows[row] for job, row in taken]
+        self._in_flight = taken
+        self._transport.write(
+            encode_frame(
+                Batch(
+                    lengths=np.array([len(row) for row in rows], dtype="<i4").tobytes(),
+                    token_ids=np.concatenate(rows).astype("<i4", copy=False).tobytes(),
+                    is_cls=np.array([job.is_cls for job, _ in taken], dtype=np.bool_).tobytes(),
+                )
+            )
+        )
+
+    def _take_batch(self) -> list[tuple[_Job, int]]:
+        """(job, row) of the next batch: a row of each job in turn; always at least one."""
+        taken: list[tuple[_Job, int]] = []
+        num_tokens = 0
+        while self._jobs and len(taken) < MAX_BATCH_ROWS:
+            job = self._jobs[0]
+            size = len(job.rows[job.num_taken])
+            if taken and num_tokens + size > MAX_BATCH_TOKENS:
+                break
+            self._jobs.popleft()
+            taken.append((job, job.num_taken))
+            job.num_taken += 1
+            if job.num_taken < len(job.rows):
+                self._jobs.append(job)
+            num_tokens += size
+        self._num_waiting_rows -= len(taken)
+        self._num_waiting_tokens -= num_tokens
+        return taken
+
+    def _forget(self, job: _Job) -> None:
+        if job in self._jobs:
+            self._jobs.remove(job)
+            rest = job.rows[job.num_taken :]
+            self._num_waiting_rows -= len(rest)
+            self._num_waiting_tokens -= sum(map(len, rest))
+
+    # ── from the worker ──
+
+    def _on_frame(self, payload: bytes) -> None:
+        news = _news_decoder.decode(payload)
+        if isinstance(news, Vectors):
+            self._on_vectors(news)
+        elif not self._loaded.done():
+            if isinstance(news, Ready):
+                self._loaded.set_result(news)
+            else:
+                self._loaded.set_exception(WorkerLoadError(news.message))
+
+    def _on_vectors(self, news: Vectors) -> None:
+        done, self._in_flight = self._in_flight, []
+        vectors = np.frombuffer(news.data, dtype="<f4").reshape(len(done), self.info.num_dimensions)
+        for (job, row), vector in zip(done, vectors, strict=True):
+            job.vectors[row] = vector
+            job.num_left -= 1
+            self._num_computed_tokens += len(job.rows[row])
+            if job.num_left == 0 and not job.future.done():
+                job.future.set_result(job.vectors)
+        self._num_batches += 1
+        self._dispatch()
+
+    def _on_disconnect(self) -> None:
+        self._is_gone = True
+        if not self._loaded.done():
+            self._loaded.set_exception(WorkerLoadError("the worker ended while loading; its log says why"))
+        if not self._is_closing:
+            self._child.kill()
+        self._fail_all()
+
+    async def _await_exit(self) -> None:
+        code = await self._child.wait()
+        self._is_gone = True
+        self._fail_all()
+        if not self._is_closing:
+            self._on_exit(
+                f"the worker was killed by signal {-code}" if code < 0 else f"the worker ended with code {code}"
+            )
+
+    def _fail_all(self) -> None:
+        jobs = [*self._jobs, *(job for job, _ in self._in_flight)]
+        self._jobs.clear()
+        self._in_flight = []
+        self._num_waiting_rows = self._num_waiting_tokens = 0
+        for job in jobs:
+            if not job.future.done():
+                job.future.set_exception(WorkerGone("the worker has ended"))
+
+
+class _Connection(asyncio.Protocol):
+    """Our end of the worker's socket."""
+
+    def __init__(self, worker: SinglePass) -> None:
+        self._worker = worker
+        self._reader = FrameReader()
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._reader.feed(data):
+            self._worker._on_frame(payload)
+
+    def connection_lost(self, _exc: Exception | None) -> None:
+        self._worker._on_disconnect()

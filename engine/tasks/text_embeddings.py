@@ -1,0 +1,124 @@
+"""Text embeddings: texts -> token ids -> vectors of the single-pass worker -> one Result.
+
+A text longer than the model reads is cut after `max_tokens`; usage counts the tokens that were computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer as Vocabulary
+
+from engine.protocol.events import Embeddings, Failed, Finished, Result, Started, Usage
+from engine.protocol.tasks import TextEmbeddings
+from engine.report import EngineStatus
+from engine.single_pass import Overloaded, Row, SinglePass, WorkerGone
+from engine.tasks.work import Emit, Refused, Work
+from engine.tokenizer import TokenizerUnusable
+from engine.zygote import Zygote
+
+_LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread
+_MAX_CHARS_PER_TOKEN = 128  # what of a text lies beyond max_tokens times this is not even tokenised
+
+
+class SentenceTokenizer:
+    """Texts -> rows of ids with the model's own marks around them, at most `max_tokens` long."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Raises TokenizerUnusable."""
+        try:
+            self._vocabulary = Vocabulary.from_file(str(model_dir / "tokenizer.json"))
+            self.max_tokens = _max_tokens(model_dir)
+        except Exception as error:  # the tokenizers library raises bare Exception for a definition it cannot build
+            raise TokenizerUnusable(f"tokenizer files of {model_dir.name}: {error}") from error
+        self._vocabulary.no_padding()
+        self._vocabulary.enable_truncation(self.max_tokens)
+
+    def encode(self, texts: Sequence[str]) -> list[Row]:
+        """One row a text."""
+        cut = [text[: self.max_tokens * _MAX_CHARS_PER_TOKEN] for text in texts]
+        return [np.array(encoding.ids, dtype=np.int32) for encoding in self._vocabulary.encode_batch_fast(cut)]
+
+
+class TextEmbedder:
+    """One embedding model on this node: its tokenizer and its worker."""
+
+    def __init__(self, worker: SinglePass, tokenizer: SentenceTokenizer) -> None:
+        self._worker = worker
+        self._tokenizer = tokenizer
+
+    @classmethod
+    async def load(
+        cls, zygote: Zygote, model_dir: Path, device: str, num_threads: int, on_exit: Callable[[str], None]
+    ) -> TextEmbedder:
+        """Raises TokenizerUnusable, WorkerLoadError, ZygoteError."""
+        tokenizer = await asyncio.to_thread(SentenceTokenizer, model_dir)
+        return cls(await SinglePass.start(zygote, model_dir, device, num_threads, on_exit), tokenizer)
+
+    def status(self) -> EngineStatus:
+        return self._worker.status()
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    async def start(self, work: Work, emit: Emit) -> Embedding:
+        """Tokenise and queue. Raises Refused."""
+        assert isinstance(work.task, TextEmbeddings)
+        texts = work.task.texts
+        if not texts:
+            raise Refused("invalid_input", "there is no text to embed")
+        if sum(map(len, texts)) < _LONG_TEXT_CHARS:
+            rows = self._tokenizer.encode(texts)
+        else:
+            rows = await asyncio.to_thread(self._tokenizer.encode, texts)
+        return Embedding(self._worker, rows, work.task.pooling or self._worker.info.pooling, emit)
+
+
+class Embedding:
+    """One call's rows on their way; made by `TextEmbedder.start`."""
+
+    def __init__(self, worker: SinglePass, rows: list[Row], pooling: str, emit: Emit) -> None:
+        self._worker = worker
+        self._rows = rows
+        self._pooling = pooling
+        self._emit = emit
+        self._job = asyncio.create_task(self._run())
+
+    def cancel(self) -> Usage:
+        """Drop the rows that are not being computed; what is, is not counted."""
+        self._job.cancel()
+        return Usage()
+
+    async def _run(self) -> None:
+        try:
+            vectors = await self._worker.run(self._rows, is_cls=self._pooling == "cls")
+        except WorkerGone:
+            self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True))
+            return
+        except Overloaded as error:
+            self._emit(Failed("out_of_capacity", str(error), is_retryable=True))
+            return
+        num_tokens = sum(map(len, self._rows))
+        shape = (vectors.shape[0], vectors.shape[1])
+        self._emit(Started(num_tokens))
+        self._emit(Result(Embeddings(shape, vectors.astype("<f4", copy=False).tobytes(), self._pooling)))
+        self._emit(Finished("stop", Usage(prompt_tokens=num_tokens)))
+
+
+def _max_tokens(model_dir: Path) -> int:
+    """What the model reads at most: its sentence configuration, tokenizer or positions say so, in this order."""
+    sources = (
+        ("sentence_bert_config.json", "max_seq_length"),
+        ("tokenizer_config.json", "model_max_length"),
+        ("config.json", "max_position_embeddings"),
+    )
+    for file, key in sources:
+        path = model_dir / file
+        value = json.loads(path.read_text()).get(key) if path.exists() else None
+        if isinstance(value, int) and 0 < value < 1_000_000:
+            return value
+    return 512
