@@ -67,6 +67,24 @@ async def test_a_message_reaches_every_listener_once(ephemeral: Ephemeral) -> No
         await listener.aclose()
 
 
+@pytest.mark.parametrize("num_steps", range(12))
+async def test_a_cancellation_is_never_lost_however_far_a_command_is(redis_url: str, num_steps: int) -> None:
+    store = Ephemeral.connect(redis_url, timeout_s=2.0)
+
+    async def ask_for_ever() -> None:
+        while True:
+            await store.present("cancelled")
+
+    asking = asyncio.create_task(ask_for_ever())
+    for _ in range(num_steps):
+        await asyncio.sleep(0)
+    asking.cancel()
+    done, _ = await asyncio.wait({asking}, timeout=2.0)
+    assert done
+    assert asking.cancelled()
+    await store.close()
+
+
 async def test_a_frozen_redis_costs_no_more_than_the_timeout(short_tmp_path: Path) -> None:
     server = EmbeddedRedis(short_tmp_path)
     server.start()

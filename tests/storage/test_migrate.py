@@ -16,13 +16,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
 
+import catalog.tables
 import tenants.tables
 from storage.database import Database, metadata
 from storage.errors import StoreUnavailable
 from storage.migrate import current_revision, head_revision, migrate
 
 _VERSIONS = sorted(Path(__file__).resolve().parents[2].glob("migrations/versions/[0-9]*.py"))
-_TABLES: tuple[ModuleType, ...] = (tenants.tables,)
+_TABLES: tuple[ModuleType, ...] = (catalog.tables, tenants.tables)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

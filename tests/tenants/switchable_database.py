@@ -1,0 +1,37 @@
+"""A real database that a test can take away and give back, and that counts how often it was asked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.database import Database
+from storage.errors import StoreUnavailable
+
+
+class SwitchableDatabase(Database):
+    """`is_away` makes every use fail as an outage does."""
+
+    def __init__(self, real: Database) -> None:
+        super().__init__(real._engine, real._url)
+        self.is_away = False
+        self.num_uses = 0
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        self._use()
+        async with super().transaction() as connection:
+            yield connection
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[AsyncConnection]:
+        self._use()
+        async with super().connection() as connection:
+            yield connection
+
+    def _use(self) -> None:
+        self.num_uses += 1
+        if self.is_away:
+            raise StoreUnavailable("database: taken away by the test")
