@@ -6,6 +6,7 @@ StoreUnavailable, and the caller decides what that means. Knows no nodes and no 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -118,10 +119,18 @@ class Ephemeral:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
+    """Failures as StoreUnavailable; and a cancellation stays one. Python 3.11's `wait_for`, by which redis-py waits,
+    drops a cancellation that arrives together with a result, and whoever cancelled would wait for ever."""
+    task = asyncio.current_task()
+    cancellations = task.cancelling() if task is not None else 0
     try:
         yield
     except (RedisError, OSError, TimeoutError) as error:
+        if task is not None and task.cancelling() > cancellations:
+            raise asyncio.CancelledError from error
         raise StoreUnavailable(f"redis: {type(error).__name__}") from error
+    if task is not None and task.cancelling() > cancellations:
+        raise asyncio.CancelledError
 
 
 def _presence_key(kind: str, id: str) -> str:
