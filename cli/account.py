@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
+
+if TYPE_CHECKING:
+    from tenants.accounts import Account
 
 app = typer.Typer(help="Accounts: create, list, block, unblock.", no_args_is_help=True)
 COLUMNS = ("account_id", "name", "status", "plan", "created_at")
@@ -68,17 +72,20 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
 
 
 async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> dict[str, Any]:
+    from storage.errors import Missing
     from tenants import accounts
 
-    async with Target.find(data).database() as database:
-        if await accounts.find(database, account_id) is None:
-            raise CommandFailed(f"there is no account {account_id}")
-        await (accounts.block if is_blocked else accounts.unblock)(database, account_id)
+    target = Target.find(data)
+    async with target.database() as database, target.hints() as ephemeral:
+        try:
+            await (accounts.block if is_blocked else accounts.unblock)(database, account_id, ephemeral=ephemeral)
+        except Missing:
+            raise CommandFailed(f"there is no account {account_id}") from None
         found = await accounts.find(database, account_id)
         assert found is not None
         return record(found)
 
 
-def record(account: Any) -> dict[str, Any]:
-    """What is printed of a `tenants.accounts.Account`."""
-    return {name: getattr(account, name) for name in COLUMNS}
+def record(account: Account) -> dict[str, Any]:
+    """What is printed of an account."""
+    return asdict(account)

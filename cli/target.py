@@ -18,6 +18,7 @@ from cli.output import CommandFailed
 
 if TYPE_CHECKING:
     from storage.database import Database
+    from storage.ephemeral import Ephemeral
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,9 @@ class Target:
             raise CommandFailed(str(error)) from None
         running = data_dir.read_dev() or {}
         urls = {env: str(running[name]) for name, env in URL_FIELDS.items() if name in running}
-        environ = {**os.environ, **data_dir.environ(), **secrets.keys, **urls}
+        # What this shell says of some deployment's stores is not about this platform.
+        inherited = {env: value for env, value in os.environ.items() if env not in URL_FIELDS.values()}
+        environ = {**inherited, **data_dir.environ(), **secrets.keys, **urls}
         return cls(environ, str(data_dir.path), secrets.account_id, running.get("settings", {}))
 
     def processes(self, kind: str) -> dict[str, dict[str, str]]:
@@ -89,3 +92,19 @@ class Target:
             raise CommandFailed(str(error)) from None
         finally:
             await database.close()
+
+    @contextlib.asynccontextmanager
+    async def hints(self) -> AsyncIterator[Ephemeral | None]:
+        """The platform's Redis, to tell gateways of a change at once; None where there is none. It may be away: then
+        they see the change at their next look at the database, a second later."""
+        from storage.ephemeral import Ephemeral
+
+        url = self.environ.get("REDIS_URL", "")
+        if not url:
+            yield None
+            return
+        store = Ephemeral.connect(url)
+        try:
+            yield store
+        finally:
+            await store.close()

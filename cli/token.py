@@ -1,19 +1,23 @@
-"""`hearth token`: the API tokens of an account. Asks `tenants.api_tokens` and prints; a secret is shown once, at birth."""
+"""`hearth token`: the API tokens of an account. Asks `tenants.api_tokens` and prints; secrets are shown at birth only."""
 
 from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
+
+if TYPE_CHECKING:
+    from tenants.api_tokens import ApiToken
 
 app = typer.Typer(help="API tokens: create, list, revoke.", no_args_is_help=True)
 COLUMNS = ("api_token_id", "name", "kind", "status", "groups", "created_at", "expires_at")
@@ -62,8 +66,7 @@ def revoke(
     json: JsonOption = False,
 ) -> None:
     """Revoke an API token; every gateway refuses it within seconds."""
-    asyncio.run(_revoke(data, account, api_token_id))
-    print_record({"api_token_id": api_token_id, "status": "revoked"}, is_json=json)
+    print_record(asyncio.run(_revoke(data, account, api_token_id)), is_json=json)
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
@@ -97,18 +100,22 @@ async def _create(
     expires_at: datetime | None,
     kind: Kind,
 ) -> dict[str, Any]:
-    from tenants import accounts, api_tokens
+    from storage.errors import Missing
+    from tenants import api_tokens, scopes
 
     target = Target.find(data)
     account_id = account_of(target, account)
-    groups = groups_named(permissions)
+    groups = permissions or scopes.WORKERS_AI_GROUPS
     async with target.database() as database:
-        if await accounts.find(database, account_id) is None:
-            raise CommandFailed(f"there is no account {account_id}")
-        created = await api_tokens.create(
-            database, target.pepper(), account_id, name, groups, expires_at=expires_at, kind=kind.value
-        )
-    return record(created.token) | {"account_id": account_id, "secret": created.secret}
+        try:
+            created = await api_tokens.create(
+                database, target.pepper(), account_id, name, groups, expires_at, kind.value
+            )
+        except Missing:
+            raise CommandFailed(f"there is no account {account_id}") from None
+        except ValueError as error:
+            raise CommandFailed(str(error), exit_code=2) from None
+    return record(created.token) | {"secret": created.secret}
 
 
 async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
@@ -119,10 +126,25 @@ async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
         return [record(token) for token in await api_tokens.list_all(database, account_of(target, account))]
 
 
-async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> None:
+async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> dict[str, Any]:
+    from storage.errors import Missing
     from tenants import api_tokens
 
     target = Target.find(data)
-    async with target.database() as database:
-        if not await api_tokens.revoke(database, account_of(target, account), api_token_id):
-            raise CommandFailed(f"this account has no API token {api_token_id}")
+    account_id = account_of(target, account)
+    async with target.database() as database, target.hints() as ephemeral:
+        try:
+            await api_tokens.revoke(database, account_id, api_token_id, ephemeral=ephemeral)
+        except Missing:
+            raise CommandFailed(f"this account has no API token {api_token_id}") from None
+        found = await api_tokens.find(database, account_id, api_token_id)
+        assert found is not None
+        return record(found)
+
+
+def record(token: ApiToken) -> dict[str, Any]:
+    """What is printed of an API token: its permission groups by name."""
+    from tenants import scopes
+
+    groups = [group.name if (group := scopes.find_group(group_id)) else group_id for group_id in token.groups]
+    return asdict(token) | {"groups": groups}

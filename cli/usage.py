@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated
@@ -12,6 +13,9 @@ import typer
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_rows
 from cli.token import AccountOption
+
+
+COLUMNS = ("num_calls", "prompt_tokens", "cached_tokens", "completion_tokens", "neurons")
 
 
 class By(StrEnum):
@@ -35,7 +39,7 @@ def usage(
     if last < first:
         raise CommandFailed("--until is before --since", exit_code=2)
     rows = asyncio.run(_usage(data, account, by, first, last + timedelta(days=1)))
-    print_rows(rows, COLUMNS, is_json=json, empty="nothing used")
+    print_rows(rows, (by.value, *COLUMNS), is_json=json, empty="nothing used")
 
 
 def parse_day(option: str, text: str) -> datetime:
@@ -44,3 +48,15 @@ def parse_day(option: str, text: str) -> datetime:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
         raise CommandFailed(f"{option}: {text!r} is not a day such as 2026-11-20", exit_code=2) from None
+
+
+async def _usage(
+    data: Path | None, account: str | None, by: By, since: datetime, until: datetime
+) -> list[dict[str, Any]]:
+    from tenants import usage as ledger
+
+    target = Target.find(data)
+    async with target.database() as database:
+        sums = await ledger.total(database, account_of(target, account), since, until, by=by.value)
+    rows = [asdict(row) for row in sums]
+    return [{by.value: row.pop("key"), **row, "neurons": row["micro_neurons"] / 1e6} for row in rows]

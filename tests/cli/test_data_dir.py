@@ -1,0 +1,100 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cli.data_dir import DataDir, DataDirInUse, Secrets
+from storage.database_url import parse_database_url
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> DataDir:
+    made = DataDir(tmp_path / "platform")
+    made.create()
+    return made
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_secrets_are_made_once_and_only_their_owner_can_read_them(data_dir: DataDir):
+    first = data_dir.ensure_secrets()
+    assert data_dir.ensure_secrets() == first
+    assert len(set(first.keys.values())) == 3
+    assert all(len(bytes.fromhex(key)) == 32 for key in first.keys.values())
+    assert mode(data_dir.path / "secrets.json") == 0o600
+    assert mode(data_dir.path) == 0o700
+
+
+def test_the_first_account_is_kept_with_the_secrets(data_dir: DataDir):
+    keys = data_dir.ensure_secrets().keys
+    data_dir.write_secrets(Secrets(keys, "a" * 32, "cfut_x"))
+    assert data_dir.read_secrets() == Secrets(keys, "a" * 32, "cfut_x")
+
+
+def test_a_damaged_secrets_file_is_said_and_never_made_anew(data_dir: DataDir):
+    (data_dir.path / "secrets.json").write_text('{"HEARTH_TOKEN_PEPPER": "00"}')
+    with pytest.raises(ValueError, match="damaged"):
+        data_dir.ensure_secrets()
+
+
+def test_dev_json_is_private_and_read_back_whole(data_dir: DataDir):
+    data_dir.write_dev({"pid": 1, "api_token": "cfut_x"})
+    assert mode(data_dir.path / "dev.json") == 0o600
+    assert data_dir.read_dev() == {"pid": 1, "api_token": "cfut_x"}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_dev_json_that_cannot_be_read_counts_as_none(data_dir: DataDir, content: str):
+    (data_dir.path / "dev.json").write_text(content)
+    assert data_dir.read_dev() is None
+
+
+def test_a_folder_is_held_by_one_and_the_second_learns_by_whom(data_dir: DataDir):
+    second = DataDir(data_dir.path).held("http://127.0.0.1:2")
+    with data_dir.held("http://127.0.0.1:1"), pytest.raises(DataDirInUse) as caught, second:
+        pass
+    assert (caught.value.pid, caught.value.url) == (os.getpid(), "http://127.0.0.1:1")
+    with data_dir.held("http://127.0.0.1:3"):
+        pass
+
+
+def test_what_a_killed_platform_left_is_swept_when_the_folder_is_held_again(data_dir: DataDir):
+    data_dir.write_dev({"pid": 999999})
+    (data_dir.path / "lock").write_text(json.dumps({"pid": 999999, "url": "http://old"}))
+    with data_dir.held("http://new"):
+        assert data_dir.read_dev() is None
+
+
+def test_dev_json_ends_with_the_platform(data_dir: DataDir):
+    with data_dir.held("http://new"):
+        data_dir.write_dev({"pid": 1})
+    assert data_dir.read_dev() is None
+
+
+@pytest.mark.parametrize("name", ["x" * 120, "with space", "with%25", "ünïcode"])
+def test_sockets_go_where_their_paths_are_short_and_plain(tmp_path: Path, name: str):
+    data_dir = DataDir(tmp_path / name)
+    data_dir.create()
+    folder = data_dir.run_dir()
+    try:
+        assert len(os.fsencode(folder / "node-abcdefghijklmnop-64.http.sock")) <= 107
+        assert " " not in str(folder)
+        assert mode(folder) == 0o700
+        assert DataDir(tmp_path / name).run_dir() == folder
+    finally:
+        folder.rmdir()
+
+
+def test_a_run_folder_that_others_can_enter_is_refused(data_dir: DataDir):
+    data_dir.run_dir().chmod(0o755)
+    with pytest.raises(PermissionError):
+        data_dir.run_dir()
+
+
+@pytest.mark.parametrize("name", ["plain", "with space", "100%25", "a#b?c"])
+def test_store_urls_name_the_folder_s_own_files_whatever_it_is_called(tmp_path: Path, name: str):
+    data_dir = DataDir(tmp_path / name)
+    assert parse_database_url(data_dir.environ()["DATABASE_URL"]).path == data_dir.path / "hearth.db"

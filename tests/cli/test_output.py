@@ -1,0 +1,55 @@
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from cli.output import print_failure, print_record, print_rows
+
+ROWS = [{"name": "acme [red]", "at": datetime(2026, 1, 2, tzinfo=UTC), "is_on": True, "tags": ["a", "b"], "gone": None}]
+
+
+def test_programs_get_every_field_of_every_row(capsys: pytest.CaptureFixture[str]):
+    print_rows(ROWS, ("name",), is_json=True, empty="none")
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row == {
+        "name": "acme [red]",
+        "at": "2026-01-02 00:00:00+00:00",
+        "is_on": True,
+        "tags": ["a", "b"],
+        "gone": None,
+    }
+
+
+def test_people_get_the_columns_asked_for_and_markup_in_names_is_only_text(capsys: pytest.CaptureFixture[str]):
+    print_rows(ROWS, ("name", "is_on", "tags", "gone"), is_json=False, empty="none")
+    out = capsys.readouterr().out
+    assert "acme [red]" in out
+    assert "a, b" in out
+    assert "2026" not in out
+
+
+def test_long_cells_are_not_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]):
+    print_rows([{"a": "x" * 90, "b": "y" * 90}], ("a", "b"), is_json=False, empty="none")
+    assert any("x" * 90 in line and "y" * 90 in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_nothing_is_said_in_words_or_as_an_empty_list(capsys: pytest.CaptureFixture[str]):
+    print_rows([], ("a",), is_json=False, empty="no rows yet")
+    print_rows([], ("a",), is_json=True, empty="no rows yet")
+    assert capsys.readouterr().out == "no rows yet\n[]\n"
+
+
+def test_a_record_is_lines_for_people_and_an_object_for_programs(capsys: pytest.CaptureFixture[str]):
+    print_record({"id": 1, "longer": "x"}, is_json=False)
+    print_record({"id": 1}, is_json=True)
+    assert capsys.readouterr().out == 'id      1\nlonger  x\n{"id": 1}\n'
+
+
+def test_a_failure_is_one_line_on_standard_error(capsys: pytest.CaptureFixture[str]):
+    print_failure("it broke", 1, is_json=False)
+    print_failure("it broke", 2, is_json=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = captured.err.splitlines()
+    assert first == "hearth: it broke"
+    assert json.loads(second) == {"error": {"message": "it broke", "exit_code": 2}}
