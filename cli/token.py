@@ -1,4 +1,4 @@
-"""`hearth token`: the API tokens of an account. Asks `tenants.api_tokens` and prints; secrets are shown at birth only."""
+"""`hearth token`: the API tokens of an account. Asks `tenants.api_tokens` and prints; secrets show at birth only."""
 
 from __future__ import annotations
 

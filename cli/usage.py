@@ -6,14 +6,15 @@ import asyncio
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_rows
-from cli.token import AccountOption
-
+from cli.target import Target
+from cli.token import AccountOption, account_of
 
 COLUMNS = ("num_calls", "prompt_tokens", "cached_tokens", "completion_tokens", "neurons")
 
