@@ -48,10 +48,10 @@ class Runner:
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp1-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0
+        kernels = kernels or CpuKernels()
+        self._model = architecture(self.model_config, self.dtype, torch.device("cpu"))
+        weights.load(checkpoint, self._model.destinations())  # by threads, which inference mode does not reach
         with torch.inference_mode():
-            kernels = kernels or CpuKernels()
-            self._model = architecture(self.model_config, self.dtype, torch.device("cpu"))
-            weights.load(checkpoint, self._model.destinations())
             self._model.bind(kernels, self.max_model_len)
             self._pool = self._allocate_pool()
             self._attention = kernels.attention(self._pool, self._model.attention_shape)

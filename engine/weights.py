@@ -174,7 +174,7 @@ def _read_rows(fd: int, entry: TensorEntry, name: str, destination: torch.Tensor
     dtype = _LOADABLE[entry.dtype]
     is_direct = rows.dtype == dtype and rows.is_contiguous()
     target = rows if is_direct else torch.empty(rows.shape, dtype=dtype)
-    buffer = memoryview(target.reshape(-1).view(torch.uint8).numpy())
+    buffer = memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
     offset = entry.offset + first * row_bytes
     while len(buffer):
         count = os.preadv(fd, [buffer], offset)

@@ -79,13 +79,15 @@ class CpuAttention:
         ]
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        width = self._shape.query_width
-        num_dense = self._num_dense
-        self._layers[layer].index_copy_(0, self._slot_mapping, qkv[:, width:])
-        if not self._rows:
-            return self._workspace.attend(layer, qkv)
-        parts = [self._workspace.attend(layer, qkv[:num_dense])] if num_dense else []  # [dense rows, H D]
-        parts += [self._attend_row(layer, qkv, row) for row in self._rows]  # each [row's tokens, H D]
+        num_dense, parts = self._num_dense, []
+        if num_dense:
+            parts.append(self._workspace.attend(layer, qkv[:num_dense] if self._rows else qkv))  # [dense rows, H D]
+            if layer + 1 == len(self._layers):
+                self._workspace.store(self._slot_mapping[:num_dense])
+        if self._rows:
+            width = self._shape.query_width
+            self._layers[layer].index_copy_(0, self._slot_mapping[num_dense:], qkv[num_dense:, width:])
+            parts += [self._attend_row(layer, qkv, row) for row in self._rows]  # each [row's tokens, H D]
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # [T, H D]
 
     def _attend_row(self, layer: int, qkv: torch.Tensor, row: _PrefillRow) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from engine.kernels.interface import Operator
 
-_SMALL_FLOAT32 = 1 << 19  # elements; below, float32 is faster through the plain operator
+_SMALL_FLOAT32 = 1 << 16  # elements; below, float32 is faster through the plain operator
 _PROBE_ROWS = 16
 _FLOAT32_MARGIN = 0.8  # float32 wins only if clearly faster: the choice should not hang on noise
 

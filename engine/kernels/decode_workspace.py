@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from engine.kernels.interface import AttentionShape, KvPool
 
 _COLUMN_STEP = 64  # capacities are multiples: few distinct product shapes, since a kernel is built for each
-_MAX_FLOAT32_POSITIONS = 4096  # rows × columns up to which float32 products beat bfloat16 ones
+_MAX_FLOAT32_POSITIONS = 1024  # rows × columns up to which float32 products beat bfloat16 ones
 _HIDDEN = float("-inf")
 
 Ids = NDArray[np.int64]
@@ -28,7 +28,7 @@ Lengths = NDArray[np.int32]
 class DecodeWorkspace:
     """At most `max_bytes` of rows; letters as in `interface.py`, W workspace rows in use.
 
-    Call `arrange` once a step with its decode rows, then `attend` for every layer in order.
+    Call `arrange` once a step with its decode rows, then `attend` for every layer in order, then `store`.
     """
 
     def __init__(self, pool: KvPool, shape: AttentionShape, max_bytes: int) -> None:
@@ -37,6 +37,7 @@ class DecodeWorkspace:
         self._block_size = pool.block_size
         self._pool_dtype = pool.data.dtype
         self._blocks = pool.data.view(pool.num_layers, pool.num_blocks, -1)  # [L, N, block size × 2 G D]
+        self._slots = pool.data.unflatten(2, (2, shape.num_kv_heads, shape.head_dim))  # [L, slots, 2, G, D]
         self._scale = shape.head_dim**-0.5
         # The batch as it came in the last step, in its order, and where each of its rows lies.
         self._num_offered = 0
@@ -50,8 +51,12 @@ class DecodeWorkspace:
         self._to_workspace: torch.Tensor | None = None  # int64 [W], None while the orders agree
         self._to_batch: torch.Tensor | None = None
         self._active_bias = self._bias
+        self._query = self._bias  # [W, H D], and the same memory as [W G, H / G, D]
+        self._query_groups = self._bias
+        self._kv_view: tuple[tuple[int, ...], tuple[int, ...], int]  # a step's qkv seen as [W, 2, G, D]
         self._operands: list[tuple[torch.Tensor, torch.Tensor]] = []  # L × keys [W G, D, capacity], values [W G, …, D]
-        self._newest: tuple[torch.Tensor, ...] = ()  # L × [2, W, G, D]
+        self._newest = self._data  # [L, W, 2, G, D], the column being written
+        self._newest_by_layer: tuple[torch.Tensor, ...] = ()
 
     def arrange(self, sequence_ids: Ids, context_lens: Lengths, block_tables: NDArray[np.int32]) -> int:
         """Make room for the new token of each row. Returns how many rows, from the first, the workspace takes."""
@@ -73,26 +78,29 @@ class DecodeWorkspace:
         window = self._shape.window
         if window is not None and self._column >= window:
             self._active_bias.select(2, self._column - window).fill_(_HIDDEN)
-        self._newest = self._data[:, :, :num_rows].select(4, self._column).unbind(0)
+        self._newest = self._data[:, :, :num_rows].select(4, self._column).transpose(1, 2)
+        self._newest_by_layer = self._newest.unbind(0)
         return num_rows
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv [W, (H + 2 G) D], rotated -> [W, H D]. Stores the keys and values in the workspace only."""
-        shape, width = self._shape, self._shape.query_width
+        """qkv [W, (H + 2 G) D], rotated -> [W, H D]. Keys and values go here; `store` takes them further."""
         if self._to_workspace is not None:
             qkv = qkv.index_select(0, self._to_workspace)
-        num_rows, num_kv_heads, head_dim = len(qkv), shape.num_kv_heads, shape.head_dim
-        self._newest[layer].copy_(qkv[:, width:].view(num_rows, 2, num_kv_heads, head_dim).transpose(0, 1))
-        query = qkv[:, :width].reshape(num_rows * num_kv_heads, -1, head_dim)  # [W G, H / G, D]
+        width = self._shape.query_width
+        self._query.copy_(qkv[:, :width])
+        self._newest_by_layer[layer].copy_(qkv.as_strided(*self._kv_view))
         keys, values = self._operands[layer]
-        if query.dtype == keys.dtype:
-            scores = torch.baddbmm(self._active_bias, query, keys, alpha=self._scale)  # [W G, H / G, capacity]
-            mixed = torch.bmm(torch.softmax(scores, -1), values)  # [W G, H / G, D]
-        else:
-            scores = torch.baddbmm(self._active_bias, query.to(keys.dtype), keys, alpha=self._scale)
-            mixed = torch.bmm(torch.softmax(scores, -1), values).to(query.dtype)
-        mixed = mixed.view(num_rows, width)
+        scores = torch.baddbmm(self._active_bias, self._query_groups, keys, alpha=self._scale)  # [W G, H / G, capacity]
+        mixed = torch.bmm(torch.softmax(scores, -1), values).view(len(qkv), width)  # [W, H D]
+        if mixed.dtype != qkv.dtype:
+            mixed = mixed.to(qkv.dtype)
         return mixed if self._to_batch is None else mixed.index_select(0, self._to_batch)
+
+    def store(self, slot_mapping: torch.Tensor) -> None:
+        """Write the step's keys and values of all layers to the pool at int64 slot_mapping [W], once all attended."""
+        if self._to_workspace is not None:
+            slot_mapping = slot_mapping.index_select(0, self._to_workspace)
+        self._slots.index_copy_(1, slot_mapping, self._newest.to(self._pool_dtype))
 
     @property
     def _capacity(self) -> int:
@@ -115,8 +123,8 @@ class DecodeWorkspace:
             self._allocate(num_rows, int(history[:num_rows].max()))
             places = np.full(num_rows, -1, np.int64)
         free = np.setdiff1d(np.arange(num_rows), places)
-        for row, place in zip(np.flatnonzero(places < 0), free, strict=True):
-            self._fill(int(place), block_tables[row], int(context_lens[row]) - 1, int(history[row]))
+        for row, place in zip(np.flatnonzero(places < 0).tolist(), free.tolist(), strict=True):
+            self._fill(place, block_tables[row], int(context_lens[row]) - 1, int(history[row]))
             places[row] = place
         self._sequence_ids, self._lengths = sequence_ids[:num_rows].copy(), context_lens[:num_rows].copy()
         self._places = places
@@ -146,11 +154,10 @@ class DecodeWorkspace:
             places[row] = place if length + 1 == context_len else -1
         self._column = column
         gaps = np.setdiff1d(np.arange(num_rows), places)
-        num_kv_heads = self._shape.num_kv_heads
-        for row, gap in zip(np.flatnonzero(places >= num_rows), gaps, strict=False):
+        for row, gap in zip(np.flatnonzero(places >= num_rows).tolist(), gaps.tolist(), strict=False):
             place = int(places[row])
             self._data[:, :, gap].copy_(self._data[:, :, place])
-            self._bias_of(int(gap)).copy_(self._bias[place * num_kv_heads : (place + 1) * num_kv_heads])
+            self._bias_of(gap).copy_(self._bias_of(place))
             places[row] = gap
         return places
 
@@ -165,7 +172,11 @@ class DecodeWorkspace:
         if self._data.shape == wanted and self._data.dtype == dtype:
             self._data.zero_()
         else:
-            self._operands, self._newest = [], ()  # release the old memory before taking the new
+            self._operands, self._newest_by_layer, self._newest = (
+                [],
+                (),
+                self._blocks,
+            )  # release the old memory before taking the new
             self._data = torch.empty(0)
             self._data = torch.zeros(wanted, dtype=dtype)
         self._bias = torch.full((max_rows * num_kv_heads, 1, capacity), _HIDDEN, dtype=dtype)
@@ -191,8 +202,12 @@ class DecodeWorkspace:
         row[:, :, :, first : self._column].copy_(tokens.permute(0, 2, 3, 1, 4))
 
     def _make_views(self, num_rows: int) -> None:
-        num_kv_heads = self._shape.num_kv_heads
+        shape, num_kv_heads, head_dim = self._shape, self._shape.num_kv_heads, self._shape.head_dim
         self._active_bias = self._bias[: num_rows * num_kv_heads]
+        self._query = torch.empty(num_rows, shape.query_width, dtype=self._data.dtype)
+        self._query_groups = self._query.view(num_rows * num_kv_heads, -1, head_dim)
+        kv_strides = (shape.query_width + shape.kv_width, num_kv_heads * head_dim, head_dim, 1)
+        self._kv_view = ((num_rows, 2, num_kv_heads, head_dim), kv_strides, shape.query_width)
         self._operands = [
             (layer[0, :num_rows].flatten(0, 1).transpose(1, 2), layer[1, :num_rows].flatten(0, 1))
             for layer in self._data.unbind(0)
