@@ -62,7 +62,9 @@ class Database:
         Raises ValueError for a URL that names neither database.
         """
         parsed = parse_database_url(url)
-        arguments: dict[str, Any] = {"pool_size": pool_size, "max_overflow": pool_size, "pool_timeout": pool_timeout_s}
+        # hide_parameters: an error's text may end in a log, and rows hold what must not.
+        pool = {"pool_size": pool_size, "max_overflow": pool_size, "pool_timeout": pool_timeout_s}
+        arguments: dict[str, Any] = {**pool, "hide_parameters": True}
         if parsed.dialect == "sqlite":
             # isolation_level None: the driver begins nothing by itself, we do (see _begin_sqlite).
             arguments["connect_args"] = {"isolation_level": None, "timeout": statement_timeout_s}

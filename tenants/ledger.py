@@ -17,7 +17,7 @@ from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
 from storage.spool import Spool
 from telemetry import metrics
-from tenants.usage import UsageEntry, decode, encode, write
+from tenants.usage import UsageEntry, decode, encode, takes_rows, write
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ _BATCH_ENTRIES = 500
 _GATHER_S = 0.02
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
+# A number too big for its column is an OverflowError on SQLite, and a driver's error on Postgres.
+_REFUSALS = (StoreError, SQLAlchemyError, OverflowError)
 
 
 class UsageLedger:
@@ -106,7 +108,7 @@ class UsageLedger:
             num_new = await write(self._database, entries)
         except StoreUnavailable:
             raise
-        except (StoreError, SQLAlchemyError):
+        except _REFUSALS:
             num_new = await self._write_one_by_one(entries)
         await self._spool.acknowledge(position)
         metrics.USAGE_LEDGERED.inc(num_new)
@@ -114,14 +116,16 @@ class UsageLedger:
         return False
 
     async def _write_one_by_one(self, entries: list[UsageEntry]) -> int:
-        """A batch that the database refuses holds an entry that it will never take: find it, keep it aside."""
+        """The database refuses a batch: if only for an entry that it will never take, keep that one aside."""
+        if not await takes_rows(self._database):
+            raise StoreUnavailable("the ledger takes no rows at all: is the database migrated, may we write?")
         num_new = 0
         for entry in entries:
             try:
                 num_new += await write(self._database, [entry])
             except StoreUnavailable:
                 raise
-            except (StoreError, SQLAlchemyError) as error:
+            except _REFUSALS as error:
                 self._set_aside(encode(entry), type(error).__name__)
         return num_new
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import BigInteger, ColumnElement, String, cast, func, select
+from sqlalchemy import BigInteger, ColumnElement, String, cast, func, insert, select
+from sqlalchemy.exc import SQLAlchemyError
 
-from storage.database import Database, insert_new, utc_day
+from storage.database import Database, insert_new, utc_day, uuid7
 from tenants.tables import usage_entries
 
 MAX_ROWS_PER_STATEMENT = 500
@@ -95,6 +96,21 @@ async def write(database: Database, entries: Sequence[UsageEntry]) -> int:
             chunk = rows[start : start + MAX_ROWS_PER_STATEMENT]
             num_new += len((await connection.execute(statement, chunk)).all())
     return num_new
+
+
+async def takes_rows(database: Database) -> bool:
+    """Whether the ledger takes a plain entry, tried and undone: if it does, an entry that it refuses is at fault
+    itself. Raises StoreUnavailable."""
+    text = dict.fromkeys(("account_id", "api_token_id", "model", "revision", "task", "pop", "node_id", "status"), "")
+    numbers = dict.fromkeys((*_SUMS, "duration_ms", "attempts"), 0)
+    plain = {"request_id": uuid7(), "started_at": datetime.now(UTC), "ttft_ms": None, "is_stream": False}
+    try:
+        async with database.transaction() as connection:
+            await connection.execute(insert(usage_entries).values(**text, **numbers, **plain))
+            await connection.rollback()
+    except SQLAlchemyError:
+        return False
+    return True
 
 
 async def total(

@@ -64,7 +64,7 @@ class PostgresServer:
 
     def start(self) -> None:
         # Tests kill the server, never the machine's power, so syncing its files would only cost time.
-        quick = ["fsync=off", "full_page_writes=off", "synchronous_commit=off", "max_connections=60"]
+        quick = ["fsync=off", "full_page_writes=off", "max_connections=60"]
         options = [
             word
             for setting in (*quick, "listen_addresses=", f"unix_socket_directories={self._data}")
