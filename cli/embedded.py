@@ -65,6 +65,10 @@ class EmbeddedPlatform:
         self._own_environs: dict[str, dict[str, str]] = {}
         self._nodes = {node_id: self._node_child(node_id, pop) for node_id, pop in plan.nodes.items()}
         self._gateway = self._gateway_child()
+        # Nodes load the models of this setting, the first one first; that is the one people are told to call.
+        models = os.environ.get("HEARTH_NODE_MODELS", "").split(",")
+        self._chat_model = models[0].strip() or CHAT_MODEL
+        self._waiting_for = ""
         self._is_ready = False
 
     async def start(self) -> None:
@@ -84,9 +88,8 @@ class EmbeddedPlatform:
             async with asyncio.timeout(_START_DEADLINE_S):
                 await self._unless_failed(self._until_ready())
         except TimeoutError:
-            raise CommandFailed(
-                f"not ready after {_START_DEADLINE_S:.0f} s; the logs are in {self._data_dir.logs}"
-            ) from None
+            limit = f"not ready after {_START_DEADLINE_S:.0f} s"
+            raise CommandFailed(f"{limit}, still {self._waiting_for}; logs are in {self._data_dir.logs}") from None
         self._is_ready = True
         for child in self._children():
             child.settle()
@@ -102,7 +105,7 @@ class EmbeddedPlatform:
             "base_url": f"{self._plan.origin}/client/v4",
             "account_id": self._secrets.account_id,
             "api_token": self._secrets.api_token,
-            "chat_model": CHAT_MODEL,
+            "chat_model": self._chat_model,
             "embed_model": EMBED_MODEL,
             "pid": os.getpid(),
             "pids": {
@@ -155,22 +158,26 @@ class EmbeddedPlatform:
             await self._until_models_are_hot(store)
         finally:
             await store.close()
-        self._progress.step("waiting for the gateway")
+        self._await("waiting for the gateway")
         while not await is_gateway_ready(self._plan.probe_host, self._plan.port):  # noqa: ASYNC110 - another process
             await asyncio.sleep(_POLL_S)
         self._progress.done("gateway is ready")
+
+    def _await(self, what: str) -> None:
+        self._waiting_for = what
+        self._progress.step(what)
 
     async def _until_models_are_hot(self, store: Any) -> None:
         hot: frozenset[str] = frozenset()
         while len(hot) < len(self._nodes):
             waiting = ", ".join(node_id for node_id in self._nodes if node_id not in hot)
-            self._progress.step(f"waiting for {CHAT_MODEL} on {waiting}")
+            self._await(f"waiting for {self._chat_model} on {waiting}")
             with contextlib.suppress(StoreUnavailable):
-                now = progress_of(await read_nodes(store), list(self._nodes), CHAT_MODEL)
+                now = progress_of(await read_nodes(store), list(self._nodes), self._chat_model)
                 for node_id, detail in now.failed.items():
-                    raise CommandFailed(f"node {node_id} cannot load {CHAT_MODEL}: {detail}")
+                    raise CommandFailed(f"node {node_id} cannot load {self._chat_model}: {detail}")
                 for node_id in now.hot - hot:
-                    self._progress.done(f"node {node_id} holds {CHAT_MODEL}")
+                    self._progress.done(f"node {node_id} holds {self._chat_model}")
                 hot = now.hot
             await asyncio.sleep(_POLL_S)
 

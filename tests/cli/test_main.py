@@ -1,0 +1,152 @@
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import main
+from cli.data_dir import DataDir
+
+HEAVY = ("sqlalchemy", "alembic", "redis", "torch", "numpy", "boto3", "httpx", "jsonschema_rs", "starlette", "pydantic")
+
+
+def test_the_help_of_every_command_loads_nothing_heavy():
+    """What makes `hearth --help` fast, stated as what it imports: a figure in seconds depends on the machine."""
+    script = f"import sys, cli.main; print([name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_noun_is_there(capsys: pytest.CaptureFixture[str]):
+    assert main.run(["--help"]) == 0
+    out = capsys.readouterr().out
+    for noun in ("up", "account", "token", "model", "usage", "doctor", "settings", "migrate"):
+        assert f" {noun} " in out
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["account", "nonsense"], ["account", "create"], ["up", "--port", "70000"], ["--nope"]]
+)
+def test_a_command_line_that_cannot_be_read_is_one_line_and_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main.run(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("hearth: ")
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["account"]])
+def test_a_noun_without_a_verb_shows_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main.run(arguments) == 2
+    assert "Usage: hearth" in "".join(capsys.readouterr())
+
+
+def test_where_no_platform_is_commands_say_how_to_get_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("DATABASE_URL", raising=False)
+    assert main.run(["account", "list", "--data", str(tmp_path)]) == 1
+    assert "hearth up" in capsys.readouterr().err
+
+
+def test_a_database_without_tables_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data_dir = DataDir(tmp_path / "x")
+    data_dir.create()
+    data_dir.ensure_secrets()
+    assert main.run(["account", "list", "--data", str(data_dir.path)]) == 1
+    assert "hearth migrate" in capsys.readouterr().err
+    assert main.run(["migrate", "--data", str(data_dir.path)]) == 0
+    assert main.run(["account", "list", "--data", str(data_dir.path)]) == 0
+
+
+@pytest.mark.parametrize("url", ["nonsense://x", "sqlite://relative", "postgresql://u:hunter2@127.0.0.1:1/x"])
+def test_a_database_that_cannot_be_reached_is_one_line_without_its_password(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("DATABASE_URL", url)
+    assert main.run(["account", "list"]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("hearth: ")
+    assert len(err.splitlines()) == 1
+    assert "hunter2" not in err
+
+
+def test_the_environment_s_platform_is_used_unless_a_folder_is_named(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("DATABASE_URL", f"sqlite://{tmp_path}/other.db")
+    assert main.run(["migrate"]) == 0
+    assert main.run(["account", "create", "there"]) == 0
+    assert main.run(["account", "create", "here", "--data", str(data)]) == 0
+    capsys.readouterr()
+    assert main.run(["account", "list"]) == 0
+    listed = capsys.readouterr().out
+    assert "there" in listed
+    assert "here " not in listed.replace("there", "")
+
+
+def test_migrating_twice_changes_nothing(hearth: Callable[..., Any]):
+    done = hearth("migrate")
+    assert done["before"] == done["revision"]
+
+
+def test_settings_show_where_each_value_comes_from_and_mask_secrets(hearth: Callable[..., Any], monkeypatch: Any):
+    monkeypatch.setenv("REDIS_URL", "redis://ignored")
+    monkeypatch.setenv("HEARTH_LOG_LEVEL", "debug")
+    message = hearth("settings", "gateway", status=1)
+    assert message.startswith("gateway: REDIS_URL is not set")
+
+
+def test_settings_of_a_deployment_are_those_of_its_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+):
+    environ = {
+        "DATABASE_URL": "postgresql://hearth:hunter2@db/hearth",
+        "REDIS_URL": "redis://redis:6379/0",
+        "HEARTH_TOKEN_PEPPER": "01" * 32,
+        "HEARTH_CACHE_SECRET": "02" * 32,
+        "HEARTH_CLUSTER_SECRET": "03" * 32,
+        "HEARTH_SPOOL_DIR": str(tmp_path),
+        "HEARTH_NODE_LISTEN": "tcp://127.0.0.1:8789",
+        "HEARTH_PORT": "9000",
+    }
+    for env, value in environ.items():
+        monkeypatch.setenv(env, value)
+    assert main.run(["settings"]) == 0
+    out = capsys.readouterr().out
+    assert "hunter2" not in out
+    assert "0101" not in out
+    assert "9000" in out
+    monkeypatch.setenv("HEARTH_PORT", "many")
+    assert main.run(["settings", "gateway"]) == 1
+    assert "HEARTH_PORT='many'" in capsys.readouterr().err
+
+
+def test_doctor_says_what_is_there_and_fails_only_for_what_is_broken(
+    hearth: Callable[..., Any], data: Path, capsys: pytest.CaptureFixture[str]
+):
+    checks = {check["name"]: check for check in hearth("doctor")}
+    assert checks["database"]["result"] == "ok"
+    assert checks["objects"]["result"] == "ok"
+    assert checks["redis"]["result"] == "absent"
+    assert "cores" in checks["cpu"]["detail"]
+    (data / "hearth.db").write_bytes(b"this is no database, but it is long enough to be read as one" * 100)
+    assert main.run(["doctor", "--data", str(data), "--json"]) == 1
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["database"]["result"] == "failed"
+
+
+def test_output_cut_short_by_its_reader_is_no_traceback(data: Path):
+    script = "import sys; from cli.main import run; sys.exit(run(sys.argv[1:]))"
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-c", script, "account", "list", "--data", str(data), "--json"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,156 @@
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.data_dir import DataDir, Secrets
+from cli.output import CommandFailed
+from cli.token import parse_expiry
+from storage.database import Database
+from tenants import usage
+from tenants.api_token_text import parse_secret
+from tenants.usage import UsageEntry
+
+Hearth = Callable[..., Any]
+UNKNOWN = "f" * 32
+
+
+def test_an_account_is_created_and_listed(hearth: Hearth):
+    made = hearth("account", "create", "acme")
+    assert made["name"] == "acme"
+    assert made["status"] == "active"
+    assert len(made["account_id"]) == 32
+    assert hearth("account", "list") == [made]
+
+
+def test_an_account_may_be_created_under_a_given_id_once(hearth: Hearth):
+    assert hearth("account", "create", "acme", "--id", "a" * 32)["account_id"] == "a" * 32
+    assert "already" in hearth("account", "create", "other", "--id", "a" * 32, status=1)
+
+
+def test_a_malformed_account_id_or_name_is_refused(hearth: Hearth):
+    hearth("account", "create", "acme", "--id", "nope", status=2)
+    hearth("account", "create", "  ", status=2)
+
+
+def test_an_account_is_blocked_and_unblocked(hearth: Hearth):
+    account_id = hearth("account", "create", "acme")["account_id"]
+    assert hearth("account", "block", account_id)["status"] == "blocked"
+    assert hearth("account", "unblock", account_id)["status"] == "active"
+    assert "no account" in hearth("account", "block", UNKNOWN, status=1)
+
+
+def test_a_token_s_secret_is_shown_at_its_creation_and_never_again(hearth: Hearth):
+    account_id = hearth("account", "create", "acme")["account_id"]
+    made = hearth("token", "create", "--account", account_id, "--name", "laptop")
+    assert parse_secret(made["secret"])
+    assert made["groups"] == ["Workers AI Read", "Workers AI Write"]
+    (listed,) = hearth("token", "list", "--account", account_id)
+    assert listed == {key: value for key, value in made.items() if key != "secret"}
+
+
+def test_a_token_gets_the_permissions_expiry_and_kind_asked_for(hearth: Hearth):
+    account_id = hearth("account", "create", "acme")["account_id"]
+    options = ("--permission", "workers ai read", "--expires", "30d", "--kind", "account")
+    made = hearth("token", "create", "--account", account_id, *options)
+    assert made["secret"].startswith("cfat_")
+    assert made["groups"] == ["Workers AI Read"]
+    left = datetime.fromisoformat(made["expires_at"]) - datetime.now(UTC)
+    assert timedelta(days=29) < left <= timedelta(days=30)
+
+
+def test_a_revoked_token_stays_listed_as_revoked(hearth: Hearth):
+    account_id = hearth("account", "create", "acme")["account_id"]
+    token_id = hearth("token", "create", "--account", account_id)["api_token_id"]
+    assert hearth("token", "revoke", token_id, "--account", account_id)["status"] == "revoked"
+    assert [row["status"] for row in hearth("token", "list", "--account", account_id)] == ["revoked"]
+
+
+def test_an_account_cannot_revoke_another_s_token(hearth: Hearth):
+    mine, other = (hearth("account", "create", name)["account_id"] for name in ("acme", "other"))
+    token_id = hearth("token", "create", "--account", mine)["api_token_id"]
+    assert "no API token" in hearth("token", "revoke", token_id, "--account", other, status=1)
+    assert [row["status"] for row in hearth("token", "list", "--account", mine)] == ["active"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        (("--account", UNKNOWN), 1),
+        ((), 2),
+        (("--account", UNKNOWN, "--permission", "Everything"), 2),
+        (("--account", UNKNOWN, "--expires", "soon"), 2),
+        (("--account", UNKNOWN, "--expires", "2001-01-01"), 2),
+        (("--account", UNKNOWN, "--kind", "robot"), 2),
+    ],
+)
+def test_a_token_that_cannot_be_is_refused_in_one_line(hearth: Hearth, options: tuple[str, ...], status: int):
+    message = hearth("token", "create", *options, status=status)
+    assert message
+    assert "\n" not in message
+
+
+def test_without_an_account_the_platform_s_first_one_is_meant(hearth: Hearth, data: Path):
+    data_dir = DataDir(data)
+    account_id = hearth("account", "create", "first")["account_id"]
+    data_dir.write_secrets(Secrets(data_dir.ensure_secrets().keys, account_id, "cfut_x"))
+    assert hearth("token", "create")["account_id"] == account_id
+
+
+def test_usage_is_summed_for_the_account_asked_for(hearth: Hearth, data: Path):
+    account_id = hearth("account", "create", "acme")["account_id"]
+    asyncio.run(_write_usage(data, account_id, num_calls=3))
+    asyncio.run(_write_usage(data, UNKNOWN, num_calls=2))
+    (row,) = hearth("usage", "--account", account_id)
+    assert row["model"] == "@cf/test/chat"
+    assert (row["num_calls"], row["prompt_tokens"], row["neurons"]) == (3, 30, 4.5)
+    (row,) = hearth("usage", "--account", account_id, "--by", "day")
+    assert row["day"] == datetime.now(UTC).date().isoformat()
+    assert hearth("usage", "--account", account_id, "--until", "2001-01-01", "--since", "2000-01-01") == []
+
+
+@pytest.mark.parametrize("options", [("--since", "yesterday"), ("--since", "2026-02-02", "--until", "2026-02-01")])
+def test_a_span_that_makes_no_sense_is_refused(hearth: Hearth, options: tuple[str, ...]):
+    hearth("usage", "--account", UNKNOWN, *options, status=2)
+
+
+def test_expiries_are_periods_or_times_and_lie_in_the_future():
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert parse_expiry("90m", now) == now + timedelta(minutes=90)
+    assert parse_expiry("2026-02-01T00:00:00", now) == datetime(2026, 2, 1, tzinfo=UTC)
+    assert parse_expiry("2026-02-01T00:00:00+01:00", now) == datetime(2026, 1, 31, 23, tzinfo=UTC)
+    for text in ("0d", "2025-12-31", "1w", ""):
+        with pytest.raises(CommandFailed):
+            parse_expiry(text, now)
+
+
+async def _write_usage(data: Path, account_id: str, num_calls: int) -> None:
+    entries = [
+        UsageEntry(
+            request_id=f"{account_id}-{index}",
+            account_id=account_id,
+            api_token_id="t" * 32,
+            model="@cf/test/chat",
+            revision="r",
+            task="text-generation",
+            pop="local",
+            node_id="n",
+            status="stop",
+            prompt_tokens=10,
+            cached_tokens=0,
+            completion_tokens=5,
+            started_at=datetime.now(UTC),
+            ttft_ms=1.0,
+            duration_ms=2.0,
+            attempts=1,
+            micro_neurons=1_500_000,
+            is_stream=False,
+        )
+        for index in range(num_calls)
+    ]
+    database = Database.connect(DataDir(data).environ()["DATABASE_URL"])
+    assert await usage.write(database, entries) == num_calls
+    await database.close()
