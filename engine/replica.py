@@ -238,7 +238,7 @@ class Replica:
         if not self._loaded.done():
             self._loaded.set_exception(ReplicaLoadError("the rank process ended while loading; its log says why"))
         if not self._is_closing:
-            self._child.kill()
+            self._loop.call_later(_EXIT_TIMEOUT_S, self._child.kill)  # it may still be writing its log
             self._end_all("crashed")
 
     async def _await_exit(self) -> None:

@@ -33,6 +33,8 @@ logger = logging.getLogger(__name__)
 _MAX_MESSAGE_BYTES = 64 * 1024
 _PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 
+RANK_MODULES = ("torch", "engine.rank")
+
 # Read when the OpenMP runtime starts, so they must be there before torch is imported: idle threads sleep, not spin.
 PASSIVE_THREADS = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -101,13 +103,13 @@ class Child:
 class Zygote:
     """The handle of a warm parent. Belongs to one event loop.
 
-    `preload` names modules it imports beside the rank's. `configure` is an entry point "module:function" called with
-    the process's name in the warm parent and again in every child: where logs are set up. A warm parent that died is
-    started anew by the next fork.
+    `preload` names the modules it imports before it forks anything. `configure` is an entry point "module:function"
+    called with the process's name in the warm parent and again in every child: where logs are set up. A warm parent
+    that died is started anew by the next fork.
     """
 
     def __init__(
-        self, *, preload: tuple[str, ...] = (), configure: str = "", environ: Mapping[str, str] | None = None
+        self, *, preload: tuple[str, ...] = RANK_MODULES, configure: str = "", environ: Mapping[str, str] | None = None
     ) -> None:
         self._preload = preload
         self._configure = configure
@@ -372,7 +374,7 @@ def main(arguments: list[str]) -> None:
     if configure is not None:
         configure("zygote")
     started = time.monotonic()
-    for module in ("torch", "engine.rank", *preload):
+    for module in preload:
         importlib.import_module(module)
     num_threads = threading.active_count()
     logger.info("warm", extra={"import_s": round(time.monotonic() - started, 2), "num_threads": num_threads})

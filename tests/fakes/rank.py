@@ -1,4 +1,4 @@
-"""Entry points a test can have a zygote fork: ranks over the fake runner, and ones that fail in some way."""
+"""Entry points a test can have a zygote fork: ranks over the fake runner."""
 
 from __future__ import annotations
 
@@ -20,18 +20,6 @@ def working(connection: socket.socket, arguments: bytes) -> None:
 def crashing(connection: socket.socket, arguments: bytes) -> None:
     """A rank whose device fails on CRASH_TOKEN."""
     _serve(connection, arguments, _CrashingRunner())
-
-
-def echo(connection: socket.socket, arguments: bytes) -> None:
-    """Not a rank at all: sends its arguments back, then what it receives, until the other end closes."""
-    connection.sendall(arguments)
-    while data := connection.recv(65536):
-        connection.sendall(data)
-
-
-def leaving(_connection: socket.socket, arguments: bytes) -> None:
-    """Ends at once with the exit code it is given."""
-    raise SystemExit(int(arguments))
 
 
 def _serve(connection: socket.socket, arguments: bytes, runner: FakeRunner) -> None:

@@ -1,0 +1,111 @@
+"""Runs an engine in this process and proves its laws after every step: block states and reference counts, the step's
+budget, no block more than the tokens need, one ending per sequence."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence as Items
+from pathlib import Path
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.loop import Engine, RunsSteps
+from engine.protocol.tasks import Sampling
+from engine.report import FINISHES, StepReport
+from engine.sequence import SequenceRequest
+from tests.fakes.runner import FakeRunner
+
+NAMESPACE = b"n" * 32
+OTHER_NAMESPACE = b"o" * 32
+
+
+class Driver:
+    """An engine over `runner` (a FakeRunner of `num_blocks` by default) and everything it has said."""
+
+    def __init__(self, runner: RunsSteps | None = None, *, num_blocks: int = 64, **settings: object) -> None:
+        self.runner = runner or FakeRunner(num_blocks=num_blocks)
+        defaults = {"max_step_tokens": 64, "max_sequences": 16}
+        self.config = EngineConfig(model_dir=Path(), **(defaults | settings))  # type: ignore[arg-type]
+        self.engine = Engine(self.runner, self.config, revision="r1")
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.finishes: dict[int, str | None] = {}
+        self.num_cached: dict[int, int] = {}
+        self.borrowed: list[np.ndarray] = []  # blocks taken from the pool by the test itself
+        self._next_id = 0
+
+    def add(
+        self,
+        prompt: Items[int],
+        *,
+        namespace: bytes = NAMESPACE,
+        tenant: int = 1,
+        stop_token_ids: tuple[int, ...] = (),
+        **sampling: object,
+    ) -> int:
+        """Returns the new sequence's id."""
+        self._next_id += 1
+        if isinstance(self.runner, FakeRunner):
+            self.runner.namespaces[self._next_id] = namespace
+        request = SequenceRequest(
+            sequence_id=self._next_id,
+            prompt=np.array(prompt, dtype=np.int32),
+            sampling=Sampling(**sampling),  # type: ignore[arg-type]
+            namespace=namespace,
+            tenant=tenant,
+            stop_token_ids=stop_token_ids,
+        )
+        self.engine.add(request)
+        self.check()
+        return self._next_id
+
+    def abort(self, sequence_id: int) -> None:
+        self.engine.abort(sequence_id)
+        self.check()
+
+    def step(self) -> StepReport:
+        before = self.engine.num_computed_tokens
+        report = self.engine.step()
+        assert self.engine.num_computed_tokens - before <= self.config.max_step_tokens, "a step over its budget"
+        rows = zip(report.sequence_ids, report.token_ids, report.finishes, report.num_cached, strict=True)
+        for sequence_id, token_id, code, num_cached in ((int(a), int(b), int(c), int(d)) for a, b, c, d in rows):
+            assert sequence_id not in self.finishes, "news of a sequence after its end"
+            if token_id >= 0:
+                self.tokens[sequence_id].append(token_id)
+            self.num_cached.setdefault(sequence_id, num_cached)
+            if code:
+                self.finishes[sequence_id] = FINISHES[code]
+        self.check()
+        return report
+
+    def run(self, max_steps: int = 20_000) -> None:
+        """Step until every sequence has ended."""
+        for _ in range(max_steps):
+            if not self.engine.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def check(self) -> None:
+        """The laws that hold at every moment."""
+        engine, table = self.engine, self.engine.table
+        running = engine.scheduler.running
+        holders = [table.block_table[slot, : table.num_blocks[slot]] for slot in running]
+        engine.blocks.check_integrity(holders + self.borrowed)
+        needed = -(-table.length[running] // table.block_size)
+        assert np.all(table.num_blocks[running] <= needed), "more blocks than the tokens need"
+        assert len(set(running.tolist())) == len(running) <= self.config.max_sequences
+        assert engine.scheduler.num_waiting <= self.config.max_waiting + self.config.max_sequences
+        assert 0 <= engine.scheduler._num_reserved <= engine.blocks.num_available
+
+    def borrow_blocks(self, count: int) -> None:
+        """Shrink the pool: take up to `count` blocks that nobody has been promised."""
+        count = min(count, self.engine.blocks.num_available - self.engine.scheduler._num_reserved)
+        self.borrowed.append(self.engine.blocks.allocate(count))
+        self.check()
+
+    def return_blocks(self) -> None:
+        for blocks in self.borrowed:
+            self.engine.blocks.release(blocks)
+        self.borrowed = []
+        self.check()

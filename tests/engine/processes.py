@@ -1,0 +1,36 @@
+"""What the kernel says of a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def _fields(pid: int) -> list[str]:
+    """Of /proc/PID/stat from the state on. Raises FileNotFoundError or ProcessLookupError."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def is_running(pid: int) -> bool:
+    """Whether `pid` exists and is not a zombie."""
+    try:
+        return _fields(pid)[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def is_sleeping(pid: int) -> bool:
+    return _fields(pid)[0] == "S"
+
+
+def cpu_ticks(pid: int) -> int:
+    """User and system time it has used, in ticks (of 10 ms)."""
+    fields = _fields(pid)
+    return int(fields[11]) + int(fields[12])
+
+
+def num_threads(pid: int) -> int:
+    return int(_fields(pid)[17])
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

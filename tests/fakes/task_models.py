@@ -1,0 +1,105 @@
+"""A model that does what a test tells it to, and a store and loaders to have it loaded by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from catalog.manifest import Manifest
+from engine.node.model_store import LocalModel
+from engine.protocol.events import Event, Usage
+from engine.report import EngineStatus
+from engine.tasks.work import Emit, Work
+
+
+class FakeRun:
+    """One call's work: the test says its events."""
+
+    def __init__(self, work: Work, emit: Emit) -> None:
+        self.work = work
+        self.is_cancelled = False
+        self._emit = emit
+
+    def say(self, *events: Event) -> None:
+        for event in events:
+            self._emit(event)
+
+    def cancel(self) -> Usage:
+        self.is_cancelled = True
+        return Usage(prompt_tokens=3, completion_tokens=2)
+
+
+class FakeModel:
+    """A loaded model. `start_gate` holds up every start until it is set; `error` is raised by it."""
+
+    def __init__(self, on_exit: Callable[[str], None] = lambda _: None) -> None:
+        self.runs: list[FakeRun] = []
+        self.is_closed = False
+        self.crash = on_exit
+        self.start_gate = asyncio.Event()
+        self.start_gate.set()
+        self.error: Exception | None = None
+
+    async def start(self, work: Work, emit: Emit) -> FakeRun:
+        await self.start_gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.runs.append(FakeRun(work, emit))
+        return self.runs[-1]
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(num_running=len(self.runs))
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeStore:
+    """Every model is published as revision "r"; `errors` says which are not to be had."""
+
+    def __init__(self) -> None:
+        self.held: list[str] = []
+        self.errors: dict[str, Exception] = {}
+
+    async def current_revision(self, name: str) -> str:
+        return "r"
+
+    async def open(self, name: str, revision: str) -> LocalModel:
+        if name in self.errors:
+            raise self.errors[name]
+        self.held.append(name)
+        manifest = Manifest(name=name, task="text-generation", architecture="Fake", context_window=64, files=())
+        return LocalModel(name, revision, Path("/nowhere"), manifest)
+
+    def release(self, revision: str) -> None:
+        self.held.pop()
+
+
+class FakeLoaders:
+    """Loads FakeModels; `gate` holds up every load until it is set, `error` is raised by it."""
+
+    def __init__(self) -> None:
+        self.models: dict[str, FakeModel] = {}
+        self.num_loads = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+
+    async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> FakeModel:
+        self.num_loads += 1
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.models[model.name] = FakeModel(on_exit)
+        return self.models[model.name]
+
+
+class HandClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
