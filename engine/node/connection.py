@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 
 from engine.node.calls import Call, Calls
 from engine.protocol import wire
@@ -26,14 +25,14 @@ MIN_NONCE_BYTES = 16
 
 
 class Connection(asyncio.Protocol):
-    """The node's end. `on_close` is called once, when it is gone."""
+    """The node's end. `connections` holds it from when it is made until it is lost."""
 
-    def __init__(self, calls: Calls, secret: bytes, node_id: str, on_close: Callable[[Connection], None]) -> None:
+    def __init__(self, calls: Calls, secret: bytes, node_id: str, connections: set[Connection]) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls = calls
         self._secret = secret
         self._node_id = node_id
-        self._on_close = on_close
+        self._connections = connections
         self._nonce = os.urandom(32)
         self._decoder = wire.FrameDecoder()
         self._transport: asyncio.Transport | None = None
@@ -46,12 +45,14 @@ class Connection(asyncio.Protocol):
         self._paused_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
+        self.is_lost: asyncio.Future[None] = self._loop.create_future()
 
     # ── the socket ──
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._connections.add(self)
         self._timer = self._loop.call_later(wire.KEEPALIVE_INTERVAL_S, self._watch)
         self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce))
 
@@ -81,7 +82,8 @@ class Connection(asyncio.Protocol):
             call.abandon()
         if self._is_proven:
             logger.info("gateway disconnected", extra={"gateway": self.peer, "num_calls": len(calls), "why": repr(exc)})
-        self._on_close(self)
+        self._connections.discard(self)
+        self.is_lost.set_result(None)
 
     def drop(self, why: str) -> None:
         """Close at once, without sending what is still unsent."""

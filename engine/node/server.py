@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -43,7 +44,6 @@ class GatewayDoor:
         self._node_id = node_id
         self._context = context
         self._connections: set[Connection] = set()
-        self._all_closed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self.address = ""
 
@@ -63,12 +63,12 @@ class GatewayDoor:
         """Send what was said, then close every connection."""
         if self._server is not None:
             self._server.close()
-        self._all_closed.clear()
-        for connection in list(self._connections):
+        _remove_socket_file(self.address)
+        leaving = list(self._connections)
+        for connection in leaving:
             connection.close()
-        if self._connections:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_closed.wait(), _CLOSE_TIMEOUT_S)
+        if leaving:
+            await asyncio.wait([connection.is_lost for connection in leaving], timeout=_CLOSE_TIMEOUT_S)
         for connection in list(self._connections):
             connection.drop("the node has gone")
 
@@ -76,14 +76,7 @@ class GatewayDoor:
         if len(self._connections) >= MAX_CONNECTIONS:
             logger.warning("a connection was refused", extra={"num_connections": len(self._connections)})
             return _Refusal()
-        connection = Connection(self._calls, self._secret, self._node_id, self._forget)
-        self._connections.add(connection)
-        return connection
-
-    def _forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-        if not self._connections:
-            self._all_closed.set()
+        return Connection(self._calls, self._secret, self._node_id, self._connections)
 
 
 class _Refusal(asyncio.Protocol):
@@ -124,6 +117,7 @@ class HttpServer:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+        _remove_socket_file(self.address)
 
 
 class _QuietServer(uvicorn.Server):
@@ -149,9 +143,11 @@ def bind(address: Address) -> socket.socket:
         else:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind((address.host, address.port))
-    except OSError as error:
+    except BaseException as error:
         bound.close()
-        raise CannotListen(f"cannot listen on {address}: {error.strerror or error}") from error
+        if isinstance(error, OSError):
+            raise CannotListen(f"cannot listen on {address}: {error.strerror or error}") from error
+        raise
     bound.setblocking(False)
     return bound
 
@@ -173,6 +169,11 @@ def _remove_stale(address: Address) -> None:
             address.path.unlink(missing_ok=True)
             return
     raise CannotListen(f"cannot listen on {address}: another process does")
+
+
+def _remove_socket_file(address: str) -> None:
+    if address.startswith("unix://"):
+        Path(address.removeprefix("unix://")).unlink(missing_ok=True)
 
 
 def tls_context(settings: NodeSettings) -> ssl.SSLContext | None:

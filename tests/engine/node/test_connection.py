@@ -1,0 +1,334 @@
+"""A gateway that holds the secret is served; one that does not, or breaks the protocol, loses only its own calls."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine.node import connection as module
+from engine.node.addresses import parse_address
+from engine.node.calls import Calls
+from engine.node.replicas import Replicas
+from engine.node.server import CannotListen, GatewayDoor
+from engine.protocol import wire
+from engine.protocol.events import Failed, Finished, Started, Token, Usage
+from tests.engine.node.wire_client import SECRET, Closed, WireClient, execute
+from tests.fakes.task_models import FakeLoaders, FakeModel, FakeRun, FakeStore
+from tests.waiting import wait_until
+
+
+class Served:
+    """A door on a Unix socket, over a fake model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loaders = FakeLoaders()
+        self.replicas = Replicas(FakeStore(), self.loaders, 4)
+        self.calls = Calls(self.replicas, max_calls=4)
+        self.door = GatewayDoor(self.calls, SECRET, "node-under-test", None)
+        self.folder = folder
+
+    async def open(self) -> Served:
+        await self.door.open(parse_address(f"unix://{self.folder}/node.sock"))
+        return self
+
+    @property
+    def model(self) -> FakeModel:
+        return self.loaders.models["a"]
+
+    async def run_of(self, client: WireClient, call_id: int) -> FakeRun:
+        """Send a call and wait until it runs."""
+        num_runs = len(self.loaders.models["a"].runs) if "a" in self.loaders.models else 0
+        client.send(execute(call_id))
+        await wait_until(lambda: "a" in self.loaders.models and len(self.model.runs) > num_runs)
+        return self.model.runs[-1]
+
+
+@pytest.fixture
+async def served(short_tmp_path: Path) -> AsyncIterator[Served]:
+    served = await Served(short_tmp_path).open()
+    yield served
+    await served.door.close()
+    await served.replicas.close()
+
+
+@pytest.fixture
+async def client(served: Served) -> AsyncIterator[WireClient]:
+    client = await WireClient.connect(served.door.address)
+    yield client
+    await client.close()
+
+
+async def test_a_call_gets_its_events_in_order(served: Served, client: WireClient) -> None:
+    said = [Started(3), Token("a"), Token("b"), Finished("stop", Usage(prompt_tokens=3, completion_tokens=2))]
+    (await served.run_of(client, 7)).say(*said)
+    assert await client.all_events(7) == said
+    assert len(served.calls) == 0
+
+
+async def test_all_that_one_step_says_leaves_in_one_write(served: Served, client: WireClient) -> None:
+    runs = [await served.run_of(client, call_id) for call_id in (1, 2, 3)]
+    for run in runs:
+        run.say(Started(1), Token("x"))
+    before = client.num_reads
+    for _ in range(6):
+        await client.receive()
+    assert client.num_reads - before == 1
+
+
+async def test_ping_is_answered(client: WireClient) -> None:
+    client.send(wire.Ping())
+    assert await client.receive() == wire.Pong()
+
+
+@pytest.mark.parametrize("secret", [b"another secret!!", b""])
+async def test_without_the_secret_nothing_is_answered(served: Served, secret: bytes) -> None:
+    with pytest.raises(Closed):
+        await WireClient.connect(served.door.address, secret)
+    assert served.loaders.num_loads == 0
+
+
+async def test_a_call_before_the_handshake_closes_the_connection(served: Served) -> None:
+    client = await WireClient.open(served.door.address)
+    await client.receive()
+    client.send(execute(1))
+    await client.wait_closed_by_node()
+    assert served.loaders.num_loads == 0
+
+
+async def test_a_handshake_of_another_version_closes_the_connection(served: Served) -> None:
+    client = await WireClient.open(served.door.address)
+    hello = await client.receive()
+    assert isinstance(hello, wire.Hello)
+    nonce = os.urandom(16)
+    proof = wire.proof(SECRET, "gateway", nonce, hello.nonce)
+    client.send(wire.Hello(version=99, sender="x", nonce=nonce, proof=proof))
+    await client.wait_closed_by_node()
+
+
+async def test_a_replayed_handshake_is_refused(served: Served) -> None:
+    first = await WireClient.open(served.door.address)
+    hello = await first.receive()
+    assert isinstance(hello, wire.Hello)
+    nonce = os.urandom(16)
+    said = wire.Hello(
+        version=wire.VERSION, sender="x", nonce=nonce, proof=wire.proof(SECRET, "gateway", nonce, hello.nonce)
+    )
+    first.send(said)
+    assert isinstance(await first.receive(), wire.Hello)
+    second = await WireClient.open(served.door.address)
+    second.send(said)
+    await second.wait_closed_by_node()
+    await first.close()
+
+
+async def test_too_much_before_the_handshake_closes_the_connection(served: Served) -> None:
+    client = await WireClient.open(served.door.address)
+    client.writer.write((10_000_000).to_bytes(4, "little") + b"x" * (module.MAX_HANDSHAKE_BYTES + 1))
+    await client.wait_closed_by_node()
+
+
+async def test_who_does_not_shake_hands_is_dropped_even_if_bytes_trickle(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
+    client = await WireClient.open(served.door.address)
+    client.writer.write(b"\xff\x00\x00")
+    await asyncio.wait_for(client.wait_closed_by_node(), 3)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff\xff\xff\xff",
+        b"\x01\x00\x00\x00\xc1",
+        b"GET / HTTP/1.1\r\n\r\n",
+        wire.encode(wire.Pong()),
+        wire.encode(wire.Hello(version=1, sender="x", nonce=b"n" * 16)),
+    ],
+)
+async def test_what_is_not_the_protocol_closes_that_connection_only(
+    served: Served, client: WireClient, garbage: bytes
+) -> None:
+    other = await WireClient.connect(served.door.address)
+    mine = await served.run_of(client, 1)
+    others = await served.run_of(other, 1)
+    client.writer.write(garbage)
+    await client.wait_closed_by_node()
+    assert mine.is_cancelled
+    assert not others.is_cancelled
+    others.say(Finished("stop"))
+    assert await other.all_events(1) == [Finished("stop")]
+    await other.close()
+
+
+async def test_a_call_id_that_is_still_open_may_not_be_used_again(served: Served, client: WireClient) -> None:
+    run = await served.run_of(client, 1)
+    client.send(execute(1))
+    await client.wait_closed_by_node()
+    assert run.is_cancelled
+
+
+async def test_a_call_id_may_be_used_again_after_its_end(served: Served, client: WireClient) -> None:
+    for _ in range(2):
+        (await served.run_of(client, 1)).say(Finished("stop"))
+        assert await client.all_events(1) == [Finished("stop")]
+
+
+async def test_cancel_ends_a_call_with_what_it_used(served: Served, client: WireClient) -> None:
+    run = await served.run_of(client, 1)
+    client.send(wire.Cancel(1))
+    (failed,) = await client.all_events(1)
+    assert isinstance(failed, Failed)
+    assert (failed.reason, failed.usage.completion_tokens) == ("aborted", 2)
+    assert run.is_cancelled
+    client.send(wire.Cancel(1), wire.Cancel(99), wire.Ping())
+    assert await client.receive() == wire.Pong(), "cancelling what has ended says nothing"
+
+
+async def test_a_lost_connection_cancels_its_calls_at_once(served: Served, client: WireClient) -> None:
+    run = await served.run_of(client, 1)
+    await client.close()
+    await wait_until(lambda: run.is_cancelled)
+    assert len(served.calls) == 0
+
+
+async def test_a_silent_gateway_loses_its_calls(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
+    monkeypatch.setattr(wire, "KEEPALIVE_TIMEOUT_S", 0.3)
+    client = await WireClient.connect(served.door.address)
+    run = await served.run_of(client, 1)
+    end = asyncio.get_running_loop().time() + 0.6
+    while asyncio.get_running_loop().time() < end:
+        client.send(wire.Ping())
+        assert await client.receive() == wire.Pong()
+        await asyncio.sleep(0.05)
+    assert not run.is_cancelled, "pings keep it alive"
+    await asyncio.wait_for(client.wait_closed_by_node(), 3)
+    assert run.is_cancelled
+
+
+async def test_a_gateway_that_does_not_read_is_dropped_before_much_is_held_for_it(
+    served: Served, client: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNSENT_BYTES", 1 << 20)
+    run = await served.run_of(client, 1)
+    client.writer.transport.pause_reading()
+
+    def say_more() -> bool:
+        run.say(Token("x" * 10_000))
+        return run.is_cancelled
+
+    await wait_until(say_more, interval_s=0)
+    assert len(served.calls) == 0
+
+
+async def test_a_gateway_that_reads_nothing_for_long_is_dropped(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_UNREAD_S", 0.1)
+    monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
+    client = await WireClient.connect(served.door.address)
+    run = await served.run_of(client, 1)
+    client.writer.transport.pause_reading()
+    run.say(*[Token("x" * 10_000)] * 80)
+    await wait_until(lambda: run.is_cancelled)
+    await client.close()
+
+
+async def test_closing_the_door_sends_what_was_said(served: Served, client: WireClient) -> None:
+    (await served.run_of(client, 1)).say(Token("last words"), Finished("stop"))
+    await served.door.close()
+    assert await client.all_events(1) == [Token("last words"), Finished("stop")]
+    assert list(served.folder.iterdir()) == []
+
+
+async def test_a_living_nodes_socket_is_not_taken_and_a_stale_one_is(served: Served, short_tmp_path: Path) -> None:
+    second = GatewayDoor(served.calls, SECRET, "second", None)
+    with pytest.raises(CannotListen, match="another process"):
+        await second.open(parse_address(served.door.address))
+    stale = short_tmp_path / "stale.sock"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(stale))
+    await second.open(parse_address(f"unix://{stale}"))
+    assert stale.stat().st_mode & 0o077 == 0, "for this user only"
+    await second.close()
+
+
+async def test_over_tcp_only_holders_of_a_certificate_get_in(served: Served, tmp_path: Path) -> None:
+    ca, node, gateway = _certificates(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.verify_mode = ssl.CERT_REQUIRED
+    server_side.load_cert_chain(*node)
+    server_side.load_verify_locations(ca)
+    door = GatewayDoor(served.calls, SECRET, "tls", server_side)
+    await door.open(parse_address("tcp://127.0.0.1:0"))
+    mine = ssl.create_default_context(cafile=str(ca))
+    mine.load_cert_chain(*gateway)
+    client = await WireClient.connect(door.address, context=mine)
+    client.send(wire.Ping())
+    assert await client.receive() == wire.Pong()
+    await client.close()
+    stranger = ssl.create_default_context(cafile=str(ca))
+    with pytest.raises((Closed, ssl.SSLError, ConnectionError)):
+        await WireClient.connect(door.address, context=stranger)
+    await door.close()
+
+
+def _certificates(folder: Path) -> tuple[Path, tuple[Path, Path], tuple[Path, Path]]:
+    """A new authority, and (certificate, key) of a node on 127.0.0.1 and of a gateway."""
+    from datetime import UTC, datetime, timedelta
+    from ipaddress import ip_address
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    now = datetime.now(UTC)
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test authority")])
+
+    def certificate(name: str, key: ec.EllipticCurvePrivateKey, is_ca: bool) -> x509.Certificate:
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(ca_name if is_ca else subject)
+            .issuer_name(ca_name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(minutes=1))
+            .not_valid_after(now + timedelta(hours=1))
+            .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        )
+        if is_ca:
+            usage = dict.fromkeys(
+                ["content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"], False
+            )
+            usage |= {"digital_signature": True, "key_cert_sign": True, "crl_sign": True, "decipher_only": False}
+            builder = builder.add_extension(x509.KeyUsage(**usage), critical=True)
+        else:
+            names = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+            builder = builder.add_extension(names, critical=False)
+        return builder.sign(ca_key, hashes.SHA256())
+
+    def written(name: str, key: ec.EllipticCurvePrivateKey, is_ca: bool = False) -> tuple[Path, Path]:
+        plain = serialization.NoEncryption()
+        pem = serialization.Encoding.PEM
+        (folder / f"{name}.pem").write_bytes(certificate(name, key, is_ca).public_bytes(pem))
+        (folder / f"{name}.key").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+        return folder / f"{name}.pem", folder / f"{name}.key"
+
+    ca, _ = written("ca", ca_key, is_ca=True)
+    return (
+        ca,
+        written("node", ec.generate_private_key(ec.SECP256R1())),
+        written("gateway", ec.generate_private_key(ec.SECP256R1())),
+    )

@@ -1,0 +1,95 @@
+"""A node is seen while it lives and soon after it changes, not after it left; Redis may come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.node import presence as module
+from engine.node.presence import KIND, Presence
+from engine.protocol.status import NodeStatus
+from storage.embedded_redis import EmbeddedRedis
+from storage.ephemeral import Ephemeral
+from tests.waiting import wait_until
+
+
+class Beating:
+    """A presence that announces `status`."""
+
+    def __init__(self, url: str) -> None:
+        self.ephemeral = Ephemeral.connect(url)
+        self.status = NodeStatus(node_id="n1", pop="lis", address="unix:///n1")
+        self.presence = Presence(self.ephemeral, "n1", lambda: self.status)
+
+    async def seen(self) -> NodeStatus | None:
+        payload = (await self.ephemeral.present(KIND)).get("n1")
+        return None if payload is None else msgspec.json.decode(payload, type=NodeStatus)
+
+
+@asynccontextmanager
+async def beating(url: str) -> AsyncIterator[Beating]:
+    node = Beating(url)
+    task = asyncio.create_task(node.presence.run())
+    yield node
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await node.ephemeral.close()
+
+
+async def test_what_a_node_says_of_itself_is_seen_as_it_said_it(redis_url: str) -> None:
+    async with beating(redis_url) as node:
+        assert await wait_until(node.seen) == node.status
+
+
+async def test_a_change_is_seen_before_the_next_heartbeat(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 60.0)
+    async with beating(redis_url) as node:
+        await wait_until(node.seen)
+        node.status = msgspec.structs.replace(node.status, is_draining=True)
+        node.presence.changed()
+
+        async def is_draining() -> bool:
+            return (seen := await node.seen()) is not None and seen.is_draining
+
+        await wait_until(is_draining, deadline_s=2)
+
+
+async def test_a_node_that_dies_is_gone_after_its_expiry(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TTL_S", 0.3)
+    async with beating(redis_url) as node:
+        await wait_until(node.seen)
+    observer = Beating(redis_url)
+
+    async def is_gone() -> bool:
+        return await observer.seen() is None
+
+    await wait_until(is_gone, deadline_s=3)
+    await observer.ephemeral.close()
+
+
+async def test_a_node_that_leaves_is_gone_at_once(redis_url: str) -> None:
+    async with beating(redis_url) as node:
+        await wait_until(node.seen)
+    observer = Beating(redis_url)
+    await observer.presence.withdraw()
+    assert await observer.seen() is None
+    await observer.ephemeral.close()
+
+
+async def test_a_node_outlives_redis_and_is_seen_again(
+    short_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 0.1)
+    redis = EmbeddedRedis(short_tmp_path)
+    async with beating(redis.url) as node:
+        await wait_until(lambda: "cannot be announced" in caplog.text)
+        await node.presence.withdraw()
+        redis.start()
+        await asyncio.to_thread(redis.wait_ready)
+        await wait_until(node.seen)
+    await asyncio.to_thread(redis.stop)

@@ -1,0 +1,99 @@
+"""Settings that cannot work are refused with one line that names them; addresses mean what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.node.addresses import Address, parse_address, parse_http_address
+from engine.node.settings import NodeSettings, parse_models
+from telemetry.settings import SettingError, masked, read_settings
+
+REQUIRED = {
+    "REDIS_URL": "unix:///run/redis.sock",
+    "HEARTH_CLUSTER_SECRET": "00" * 16,
+    "HEARTH_NODE_LISTEN": "unix:///run/node.sock",
+}
+
+
+def test_defaults_are_a_node_with_the_built_in_models() -> None:
+    settings = read_settings(NodeSettings, REQUIRED)
+    assert parse_models(settings.models) == ("@cf/hearth/spark", "@cf/hearth/minilm")
+    assert parse_http_address(settings.http).is_local
+    assert settings.name
+    assert parse_models("none") == ()
+
+
+@pytest.mark.parametrize("missing", REQUIRED)
+def test_what_is_required_is_named_when_missing(missing: str) -> None:
+    with pytest.raises(SettingError, match=missing):
+        read_settings(NodeSettings, {key: value for key, value in REQUIRED.items() if key != missing})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("REDIS_URL", "http://x"),
+        ("HEARTH_CLUSTER_SECRET", "0011"),
+        ("HEARTH_CLUSTER_SECRET", "no hex"),
+        ("HEARTH_NODE_LISTEN", "/run/node.sock"),
+        ("HEARTH_NODE_LISTEN", "unix://relative"),
+        ("HEARTH_NODE_LISTEN", "unix:///" + "x" * 200),
+        ("HEARTH_NODE_LISTEN", "tcp://host"),
+        ("HEARTH_NODE_LISTEN", "tcp://host:99999"),
+        ("HEARTH_NODE_ADVERTISE", "host:1"),
+        ("HEARTH_NODE_HTTP", "8788"),
+        ("HEARTH_NODE_ID", "two words"),
+        ("HEARTH_POP", "a/b"),
+        ("HEARTH_NODE_MODELS", "spark"),
+        ("HEARTH_NODE_MODELS", "@cf/hearth/spark,,"),
+        ("HEARTH_NODE_MAX_REPLICAS", "0"),
+        ("HEARTH_NODE_MAX_REPLICAS", "many"),
+        ("HEARTH_NODE_CACHE_BYTES", "-1"),
+        ("HEARTH_NODE_DTYPE", "float16"),
+        ("HEARTH_NODE_DEVICE", "abacus"),
+        ("HEARTH_NODE_KV_BYTES", "0"),
+        ("HEARTH_LOG_LEVEL", "loud"),
+        ("OBJECTS_URL", "ftp://x"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(key: str, value: str) -> None:
+    with pytest.raises(SettingError, match=key) as caught:
+        read_settings(NodeSettings, {**REQUIRED, key: value})
+    assert "\n" not in str(caught.value)
+
+
+def test_tls_is_set_whole_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="together"):
+        read_settings(NodeSettings, {**REQUIRED, "HEARTH_NODE_TLS_CERT": str(tmp_path / "x")})
+    keys = ("HEARTH_NODE_TLS_CERT", "HEARTH_NODE_TLS_KEY", "HEARTH_NODE_TLS_CA")
+    with pytest.raises(SettingError, match="not a file"):
+        read_settings(NodeSettings, {**REQUIRED, **dict.fromkeys(keys, str(tmp_path / "missing.pem"))})
+
+
+def test_the_secret_is_never_shown() -> None:
+    settings = read_settings(NodeSettings, REQUIRED)
+    assert "00" * 16 not in str(masked(settings).values())
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "is_local"),
+    [
+        ("unix:///run/n.sock", Address(path=Path("/run/n.sock")), True),
+        ("tcp://127.0.0.1:80", Address(host="127.0.0.1", port=80), True),
+        ("tcp://localhost:80", Address(host="localhost", port=80), True),
+        ("tcp://[::1]:80", Address(host="::1", port=80), True),
+        ("tcp://0.0.0.0:80", Address(host="0.0.0.0", port=80), False),
+        ("tcp://node-1.example:80", Address(host="node-1.example", port=80), False),
+    ],
+)
+def test_addresses_are_read_and_written_alike(text: str, address: Address, is_local: bool) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text
+    assert address.is_local is is_local
+
+
+def test_an_http_address_may_leave_out_its_scheme() -> None:
+    expected = Address(host="127.0.0.1", port=8788)
+    assert parse_http_address("127.0.0.1:8788") == parse_http_address("http://127.0.0.1:8788") == expected

@@ -1,0 +1,139 @@
+"""A gateway's end of the wire, as small as a test needs it; can also misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+
+from engine.protocol import wire
+from engine.protocol.events import Event, Failed, Finished, Token
+from engine.protocol.tasks import Sampling, TaskInput, TextGeneration
+
+SECRET = bytes(range(16))
+NAMESPACE = b"n" * 32
+
+
+class Closed(Exception):
+    """The node closed the connection."""
+
+
+class WireClient:
+    """One connection. `events` reads one call's replies; messages of other calls wait for their readers."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.num_reads = 0
+        self._decoder = wire.FrameDecoder()
+        self._messages: deque[wire.Message] = deque()
+
+    @classmethod
+    async def open(cls, address: str, context: ssl.SSLContext | None = None) -> WireClient:
+        """Connected, nothing said yet."""
+        kind, _, rest = address.partition("://")
+        if kind == "unix":
+            return cls(*await asyncio.open_unix_connection(rest))
+        host, _, port = rest.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port), ssl=context))
+
+    @classmethod
+    async def connect(cls, address: str, secret: bytes = SECRET, context: ssl.SSLContext | None = None) -> WireClient:
+        """Connected and proven, both ways."""
+        client = await cls.open(address, context)
+        try:
+            await client._shake_hands(secret)
+        except BaseException:
+            client.writer.close()
+            raise
+        return client
+
+    async def _shake_hands(self, secret: bytes) -> None:
+        hello = await self.receive()
+        assert isinstance(hello, wire.Hello)
+        nonce = os.urandom(16)
+        proof = wire.proof(secret, "gateway", nonce, hello.nonce)
+        self.send(wire.Hello(version=wire.VERSION, sender="test", nonce=nonce, proof=proof))
+        answer = await self.receive()
+        assert isinstance(answer, wire.Hello)
+        assert wire.is_proven(secret, "node", answer, nonce)
+
+    def send(self, *messages: wire.Message) -> None:
+        self.writer.write(b"".join(wire.encode(message) for message in messages))
+
+    async def receive(self) -> wire.Message:
+        """The next message. Raises Closed."""
+        while not self._messages:
+            try:
+                data = await self.reader.read(1 << 16)
+            except ConnectionError as error:
+                raise Closed from error
+            if not data:
+                raise Closed
+            self.num_reads += 1
+            self._messages.extend(self._decoder.feed(data))
+        return self._messages.popleft()
+
+    async def events(self, call_id: int) -> AsyncIterator[Event]:
+        """Of one call, to its end; for one reader at a time."""
+        while True:
+            message = await self.receive()
+            if isinstance(message, wire.Reply) and message.call_id == call_id:
+                yield message.event
+                if isinstance(message.event, Finished | Failed):
+                    return
+
+    async def all_events(self, call_id: int) -> list[Event]:
+        return [event async for event in self.events(call_id)]
+
+    async def by_call(self, *call_ids: int) -> dict[int, list[Event]]:
+        """The events of several calls, until all have ended."""
+        heard: dict[int, list[Event]] = {call_id: [] for call_id in call_ids}
+        num_open = len(call_ids)
+        while num_open:
+            message = await self.receive()
+            if isinstance(message, wire.Reply):
+                heard[message.call_id].append(message.event)
+                num_open -= isinstance(message.event, Finished | Failed)
+        return heard
+
+    async def close(self) -> None:
+        self.writer.close()
+
+    async def wait_closed_by_node(self) -> None:
+        """Reads until the node closes."""
+        try:
+            while True:
+                await self.receive()
+        except Closed:
+            self.writer.close()
+
+
+def execute(
+    call_id: int,
+    task: TaskInput | None = None,
+    *,
+    model: str = "a",
+    revision: str = "r",
+    deadline_s: float = 30.0,
+    namespace: bytes = NAMESPACE,
+    **sampling: object,
+) -> wire.Execute:
+    """A call; without a task, greedy text generation."""
+    values = {"temperature": 0.0, "max_tokens": 8, **sampling}
+    return wire.Execute(
+        call_id=call_id,
+        request_id=f"request-{call_id}",
+        model=model,
+        revision=revision,
+        namespace=namespace,
+        tenant=1,
+        task=task or TextGeneration(prompt="Once upon a time", sampling=Sampling(**values)),
+        deadline_s=deadline_s,
+    )
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event.text for event in events if isinstance(event, Token))
