@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from typing import cast
 
 from engine.node.calls import Call, Calls
 from engine.protocol import wire
@@ -50,8 +51,7 @@ class Connection(asyncio.Protocol):
     # ── the socket ──
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass of asyncio's
         self._connections.add(self)
         self._timer = self._loop.call_later(wire.KEEPALIVE_INTERVAL_S, self._watch)
         self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce))
