@@ -101,19 +101,19 @@ class DiskCache:
         temporary.replace(self._manifests / f"{manifest.revision}.json")
         return folder
 
-    def make_room(self, size_bytes: int, keep: Collection[str]) -> None:
-        """Evict until `size_bytes` more fit: what is in quarantine, then models by their last use, never those whose
-        revisions are in `keep`. Raises CacheFull."""
+    def make_room(self, newcomer: Manifest, size_bytes: int, keep: Collection[str]) -> None:
+        """Evict until `size_bytes` more of `newcomer` fit: what is in quarantine, files that no complete model has,
+        then models by their last use, never those whose revisions are in `keep`. Raises CacheFull."""
         if self._fits(size_bytes):
             return
         for path in self._quarantine.iterdir():
             path.unlink()
+        self._remove_unused_blobs(newcomer)
         for revision in self._by_last_use():
             if self._fits(size_bytes):
                 return
             if revision not in keep:
-                self._evict(revision)
-        self._remove_unused_blobs(keep)
+                self._evict(revision, newcomer)
         if not self._fits(size_bytes):
             raise CacheFull(f"no room for {size_bytes} bytes of weights beside the models in use")
 
@@ -127,21 +127,13 @@ class DiskCache:
     def _by_last_use(self) -> list[str]:
         return [path.stem for path in sorted(self._manifests.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)]
 
-    def _evict(self, revision: str) -> None:
-        manifest = self.find_manifest(revision)
+    def _evict(self, revision: str, newcomer: Manifest) -> None:
         (self._manifests / f"{revision}.json").unlink(missing_ok=True)
         shutil.rmtree(self._models / revision, ignore_errors=True)
-        still_used = {entry.sha256 for other in self._known_manifests() for entry in other.files}
-        for entry in manifest.files if manifest else ():
-            if entry.sha256 not in still_used:
-                self.blob_path(entry).unlink(missing_ok=True)
+        self._remove_unused_blobs(newcomer)
 
-    def _remove_unused_blobs(self, keep: Collection[str]) -> None:
-        """Blobs of models that never became complete; not while a model in `keep` may be one of those."""
-        known = list(self._known_manifests())
-        if not set(keep) <= {manifest.revision for manifest in known}:
-            return
-        used = {entry.sha256 for manifest in known for entry in manifest.files}
+    def _remove_unused_blobs(self, newcomer: Manifest) -> None:
+        used = {entry.sha256 for manifest in (newcomer, *self._known_manifests()) for entry in manifest.files}
         for path in self._blobs.iterdir():
             if path.name.removesuffix(".part") not in used:
                 path.unlink()

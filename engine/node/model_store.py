@@ -129,7 +129,7 @@ class ModelStore:
             return
         objects = self._objects_for(manifest.name)
         size_bytes = sum(entry.size_bytes for entry in missing)
-        await asyncio.to_thread(self._cache.make_room, size_bytes, set(self._holds))
+        await asyncio.to_thread(self._cache.make_room, manifest, size_bytes, set(self._holds))
         logger.info("fetching a model", extra={"model": manifest.name, "size_bytes": size_bytes})
         places = asyncio.Semaphore(_MAX_PARALLEL_FILES)
 
