@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from gateway.app import build_app
 from gateway.services import Services, open_services
 from gateway.settings import GatewaySettings
+from storage.errors import StoreError
 from telemetry.logs import configure_logs
 from telemetry.settings import SettingError, read_settings
 
@@ -32,7 +33,6 @@ KEEP_ALIVE_S = 75
 BACKLOG = 2048
 STOPPED_CALLS_TIMEOUT_S = 5.0
 EXIT_BAD_SETTING = 2
-EXIT_DEFECT = 1
 _PR_SET_PDEATHSIG = 1
 
 
@@ -62,7 +62,6 @@ class Stopper:
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
         self._hurried = asyncio.Event()
-        self.has_defect = False
 
     def stop(self, why: str) -> None:
         """Safe to call from a signal handler."""
@@ -71,11 +70,6 @@ class Stopper:
     def _stop(self, why: str) -> None:
         log.info("asked to stop", extra={"why": why})
         (self._hurried if self._asked.is_set() else self._asked).set()
-
-    def defect(self) -> None:
-        """A part of this process is broken: stop, and say so in the exit status."""
-        self.has_defect = True
-        self.stop("a background job failed")
 
     async def drain(self, services: Services, server: uvicorn.Server) -> None:
         """Wait to be asked, then for calls in flight, then let the server end."""
@@ -94,9 +88,9 @@ class Stopper:
         server.should_exit = True
 
 
-async def _serve(settings: GatewaySettings, listener: socket.socket) -> int:
+async def _serve(settings: GatewaySettings, listener: socket.socket) -> None:
     stopper = Stopper()
-    async with open_services(settings, on_defect=stopper.defect) as services:
+    async with open_services(settings) as services:
         config = uvicorn.Config(
             build_app(services),
             http=_Protocol,
@@ -119,7 +113,6 @@ async def _serve(settings: GatewaySettings, listener: socket.socket) -> int:
         await server.serve(sockets=[listener])
         draining.cancel()
     log.info("gateway stopped")
-    return EXIT_DEFECT if stopper.has_defect else 0
 
 
 def _listen(settings: GatewaySettings) -> socket.socket:
@@ -148,9 +141,10 @@ def main() -> int:
         configure_logs("gateway", settings.log_level)
         if settings.dies_with_parent:
             _die_with_parent()
-        listener = _listen(settings)
-        return uvloop.run(_serve(settings, listener))
-    except (SettingError, ValueError) as error:
+        with _listen(settings) as listener:
+            uvloop.run(_serve(settings, listener))
+            return 0
+    except (SettingError, ValueError, StoreError, OSError) as error:
         print(f"gateway: {error}", file=sys.stderr)  # noqa: T201 - the one line an operator must see
         return EXIT_BAD_SETTING
 

@@ -6,6 +6,7 @@ is away and the token not remembered) the answer is 503, never a pass.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from gateway.errors import Reason, Refusal
@@ -13,6 +14,9 @@ from tenants.api_tokens import TokenVerifier
 from tenants.principal import Principal, Refused
 
 RUN_MODELS_SCOPE = "ai:run"
+
+# The form of a signed token: a credential, though of a kind that opens nothing here.
+_JWT = re.compile(r"[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]*")
 
 
 def secret_in(headers: Sequence[tuple[bytes, bytes]]) -> str:
@@ -45,9 +49,10 @@ def secret_in(headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 async def prove(verifier: TokenVerifier, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
     """Who is calling. Raises Refusal, and StoreUnavailable when that cannot be decided."""
-    verdict = await verifier.verify(secret_in(headers))
+    secret = secret_in(headers)
+    verdict = await verifier.verify(secret)
     if isinstance(verdict, Refused):
-        is_malformed = verdict.reason == "malformed"
+        is_malformed = verdict.reason == "malformed" and not _JWT.fullmatch(secret)
         raise Refusal(Reason.CREDENTIAL_MALFORMED if is_malformed else Reason.CREDENTIAL_REFUSED)
     return verdict
 

@@ -23,7 +23,8 @@ class Call(Struct, frozen=True, kw_only=True):
 
     `shown_model` is the id the client used, `card` the model that answers. `namespace` (32 bytes) keys the prefix
     cache and `tenant` fairness; both are derived by us. `affinity` is what should meet the same node again.
-    `num_estimated_tokens` is prompt and completion, guessed from text length. Times named `_s` are the loop's.
+    `num_estimated_tokens` is prompt and completion, guessed from text length. `started_s` is the monotonic clock's,
+    `deadline_s` the event loop's, which may be coarser.
     """
 
     request_id: str

@@ -11,6 +11,7 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from typing import cast
 
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished, Token
@@ -139,8 +140,7 @@ class _Connection(asyncio.Protocol):
         self.heard_s = loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.heard_s = self._loop.time()

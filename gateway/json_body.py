@@ -63,17 +63,17 @@ def _without_strings(body: bytes) -> bytes:
 def _check_members(value: Any, num_members: int) -> None:
     """Every member of the text must be in the value: a key that was repeated is missing from it."""
     found = 0
-    stack = [value] if isinstance(value, dict | list) else []
+    stack: list[Any] = [value]
     while stack:
-        container = stack.pop()
-        if isinstance(container, dict):
-            found += len(container)
-            if len(container) > MAX_MEMBERS:
+        inner = stack.pop()
+        if isinstance(inner, dict):
+            found += len(inner)
+            if len(inner) > MAX_MEMBERS:
                 raise _invalid(f"an object with more than {MAX_MEMBERS} members")
-            inner = container.values()
-        else:
-            inner = container
-        stack.extend(item for item in inner if isinstance(item, dict | list))
+            inner = inner.values()
+        elif not isinstance(inner, list):
+            continue
+        stack.extend([item for item in inner if isinstance(item, dict | list)])
     if found != num_members:
         raise _invalid("a key is repeated")
 

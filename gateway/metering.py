@@ -12,9 +12,11 @@ from typing import Protocol
 from catalog.pricing import price_in_micro_neurons
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
 from gateway.call import Call
+from gateway.errors import Refusal
+from telemetry import metrics
+from telemetry.clock import Clock
 from tenants.ledger import UsageLedger
 from tenants.usage import UsageEntry
-from telemetry import metrics
 
 LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
 
@@ -34,23 +36,29 @@ class Source(Protocol):
 class MeteredEvents:
     """The events of one call, counted."""
 
-    def __init__(self, call: Call, source: Source, ledger: UsageLedger, pop: str) -> None:
+    def __init__(self, call: Call, source: Source, ledger: UsageLedger, pop: str, clock: Clock) -> None:
         self._call = call
         self._source = source
         self._ledger = ledger
         self._pop = pop
-        self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._started = Started()
         self._num_completion_tokens = 0
         self._end: Finished | Failed | None = None
         self._first_event_s: float | None = None
         self._is_settled = False
+        self._is_cut_short = False
+        self._why_unfinished = "client_left"
         self.micro_neurons = 0
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
         """The next events. The last one comes only when the usage entry is durable; raises StoreUnavailable if it
         cannot be made so."""
-        events = await self._source.take(not_before_s)
+        try:
+            events = await self._source.take(not_before_s)
+        except Refusal as refusal:
+            self._why_unfinished = refusal.reason.name.lower()
+            raise
         self._count(events)
         if self._end is not None:
             await self._settle()
@@ -64,13 +72,14 @@ class MeteredEvents:
         self._source.close()
 
     async def _cancel_and_settle(self) -> None:
+        self._is_cut_short = True
         self._source.cancel()
         self._count(await self._source.last_words(LAST_WORDS_TIMEOUT_S))
         await self._settle()
 
     def _count(self, events: list[Event]) -> None:
         if events and self._first_event_s is None:
-            self._first_event_s = self._loop.time()
+            self._first_event_s = self._clock.monotonic_s()
         for event in events:
             if isinstance(event, Token):
                 self._num_completion_tokens += event.num_tokens
@@ -93,8 +102,8 @@ class MeteredEvents:
         if self._is_settled:
             return
         self._is_settled = True
-        call, usage, now = self._call, self._usage(), self._loop.time()
-        status = "node_lost" if self._end is None else self._end.reason
+        call, usage, now = self._call, self._usage(), self._clock.monotonic_s()
+        status = self._why_unfinished if self._is_cut_short or self._end is None else self._end.reason
         self.micro_neurons = price_in_micro_neurons(
             call.card.prices,
             prompt_tokens=usage.prompt_tokens,

@@ -28,7 +28,7 @@ _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")
 async def serve(services: Services, door: Door, exchange: Exchange, account_id: str, path_model: str | None) -> None:
     """Answer one inference request. Raises Refusal (or what `errors.refusal_of` knows) while nothing has been sent."""
     settings = services.settings
-    started_s = asyncio.get_running_loop().time()
+    started_s = services.clock.monotonic_s()
 
     principal = await authentication.prove(services.verifier, exchange.headers)
     authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
@@ -36,6 +36,8 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
     exchange.check_announced_body(settings.max_body_bytes)
 
     with services.admission.enter() as place:
+        if not services.ledger.has_room:
+            raise Refusal(Reason.DEPENDENCY_DOWN)
         resolved = _find_model(services.registry, path_model) if path_model is not None else None
         body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
         resolved = resolved or _find_model(services.registry, _model_in(body))
@@ -47,7 +49,7 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         dispatch = Dispatch(
             call, [node.link for node in nodes], Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
         )
-        events = MeteredEvents(call, dispatch, services.ledger, settings.pop)
+        events = MeteredEvents(call, dispatch, services.ledger, settings.pop, services.clock)
         exchange.when_client_leaves(dispatch.abandon)
         place.stop = dispatch.stop
         exchange.answer_headers = _headers_of(call, resolved)
@@ -113,7 +115,7 @@ def _make_call(
         num_estimated_tokens=estimated_tokens_of(asked.task),
         started_at=services.clock.now(),
         started_s=started_s,
-        deadline_s=started_s + services.settings.call_timeout_s,
+        deadline_s=asyncio.get_running_loop().time() + services.settings.call_timeout_s,
     )
 
 

@@ -1,5 +1,4 @@
-"""Opens and closes everything with the process's lifetime, as one frozen bundle. Only this file names concrete stores.
-"""
+"""Opens and closes all that lives as long as the process, as one frozen bundle; only here are concrete stores named."""
 
 from __future__ import annotations
 
@@ -20,6 +19,7 @@ from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from storage.spool import Spool
+from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants.api_tokens import TokenVerifier
 from tenants.cache_namespace import cache_namespace, fairness_id
@@ -28,6 +28,7 @@ from tenants.ledger import UsageLedger
 log = logging.getLogger(__name__)
 
 FIRST_READ_TIMEOUT_S = 5.0
+RESTART_PAUSE_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,9 @@ class Services:
 
 
 @contextlib.asynccontextmanager
-async def open_services(settings: GatewaySettings, *, on_defect: Callable[[], None]) -> AsyncIterator[Services]:
+async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     """Everything open and its background jobs running; closed again in the reverse order, the usage flushed.
 
-    `on_defect` is called when a background job ends in a way nobody foresaw: the process must not go on half alive.
     Raises ValueError or OSError when a setting cannot work.
     """
     database = Database.connect(settings.database_url)
@@ -78,7 +78,8 @@ async def open_services(settings: GatewaySettings, *, on_defect: Callable[[], No
     def cache_identity(account_id: str) -> tuple[bytes, int]:
         return cache_namespace(settings.cache_secret, account_id), fairness_id(settings.cache_secret, account_id)
 
-    jobs = [_start(job, on_defect) for job in (nodes.run(), registry.watch(), verifier.watch(), ledger.run())]
+    loops = (nodes.run, registry.watch, verifier.watch, ledger.run)
+    jobs = [asyncio.create_task(_keep_running(loop), name=loop.__qualname__) for loop in loops]
     try:
         yield Services(
             settings=settings,
@@ -100,13 +101,13 @@ async def open_services(settings: GatewaySettings, *, on_defect: Callable[[], No
         await database.close()
 
 
-def _start(job: Coroutine[Any, Any, None], on_defect: Callable[[], None]) -> asyncio.Task[None]:
-    task = asyncio.create_task(job)
-
-    def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            log.critical("a background job failed; stopping", exc_info=task.exception())
-            on_defect()
-
-    task.add_done_callback(ended)
-    return task
+async def _keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a loop that should not end by itself; should it fail in a way nobody foresaw, say so and run it again."""
+    while True:
+        try:
+            await loop()
+            return
+        except Exception:
+            log.exception("a background job failed and is started again", extra={"job": loop.__qualname__})
+            metrics.INTERNAL_ERRORS.inc()
+            await asyncio.sleep(RESTART_PAUSE_S)

@@ -1,4 +1,7 @@
-"""`GET /user/tokens/verify` and `GET A/tokens/verify`: is this API token good? Each answers for its own kind only."""
+"""`GET /user/tokens/verify` and `GET A/tokens/verify`: how does this API token stand? Each answers for its own kind.
+
+An expired or disabled token is told so, since its whole secret was right; an unknown or revoked one is not known.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,39 @@ from starlette.responses import Response
 from gateway import authentication, envelope
 from gateway.errors import Reason, Refusal
 from gateway.services import Services
-from tenants.principal import Principal
+from tenants.principal import Principal, Refused, TokenKind
 
-_ACCOUNT_TOKEN_PREFIX = "cfat_"  # noqa: S105 - how account tokens begin
+_MESSAGES = {
+    "active": "This API Token is valid and active",
+    "expired": "This API Token is expired",
+    "disabled": "This API Token is disabled",
+}
 
 
 async def verify_user_token(services: Services, request: Request) -> Response:
     """Of any account; an account's own token is not known here."""
-    principal = await _prove(services, request, is_account_token=False)
-    return _good(principal)
+    return _told(await _verdict(services, request), "user", None)
 
 
 async def verify_account_token(services: Services, request: Request) -> Response:
     """Of the account in the path."""
-    principal = await _prove(services, request, is_account_token=True)
-    if principal.account_id != request.path_params["account_id"]:
+    return _told(await _verdict(services, request), "account", request.path_params["account_id"])
+
+
+async def _verdict(services: Services, request: Request) -> Principal | Refused:
+    verdict = await services.verifier.verify(authentication.secret_in(request.scope["headers"]))
+    if isinstance(verdict, Refused) and verdict.reason == "malformed":
+        raise Refusal(Reason.CREDENTIAL_MALFORMED)
+    return verdict
+
+
+def _told(verdict: Principal | Refused, kind: TokenKind, account_id: str | None) -> Response:
+    status = verdict.reason if isinstance(verdict, Refused) else "active"
+    is_here = verdict.kind == kind and account_id in (None, verdict.account_id)
+    if status not in _MESSAGES or not is_here:
         raise Refusal(Reason.API_TOKEN_INVALID)
-    return _good(principal)
-
-
-async def _prove(services: Services, request: Request, *, is_account_token: bool) -> Principal:
-    headers = request.scope["headers"]
-    is_right_kind = authentication.secret_in(headers).startswith(_ACCOUNT_TOKEN_PREFIX) == is_account_token
-    try:
-        principal = await authentication.prove(services.verifier, headers)
-    except Refusal as refusal:
-        if refusal.reason is Reason.CREDENTIAL_REFUSED:
-            raise Refusal(Reason.API_TOKEN_INVALID) from None
-        raise
-    if not is_right_kind:
-        raise Refusal(Reason.API_TOKEN_INVALID)
-    return principal
-
-
-def _good(principal: Principal) -> Response:
-    result: dict[str, Any] = {"id": principal.api_token_id, "status": "active"}
-    if principal.expires_at is not None:
-        result["expires_on"] = principal.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    messages = [{"code": 10000, "message": "This API Token is valid and active"}]
+    result: dict[str, Any] = {"id": verdict.api_token_id, "status": status}
+    if verdict.expires_at is not None:
+        result["expires_on"] = verdict.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    messages = [{"code": 10000, "message": _MESSAGES[status]}]
     return Response(envelope.success(result, messages=messages), media_type="application/json")

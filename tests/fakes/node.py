@@ -21,6 +21,7 @@ from engine.protocol import events, wire
 from engine.protocol.status import NodeStatus, ReplicaStatus
 from engine.protocol.tasks import TaskInput, TextEmbeddings
 from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
 
 WORDS = ("Hello", " from", " the", " fake", " node", " ✓")
 DIMENSIONS = 8
@@ -28,7 +29,8 @@ DIMENSIONS = 8
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     """What one call answers. `tokens` in order, `gap_s` apart, the first after `first_s`; then `end`: a finish
-    reason, or a failure reason. After `then_after` tokens `then` happens instead of the rest."""
+    reason, or a failure reason. After `then_after` tokens `then` happens instead of the rest. `repeat` and `pad` make
+    many tokens of few, each `pad` characters longer."""
 
     tokens: tuple[str, ...] = WORDS
     first_s: float = 0.0
@@ -37,9 +39,14 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     is_retryable: bool = False
     cached: int = 0
+    repeat: int = 1
+    pad: int = 0
     then_after: int = -1
     then: str = "die"  # die | hang | garbage
     on: str = ""  # only this node follows the script; others answer WORDS
+
+    def texts(self) -> list[str]:
+        return [text + "." * self.pad for text in self.tokens * self.repeat]
 
 
 class FakeNode:
@@ -119,7 +126,8 @@ class FakeNode:
     async def _heartbeat(self) -> None:
         while True:
             await asyncio.sleep(0.5)
-            await self._announce()
+            with contextlib.suppress(StoreUnavailable):
+                await self._announce()
 
     async def _announce(self) -> None:
         store = Ephemeral.connect(self._redis_url, timeout_s=2)
@@ -154,7 +162,7 @@ class FakeNode:
         await self._vanish()
         if self._redis_url:
             store = Ephemeral.connect(self._redis_url, timeout_s=2)
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(StoreUnavailable):
                 await store.withdraw("nodes", self.node_id)
             await store.close()
 
@@ -222,7 +230,7 @@ class NodeSide(asyncio.Protocol):
                 self.send(*(wire.Reply(call_id, event) for event in embedded(execute.task)))
                 return
             await asyncio.sleep(script.first_s)
-            for i, text in enumerate(script.tokens[: execute.task.sampling.max_tokens]):
+            for i, text in enumerate(script.texts()[: execute.task.sampling.max_tokens]):
                 if i == script.then_after:
                     await self._misbehave(script.then)
                 if i == 0:
@@ -231,7 +239,7 @@ class NodeSide(asyncio.Protocol):
                     await asyncio.sleep(script.gap_s)
                 self.send(wire.Reply(call_id, events.Token(text)))
                 num_sent += 1
-            if script.then_after >= len(script.tokens):
+            if script.then_after >= len(script.texts()):
                 await self._misbehave(script.then)
             usage = events.Usage(prompt_tokens=prompt_tokens, cached_tokens=script.cached, completion_tokens=num_sent)
             self.send(wire.Reply(call_id, _end(script, usage, num_sent)))
@@ -252,7 +260,7 @@ class NodeSide(asyncio.Protocol):
 
 def _end(script: Script, usage: events.Usage, num_sent: int) -> events.Event:
     if script.end in ("stop", "length"):
-        return events.Finished("length" if num_sent < len(script.tokens) else script.end, usage)  # type: ignore[arg-type]
+        return events.Finished("length" if num_sent < len(script.texts()) else script.end, usage)  # type: ignore[arg-type]
     return events.Failed(script.end, script.message, script.is_retryable, usage)  # type: ignore[arg-type]
 
 

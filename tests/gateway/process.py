@@ -1,0 +1,165 @@
+"""A real gateway process on a free port, with everything it needs real but the nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from catalog.card import CardFacts, ModelCard, Prices, card_of, manifest_of, parse_facts
+from tests.fakes.node import FakeNode
+from tests.waiting import wait_until_blocking
+
+PEPPER = b"pepper of the tests" * 2
+CACHE_SECRET = b"cache secret of the tests" * 2
+CLUSTER_SECRET = b"cluster secret of the tests" * 2
+
+CARDS_TOML = {
+    "@cf/test/parrot": """
+        schema = "text_generation_legacy"
+        prices = { input = 100, cached_input = 10, output = 1000 }
+        context_window = 2048
+        """,
+    "@cf/test/chatty": """
+        native_shape = "chat_completion"
+        schema = "openai_chat"
+        prices = { input = 100, output = 1000 }
+        context_window = 2048
+        """,
+    "@hf/test/vectors": """
+        schema = "text_embeddings"
+        task = "Text Embeddings"
+        prices = { input = 50 }
+        context_window = 256
+        output_dimensions = 8
+        pooling = "mean"
+        """,
+    "@cf/test/nowhere": """
+        schema = "text_generation_legacy"
+        context_window = 2048
+        """,
+}
+PARROT, CHATTY, VECTORS, NOWHERE = CARDS_TOML
+ALIAS = "@cf/meta/llama-3.1-8b-instruct"
+
+
+def cards() -> list[ModelCard]:
+    """The models of these tests; nodes hold all but NOWHERE."""
+    made = []
+    for name, toml in CARDS_TOML.items():
+        task = "" if "task =" in toml else 'task = "Text Generation"\n'
+        head = f'name = "{name}"\ndescription = "{name} for tests"\ncreated_at = 2026-01-02T03:04:05Z\n{task}'
+        facts: CardFacts = parse_facts(head + toml, name)
+        made.append(card_of(facts, manifest_of(facts, "TestForCausalLM", ()), "published"))
+    return made
+
+
+@dataclass
+class GatewayProcess:
+    """One `python -m gateway`."""
+
+    folder: Path
+    database_url: str
+    redis_url: str
+    environ: dict[str, str] = field(default_factory=dict)
+    process: subprocess.Popen[bytes] | None = None
+    port: int = 0
+
+    @property
+    def log_file(self) -> Path:
+        return self.folder / "gateway.log"
+
+    def start(self) -> GatewayProcess:
+        """Start, and wait until it listens and reaches a node with a hot model."""
+        self.launch()
+        self.wait_listening()
+        try:
+            wait_until_blocking(self.is_ready, 15)
+        except AssertionError as error:
+            raise AssertionError(f"not ready: {httpx.get(f'{self.url}/readyz').text}\n{self.log_text()}") from error
+        return self
+
+    def launch(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "gateway"], env=self.full_environ(), stdout=log, stderr=log
+            )
+
+    def full_environ(self) -> dict[str, str]:
+        """What the process is started with."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
+        return inherited | {
+            "DATABASE_URL": self.database_url,
+            "REDIS_URL": self.redis_url,
+            "HEARTH_TOKEN_PEPPER": PEPPER.hex(),
+            "HEARTH_CACHE_SECRET": CACHE_SECRET.hex(),
+            "HEARTH_CLUSTER_SECRET": CLUSTER_SECRET.hex(),
+            "HEARTH_SPOOL_DIR": str(self.folder / "spool"),
+            "HEARTH_PORT": str(self.port),
+            "HEARTH_DIE_WITH_PARENT": "1",
+            **self.environ,
+        }
+
+    def wait_listening(self) -> None:
+        self.port = wait_until_blocking(self._listening_port, 20)
+
+    def _listening_port(self) -> int:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log_text()
+        return next((int(line["port"]) for line in self.log_lines() if line["message"] == "gateway listening"), 0)
+
+    def log_text(self) -> str:
+        return self.log_file.read_text()
+
+    def log_lines(self) -> list[dict]:
+        """Every whole line; each parses."""
+        return [json.loads(line) for line in self.log_text().splitlines(keepends=True) if line.endswith("\n")]
+
+    def is_ready(self) -> bool:
+        return httpx.get(f"{self.url}/readyz").status_code == 200
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.url}/client/v4"
+
+    def metric(self, name: str) -> float:
+        """A metric's value, with its labels as the text format writes them; 0 when it is not there."""
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.split()[-1])
+        return 0.0
+
+    def terminate(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, deadline_s: float = 20) -> int:
+        """The exit status."""
+        assert self.process is not None
+        return self.process.wait(deadline_s)
+
+    def stop(self) -> int:
+        if self.process is None or self.process.poll() is not None:
+            return 0
+        self.terminate()
+        return self.wait()
+
+
+def fake_node(node_id: str, folder: Path, redis_url: str, *, pop: str = "local") -> FakeNode:
+    """A fake node that holds every model of these tests but NOWHERE."""
+    models = {card.name: card.revision for card in cards() if card.name != NOWHERE}
+    return FakeNode(node_id, folder, CLUSTER_SECRET, models, pop=pop, redis_url=redis_url)
+
+
+__all__ = ["ALIAS", "CHATTY", "NOWHERE", "PARROT", "VECTORS", "GatewayProcess", "Prices", "cards", "fake_node"]

@@ -1,0 +1,259 @@
+"""How the process starts, refuses to start, drains and ends; and what it does while its stores are away."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from gateway.settings import GatewaySettings
+from storage.migrate import migrate
+from telemetry.settings import SettingError, read_settings
+from tests.gateway.conftest import Running, Site
+from tests.gateway.process import GatewayProcess
+from tests.gateway.test_text_generation import events_of, run, script
+from tests.postgres_server import PostgresServer, find_postgres
+from tests.waiting import wait_until_blocking
+
+SLOW = {"prompt": script(tokens=["x"] * 20, gap_s=0.05)}
+
+
+@pytest.fixture(scope="module")
+def site(new_site: Callable[..., Site]) -> Site:
+    site = new_site()
+    site.add_node("n1")
+    return site
+
+
+def in_background(job: Callable[[], httpx.Response]) -> tuple[threading.Thread, list[httpx.Response]]:
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(job()))
+    thread.start()
+    return thread, answers
+
+
+def test_sigterm_lets_calls_finish_refuses_new_ones_and_ends_well(site: Site):
+    running = Running(site, site.gateway().start())
+    with httpx.Client(headers=running.headers(), timeout=20) as client, httpx.Client(timeout=20) as probe:
+        assert probe.get(f"{running.gateway.url}/readyz").status_code == 200
+        thread, answers = in_background(lambda: run(client, running, SLOW | {"stream": True}))
+        wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 1)
+        running.gateway.terminate()
+        wait_until_blocking(lambda: probe.get(f"{running.gateway.url}/readyz").status_code == 503, 1)
+        refused = run(probe, running, {"prompt": "x"}, headers=running.headers())
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (503, 11001)
+        assert refused.headers["retry-after"]
+        thread.join()
+    assert running.gateway.wait() == 0
+    assert events_of(answers[0])[-1] == "[DONE]"
+    assert len(site.usage_rows(answers[0].headers["cf-ai-req-id"])) == 1
+
+
+@pytest.mark.parametrize("why", ["timeout", "second signal"])
+def test_calls_that_outlast_the_drain_end_with_an_error_and_are_recorded(site: Site, why: str):
+    environ = {"HEARTH_DRAIN_TIMEOUT_S": "0.3"} if why == "timeout" else {}
+    running = Running(site, site.gateway(**environ).start())
+    with httpx.Client(headers=running.headers(), timeout=20) as client:
+        prompt = script(tokens=["x"] * 200, gap_s=0.05)
+        thread, answers = in_background(lambda: run(client, running, {"prompt": prompt, "stream": True}))
+        wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 1)
+        wait_until_blocking(lambda: site.nodes["n1"].num_open_calls)
+        running.gateway.terminate()
+        if why == "second signal":
+            wait_until_blocking(lambda: not running.gateway.is_ready())
+            running.gateway.terminate()
+        thread.join()
+    assert running.gateway.wait() == 0
+    last = json.loads(events_of(answers[0])[-1])
+    assert last["error"]["code"] == 3008
+    (row,) = site.usage_rows(answers[0].headers["cf-ai-req-id"])
+    assert row["completion_tokens"] > 0
+
+
+def test_usage_survives_a_kill(site: Site):
+    running = Running(site, site.gateway().start())
+    with httpx.Client(headers=running.headers(), timeout=20) as client:
+        ids = [run(client, running, {"prompt": "x"}).headers["cf-ai-req-id"] for _ in range(5)]
+    assert running.gateway.process is not None
+    running.gateway.process.kill()
+    running.gateway.process.wait()
+    again = GatewayProcess(running.gateway.folder, site.database_url, site.redis.url)
+    site.gateways.append(again)
+    again.start()
+    for request_id in ids:
+        assert site.usage_row(request_id)["status"] == "stop"
+
+
+def test_while_redis_is_away_nodes_last_known_serve_on(new_site: Callable[..., Site]):
+    site = new_site()
+    site.add_node("n1")
+    running = Running(site, site.gateway().start())
+    site.redis.stop()
+    wait_until_blocking(lambda: "presence cannot be read" in running.gateway.log_text())
+    with httpx.Client(headers=running.headers(), timeout=20) as client:
+        for _ in range(3):
+            assert run(client, running, {"prompt": "x"}).status_code == 200
+    assert running.gateway.is_ready()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    if find_postgres() is None:
+        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
+    server = PostgresServer()
+    server.start()
+    asyncio.run(migrate(server.url))
+    yield server
+    server.close()
+
+
+def test_while_the_database_is_away_known_tokens_go_on_and_unknown_ones_wait(
+    new_site: Callable[..., Site], own_postgres: PostgresServer
+):
+    site = new_site(own_postgres.url)
+    site.add_node("n1")
+    running = Running(site, site.gateway().start())
+    with httpx.Client(timeout=20) as client:
+        known = running.headers("good")
+        assert run(client, running, {"prompt": "x"}, headers=known).status_code == 200
+        own_postgres.kill()
+        unknown = wait_until_blocking(lambda: refusal_503(client, running), 10)
+        assert unknown.json()["errors"][0]["code"] == 11002
+        assert unknown.headers["retry-after"]
+        for _ in range(3):
+            assert run(client, running, {"prompt": "x"}, headers=known).status_code == 200
+        assert running.gateway.is_ready()
+        assert running.gateway.metric("hearth_usage_backlog") >= 3
+        own_postgres.start()
+    wait_until_blocking(lambda: running.gateway.metric("hearth_usage_backlog") == 0, 20)
+    assert running.gateway.metric("hearth_internal_errors_total") == 0
+    assert running.gateway.stop() == 0
+
+
+def refusal_503(client: httpx.Client, running: Running) -> httpx.Response | None:
+    answer = run(client, running, {"prompt": "x"}, headers=running.headers("write"))
+    return answer if answer.status_code == 503 else None
+
+
+PARENT = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-m", "gateway"])
+print(child.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_process_that_lost_its_parent_ends(site: Site):
+    gateway = site.gateway()
+    gateway.folder.mkdir()
+    with gateway.log_file.open("wb") as log:
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT], env=gateway.full_environ(), stdout=subprocess.PIPE, stderr=log
+        )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    wait_until_blocking(lambda: "gateway listening" in gateway.log_text(), 20)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    wait_until_blocking(lambda: is_gone(pid), 20)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+GOOD_ENVIRON = {
+    "DATABASE_URL": "sqlite:///x/y.db",
+    "REDIS_URL": "unix:///x/redis.sock?db=0",
+    "HEARTH_TOKEN_PEPPER": "aa" * 32,
+    "HEARTH_CACHE_SECRET": "bb" * 32,
+    "HEARTH_CLUSTER_SECRET": "cc" * 32,
+    "HEARTH_SPOOL_DIR": "/x/spool",
+}
+
+
+def test_good_settings_have_good_defaults():
+    settings = read_settings(GatewaySettings, GOOD_ENVIRON)
+    assert (settings.host, settings.port, settings.pop) == ("127.0.0.1", 8787, "local")
+    assert (settings.call_timeout_s, settings.max_body_bytes) == (120, 10 * 1024 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"DATABASE_URL": ""}, "DATABASE_URL"),
+        ({"DATABASE_URL": "mysql://x"}, "DATABASE_URL"),
+        ({"REDIS_URL": "http://x"}, "REDIS_URL"),
+        ({"HEARTH_TOKEN_PEPPER": "not hex"}, "HEARTH_TOKEN_PEPPER"),
+        ({"HEARTH_TOKEN_PEPPER": "abcd"}, "HEARTH_TOKEN_PEPPER"),
+        ({"HEARTH_CACHE_SECRET": "ab" * 32, "HEARTH_CLUSTER_SECRET": "ab" * 32}, "three different keys"),
+        ({"HEARTH_PORT": "99999"}, "HEARTH_PORT"),
+        ({"HEARTH_PORT": "http"}, "HEARTH_PORT"),
+        ({"HEARTH_MAX_CALLS": "0"}, "HEARTH_MAX_CALLS"),
+        ({"HEARTH_LOG_LEVEL": "loud"}, "HEARTH_LOG_LEVEL"),
+        ({"HEARTH_SPOOL_DIR": ""}, "HEARTH_SPOOL_DIR"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_named_and_a_secret_is_not_shown(environ: dict[str, str], named: str):
+    with pytest.raises(SettingError, match=named) as caught:
+        read_settings(GatewaySettings, GOOD_ENVIRON | environ)
+    assert "not hex" not in str(caught.value)
+    assert "abab" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"HEARTH_CACHE_SECRET": "zz"}, "HEARTH_CACHE_SECRET"),
+        ({"HEARTH_SPOOL_DIR": "/proc/nothing/here"}, "/proc/nothing"),
+    ],
+)
+def test_what_cannot_work_ends_the_process_with_one_line(site: Site, environ: dict[str, str], named: str):
+    gateway = site.gateway(**environ)
+    gateway.launch()
+    assert gateway.wait() == 2
+    (line,) = [line for line in gateway.log_text().splitlines() if not line.startswith("{")]
+    assert line.startswith("gateway: ")
+    assert named in line
+
+
+def test_a_port_that_is_taken_is_one_line_too(site: Site):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        gateway = site.gateway(HEARTH_PORT=str(taken.getsockname()[1]))
+        gateway.launch()
+        assert gateway.wait() == 2
+    assert "HEARTH_PORT" in gateway.log_text()
+
+
+def test_two_gateways_never_share_a_spool(site: Site):
+    first = site.gateway().start()
+    second = site.gateway(HEARTH_SPOOL_DIR=str(first.folder / "spool"))
+    second.launch()
+    assert second.wait() == 2
+    assert first.is_ready()
+
+
+def test_logs_are_json_and_hold_no_secret_and_no_text_of_calls(site: Site):
+    running = Running(site, site.gateway(HEARTH_LOG_LEVEL="debug").start())
+    with httpx.Client(headers=running.headers(), timeout=20) as client:
+        run(client, running, {"prompt": "marker-of-a-prompt"})
+        run(client, running, {"prompt": "marker-of-a-prompt", "temperature": "marker-of-a-prompt"})
+        client.get(f"{running.gateway.url}/client/v4/marker-of-a-path")
+    assert running.gateway.stop() == 0
+    assert [line for line in running.gateway.log_lines() if line["message"] == "request"]
+    text = running.gateway.log_text()
+    assert "marker-of" not in text
+    assert running.tenants.secrets["good"] not in text

@@ -1,0 +1,195 @@
+"""Text generation, whole and streamed, in the native and the OpenAI shape: the wire as the contract has it."""
+
+import json
+
+import httpx
+import pytest
+
+from tests.fakes.node import WORDS
+from tests.gateway.conftest import Running
+from tests.gateway.process import ALIAS, CHATTY, PARROT
+
+TEXT = "".join(WORDS)
+HELLO = [{"role": "user", "content": "Say hello to me"}]
+
+
+def script(**fields) -> str:
+    return "!" + json.dumps(fields)
+
+
+def events_of(answer: httpx.Response) -> list[str]:
+    """The data of each event; the frame's form is checked on the way."""
+    assert answer.headers["content-type"] == "text/event-stream"
+    *frames, rest = answer.text.split("\n\n")
+    assert rest == ""
+    assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+    return [frame.removeprefix("data: ") for frame in frames]
+
+
+def run(client: httpx.Client, running: Running, body: dict, model: str = PARROT, **options) -> httpx.Response:
+    return client.post(f"{running.account_url}/ai/run/{model}", json=body, **options)
+
+
+def chat(client: httpx.Client, running: Running, body: dict, **options) -> httpx.Response:
+    return client.post(f"{running.account_url}/ai/v1/chat/completions", json={"model": PARROT} | body, **options)
+
+
+def test_native_answer_is_enveloped(client: httpx.Client, running: Running):
+    answer = run(client, running, {"prompt": "one two three"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {
+        "result": {
+            "response": TEXT,
+            "usage": {
+                "prompt_tokens": 3,
+                "completion_tokens": 6,
+                "total_tokens": 9,
+                "prompt_tokens_details": {"cached_tokens": 0},
+            },
+        },
+        "success": True,
+        "errors": [],
+        "messages": [],
+    }
+
+
+def test_answers_that_reached_a_model_say_so_in_their_headers(client: httpx.Client, running: Running):
+    answer = run(client, running, {"prompt": "one two three"}, headers={"x-request-id": "mine-1"})
+    assert answer.headers["cf-ai-req-id"] == answer.headers["x-hearth-request-id"]
+    assert answer.headers["cf-ai-req-id"][14] == "7"
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.headers["cf-ray"].endswith("-LOCAL")
+    assert answer.headers["cf-ai-neurons"] == "0.01"
+    refused = run(client, running, {"prompt": "x"}, headers={"authorization": "Bearer nonsense"})
+    assert "cf-ai-req-id" not in refused.headers
+    assert refused.headers["cf-ray"]
+
+
+@pytest.mark.parametrize("bad", ["a b", "x" * 129, "é", ""])
+def test_a_request_id_that_breaks_its_grammar_is_not_echoed(client: httpx.Client, running: Running, bad: str):
+    answer = client.get(f"{running.gateway.url}/healthz", headers={"x-request-id": bad.encode()})
+    assert answer.headers["x-request-id"] == answer.headers["x-hearth-request-id"]
+
+
+def test_native_stream_ends_with_usage_and_done(client: httpx.Client, running: Running):
+    *events, last, done = events_of(run(client, running, {"messages": HELLO, "stream": True}))
+    assert done == "[DONE]"
+    parsed = [json.loads(event) for event in events]
+    assert "".join(event["response"] for event in parsed) == TEXT
+    assert all(set(event) == {"response", "p"} and event["p"].startswith("a") for event in parsed)
+    assert json.loads(last)["response"] == ""
+    assert json.loads(last)["usage"]["completion_tokens"] == 6
+
+
+def test_string_booleans_and_numbers_are_coerced_and_any_content_type_is_json(client: httpx.Client, running: Running):
+    body = json.dumps({"prompt": "x", "stream": "true", "max_tokens": "2", "raw": "true", "no_such_field": 1})
+    for content_type in ("application/x-www-form-urlencoded", "text/plain", "", "application/json; charset=utf-8"):
+        url = f"{running.account_url}/ai/run/{PARROT}"
+        answer = client.post(url, content=body, headers={"content-type": content_type})
+        events = events_of(answer)
+        assert json.loads(events[-2])["usage"]["completion_tokens"] == 2
+        task = running.site.execute_of(answer).task
+        assert (task.raw, task.sampling.max_tokens) == (True, 2)
+
+
+def test_defaults_of_the_contract_reach_the_node(client: httpx.Client, running: Running):
+    sampling = running.site.execute_of(run(client, running, {"prompt": "x"})).task.sampling
+    assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (256, 0.6, 1.0, None)
+
+
+@pytest.mark.parametrize("written", [PARROT, "@cf%2Ftest%2Fparrot", "%40cf/test/parrot", "workers-ai/" + PARROT])
+def test_a_model_id_may_be_written_in_many_ways(client: httpx.Client, running: Running, written: str):
+    assert run(client, running, {"prompt": "x"}, written).status_code == 200
+
+
+def test_an_alias_answers_under_its_own_name_and_a_header_tells(client: httpx.Client, running: Running):
+    answer = chat(client, running, {"messages": HELLO, "model": ALIAS})
+    assert answer.json()["model"] == ALIAS
+    assert answer.headers["x-hearth-model"] == PARROT
+    assert "x-hearth-model" not in chat(client, running, {"messages": HELLO}).headers
+
+
+def test_openai_answer_is_bare(client: httpx.Client, running: Running):
+    answer = chat(client, running, {"messages": HELLO, "max_completion_tokens": 2}).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == PARROT
+    choice = answer["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "Hello from", "refusal": None}
+    assert choice["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == 6
+
+
+def test_openai_stream_names_the_role_first_and_the_reason_last(client: httpx.Client, running: Running):
+    *events, done = events_of(chat(client, running, {"messages": HELLO, "stream": True}))
+    assert done == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == TEXT
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert all("usage" not in chunk for chunk in chunks)
+    assert len({chunk["id"] for chunk in chunks}) == 1
+
+
+def test_openai_stream_gives_usage_when_asked(client: httpx.Client, running: Running):
+    body = {"messages": [{"role": "user", "content": script(cached=2)}], "stream": True}
+    *events, done = events_of(chat(client, running, body | {"stream_options": {"include_usage": True}}))
+    assert done == "[DONE]"
+    last = json.loads(events[-1])
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] == 6
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+def test_a_model_whose_native_shape_is_chat_answers_with_it_inside_the_envelope(client: httpx.Client, running: Running):
+    answer = run(client, running, {"messages": HELLO}, CHATTY).json()
+    assert answer["success"] is True
+    assert answer["result"]["choices"][0]["message"]["content"] == TEXT
+    *events, done = events_of(run(client, running, {"messages": HELLO, "stream": True}, CHATTY))
+    assert done == "[DONE]"
+    assert json.loads(events[0])["object"] == "chat.completion.chunk"
+
+
+def test_tokens_that_come_close_together_share_a_frame_and_the_first_does_not_wait(
+    client: httpx.Client, running: Running
+):
+    words = [f" w{i}" for i in range(60)]
+    prompt = script(tokens=words, gap_s=0.002)
+    *events, _usage, _done = events_of(run(client, running, {"prompt": prompt, "stream": True}))
+    texts = [json.loads(event)["response"] for event in events]
+    assert "".join(texts) == "".join(words)
+    assert texts[0] == " w0"
+    assert len(texts) < 30
+
+
+def test_every_call_leaves_one_entry_that_agrees_with_its_answer(client: httpx.Client, running: Running):
+    for is_stream in (False, True):
+        answer = run(client, running, {"prompt": script(cached=1), "stream": is_stream})
+        row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+        assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (2, 1, 6)
+        assert row["micro_neurons"] == 1 * 100 + 1 * 10 + 6 * 1000
+        assert (row["status"], row["attempts"], bool(row["is_stream"])) == ("stop", 1, is_stream)
+        assert row["account_id"] == running.tenants.account_id
+        assert row["api_token_id"] == running.tenants.token_ids["good"]
+        assert row["node_id"] in running.site.nodes
+        assert 0 < row["ttft_ms"] <= row["duration_ms"]
+
+
+def test_the_cache_namespace_is_the_accounts_and_nothing_in_a_body_changes_it(client: httpx.Client, running: Running):
+    mine = running.site.execute_of(run(client, running, {"prompt": "x"}))
+    salted = run(client, running, {"prompt": "x", "namespace": "y", "cache_salt": "z", "account_id": "w"})
+    assert running.site.execute_of(salted).namespace == mine.namespace
+    url = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/run/{PARROT}"
+    other = running.site.execute_of(client.post(url, json={"prompt": "x"}, headers=running.headers("other")))
+    assert other.namespace != mine.namespace
+    assert other.tenant != mine.tenant
+    assert len(mine.namespace) == 32
+
+
+def test_a_session_stays_on_its_node(client: httpx.Client, running: Running):
+    for session in ("s1", "s2", "s3"):
+        before = {node_id: len(node.executes) for node_id, node in running.site.nodes.items()}
+        for i in range(4):
+            run(client, running, {"prompt": f"{i}"}, headers={"x-session-affinity": session})
+        grown = [node_id for node_id, node in running.site.nodes.items() if len(node.executes) != before[node_id]]
+        assert len(grown) == 1
