@@ -1,0 +1,215 @@
+"""`hearth up` as a person runs it: a real process, real stores, a real model, the printed calls as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from catalog import builtin
+from cli.embedded import CHAT_MODEL
+from cli.up import free_port
+from tests.waiting import wait_until_blocking
+
+START_DEADLINE_S = 90.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_the_built_in_model() -> None:
+    if builtin.find_folder(CHAT_MODEL) is None:
+        pytest.skip(f"{CHAT_MODEL} is not in this checkout")
+
+
+class Up:
+    """One `hearth up` process on a folder of its own."""
+
+    def __init__(self, data: Path, *options: str, **environ: str) -> None:
+        self.data = data
+        self.port = free_port("127.0.0.1")
+        self._out = data.with_suffix(".out")
+        self._err = data.with_suffix(".err")
+        command = [sys.executable, "-m", "cli.main", "up", "--data", str(data), "--port", str(self.port), *options]
+        # Only the chat model is loaded at start: the other one takes most of two cores for seconds.
+        environ = {**os.environ, "HEARTH_NODE_MODELS": CHAT_MODEL, **environ}
+        with self._out.open("w") as out, self._err.open("w") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text()
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def wait_ready(self) -> Up:
+        def is_ready() -> bool:
+            assert self.process.poll() is None, self.err
+            return (self.data / "dev.json").exists() and "Ctrl-C" in self.out
+
+        wait_until_blocking(is_ready, START_DEADLINE_S)
+        return self
+
+    @property
+    def dev(self) -> dict[str, Any]:
+        return json.loads((self.data / "dev.json").read_text())
+
+    def pids(self) -> list[int]:
+        pids = self.dev["pids"]
+        return [pids["redis"], pids["gateway"], *pids["nodes"].values()]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(timeout=30)
+
+    def ask(self, prompt: str) -> httpx.Response:
+        dev = self.dev
+        url = f"{dev['base_url']}/accounts/{dev['account_id']}/ai/run/{dev['chat_model']}"
+        body = {"prompt": prompt, "max_tokens": 4}
+        return httpx.post(url, headers={"Authorization": f"Bearer {dev['api_token']}"}, json=body, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="hearth-up-") as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def running(folder: Path) -> Iterator[Up]:
+    """A platform that the tests of this module use and leave as it was."""
+    up = Up(folder / "shared", "--nodes", "2").wait_ready()
+    yield up
+    if up.process.poll() is None:
+        up.end()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    """Every living process below `pid`."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            found |= {int(child)} | descendants(int(child))
+    return found
+
+
+def printed_call(text: str, start: str) -> list[str]:
+    """The curl command that begins with `start`, as a shell would split it."""
+    whole = text[text.index(start) :].split("\n\n")[0]
+    return shlex.split(whole)
+
+
+def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(running: Up):
+    dev = running.dev
+    assert dev["base_url"] == f"http://127.0.0.1:{running.port}/client/v4"
+    assert len(dev["account_id"]) == 32
+    assert dev["api_token"].startswith("cfut_")
+    assert (dev["chat_model"], dev["embed_model"]) == ("@cf/hearth/spark", "@cf/hearth/minilm")
+    assert dev["pid"] == running.process.pid
+    assert list(dev["pids"]["nodes"]) == ["local-1", "local-2"]
+    assert all(is_alive(pid) for pid in running.pids())
+    assert (running.data / "dev.json").stat().st_mode & 0o777 == 0o600
+    assert (running.data / "secrets.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed; the same calls are made without it")
+def test_the_printed_calls_answer_as_they_are(running: Up):
+    whole = subprocess.run(printed_call(running.out, "curl http"), capture_output=True, check=True)
+    answer = json.loads(whole.stdout)
+    assert answer["success"]
+    assert answer["result"]["usage"]["completion_tokens"] > 0
+    stream = subprocess.run(printed_call(running.out, "curl -N"), capture_output=True, check=True)
+    events = [line for line in stream.stdout.decode().splitlines() if line]
+    assert events[-1] == "data: [DONE]"
+    assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
+
+
+def test_the_platform_answers(running: Up):
+    answer = running.ask("Hello!")
+    assert answer.status_code == 200
+    assert answer.json()["success"]
+
+
+def test_a_second_start_on_the_folder_says_who_has_it_and_harms_nothing(running: Up):
+    second = subprocess.run(
+        [sys.executable, "-m", "cli.main", "up", "--data", str(running.data)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert second.returncode == 1
+    assert f"pid {running.process.pid}" in second.stderr
+    assert f"http://127.0.0.1:{running.port}" in second.stderr
+    assert len(second.stderr.splitlines()) == 1
+    assert running.ask("Hello!").status_code == 200
+
+
+def test_a_port_in_use_is_one_line_and_nothing_is_started(running: Up, folder: Path):
+    command = [sys.executable, "-m", "cli.main", "up", "--data", str(folder / "other"), "--port", str(running.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert str(running.port) in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_setting_that_cannot_work_ends_the_start_with_a_line_that_names_it(folder: Path):
+    up = Up(folder / "bad", HEARTH_NODE_THREADS="many")
+    assert up.process.wait(timeout=30) == 1
+    assert "HEARTH_NODE_THREADS='many'" in up.err
+    assert "Traceback" not in up.err
+    assert not (up.data / "dev.json").exists()
+
+
+@pytest.mark.parametrize("index", [0, 1, 2], ids=["redis", "gateway", "node"])
+def test_whichever_child_is_killed_the_platform_comes_back(running: Up, index: int):
+    before = running.pids()[index]
+    os.kill(before, signal.SIGKILL)
+    wait_until_blocking(lambda: running.pids()[index] not in (None, before), 30.0)
+    wait_until_blocking(lambda: answers(running), 30.0)
+
+
+def answers(up: Up) -> bool:
+    try:
+        return up.ask("Hello!").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def test_sigterm_drains_and_leaves_no_process_behind_and_the_next_start_finds_its_account(folder: Path):
+    first = Up(folder / "again").wait_ready()
+    account = (first.dev["account_id"], first.dev["api_token"])
+    children = descendants(first.process.pid)
+    assert len(children) >= 4  # redis-server, gateway, node, and the node's own
+    assert first.end() == 0
+    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)], 10.0)
+    assert not (first.data / "dev.json").exists()
+
+    second = Up(first.data).wait_ready()
+    assert (second.dev["account_id"], second.dev["api_token"]) == account
+    children = descendants(second.process.pid)
+    second.end(signal.SIGKILL)
+    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)], 10.0)
+    assert (first.data / "dev.json").exists()
+
+    third = Up(first.data).wait_ready()
+    assert third.ask("Hello!").status_code == 200
+    assert third.end(signal.SIGINT) == 0
