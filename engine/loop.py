@@ -162,7 +162,8 @@ class Engine:
             and int(prompt.min()) >= 0
             and int(prompt.max()) < self.info.vocab_size
             and sampling.max_tokens > 0
-            and all(math.isfinite(value) and abs(value) <= limit for value in floats)
+            and sampling.temperature >= 0
+            and all(math.isfinite(value) for value in floats)
             and 0 <= sampling.top_k <= limit
             and (sampling.logprobs is None or 0 <= sampling.logprobs <= _MAX_LOGPROBS)
             and len(request.stop_token_ids) <= _MAX_STOP_TOKENS

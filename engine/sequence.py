@@ -18,6 +18,8 @@ from engine.protocol.tasks import Sampling
 Ints = NDArray[np.int32]
 
 _SEED_MASK = (1 << 64) - 1
+_LEAST_TEMPERATURE = 1e-4  # colder is greedy
+_MOST = 100.0  # of temperature and penalties
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,15 +133,22 @@ class SlotTable:
         self.last_step[slot] = 0
         self.is_protected[slot] = False
         self._fill_stop_tokens(slot, sequence.stop_token_ids)
-        self.temperature[slot] = sampling.temperature
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.repetition_penalty[slot] = sampling.repetition_penalty
-        self.presence_penalty[slot] = sampling.presence_penalty
-        self.frequency_penalty[slot] = sampling.frequency_penalty
+        self._fill_sampling(slot, sampling)
+        self.seed[slot] = sequence.seed
+
+    def _fill_sampling(self, slot: int, sampling: Sampling) -> None:
+        """Extremes are cut to what float32 logits can bear: beyond these bounds a value has no more effect, except
+        that it could make a row overflow. A repetition penalty of 0 divides by nothing: it counts as off."""
+        greedy = sampling.temperature < _LEAST_TEMPERATURE
+        repetition = sampling.repetition_penalty
+        self.temperature[slot] = 0 if greedy else min(sampling.temperature, _MOST)
+        self.top_p[slot] = min(max(sampling.top_p, 0), 1)
+        self.min_p[slot] = min(max(sampling.min_p, 0), 1)
+        self.repetition_penalty[slot] = min(max(repetition, 1 / _MOST), _MOST) if repetition > 0 else 1
+        self.presence_penalty[slot] = min(max(sampling.presence_penalty, -_MOST), _MOST)
+        self.frequency_penalty[slot] = min(max(sampling.frequency_penalty, -_MOST), _MOST)
         self.top_k[slot] = sampling.top_k
         self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        self.seed[slot] = sequence.seed
 
     def _fill_stop_tokens(self, slot: int, token_ids: tuple[int, ...]) -> None:
         missing = len(token_ids) - len(self.stop_token_ids)

@@ -367,7 +367,8 @@ def main(arguments: list[str]) -> None:
     """`engine.zygote PARENT_PID FD CONFIGURE [MODULE...]`: what the handle starts."""
     parent_pid, fd, configure_entry, *preload = arguments
     die_with_parent(int(parent_pid))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the front's to answer; it drains, then closes us
+    for each in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group they are the front's to answer: it drains,
+        signal.signal(each, signal.SIG_IGN)  # then closes us; children inherit this
     control = socket.socket(fileno=int(fd))
     configure = resolve(configure_entry) if configure_entry else None
     set_process_name("hearth zygote")

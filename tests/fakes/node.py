@@ -100,6 +100,10 @@ class FakeNode:
         """Say at once what this node now is."""
         self._call(self._announce())
 
+    def spawn(self, job: Coroutine[Any, Any, None]) -> None:
+        """Run something on this node's loop until it stops."""
+        self._loop.call_soon_threadsafe(self._start, job)
+
     @property
     def num_open_calls(self) -> int:
         return sum(len(connection.calls) for connection in list(self.connections))

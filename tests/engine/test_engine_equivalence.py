@@ -1,0 +1,234 @@
+"""The whole engine over real weights (stories260K, float32): however the work is cut, shared, interrupted or crowded,
+every sequence gets the tokens of the published reference."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.protocol.tasks import Sampling
+from engine.replica import Output, Replica
+from engine.runner import Runner
+from engine.sequence import SequenceRequest
+from engine.zygote import Zygote
+from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
+from tests.engine.processes import cpu_ticks, is_running
+from tests.waiting import wait_until
+
+BLOCKS_OF_ALL = 16 * 10  # what sixteen sequences of up to 150 tokens need at once
+GREEDY = {"max_tokens": 64, "temperature": 0.0, "ignore_eos": True}
+
+
+@dataclass(frozen=True)
+class Case:
+    prompt: list[int]
+    greedy: list[int]
+
+
+@pytest.fixture(scope="module")
+def model_dir(test_data: Path) -> Path:
+    return test_data / "models" / "stories260K"
+
+
+@pytest.fixture(scope="module")
+def cases(model_dir: Path) -> list[Case]:
+    found = json.loads((model_dir / "reference.json").read_text())["cases"]
+    return [Case(case["prompt_ids"], case["greedy_ids"]) for case in found]
+
+
+def config_of(model_dir: Path, **settings: object) -> EngineConfig:
+    values = {"dtype": "float32", "num_blocks": BLOCKS_OF_ALL, "num_threads": 1, "max_sequences": 16} | settings
+    return EngineConfig(model_dir=model_dir, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def new_driver(model_dir: Path) -> Iterator[object]:
+    """Makes a driver over a Runner whose KV is poisoned, so that reading what was not written shows."""
+
+    def make(*, num_blocks: int = BLOCKS_OF_ALL, **settings: object) -> Driver:
+        runner = Runner(config_of(model_dir, num_blocks=num_blocks))
+        with torch.inference_mode():
+            runner.poison_kv()
+        return Driver(runner, **settings)
+
+    return make
+
+
+def check_answers(driver: Driver, cases: list[Case], ids: list[int]) -> None:
+    for case, sequence_id in zip(cases, ids, strict=True):
+        assert driver.tokens[sequence_id] == case.greedy
+        assert driver.finishes[sequence_id] == "length"
+
+
+@pytest.mark.parametrize("max_step_tokens", [1, 3, 16, 17, 512])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_chunk_size_and_prefix_cache_change_no_token_of_a_sequence_alone(
+    new_driver, cases: list[Case], max_step_tokens: int, is_cached: bool
+):
+    driver = new_driver(max_step_tokens=max_step_tokens, is_prefix_cache_enabled=is_cached)
+    for case in [*cases[-3:], cases[-1]]:  # the last one warm
+        sequence_id = driver.add(case.prompt, **GREEDY)
+        driver.run()
+        check_answers(driver, [case], [sequence_id])
+
+
+@pytest.mark.parametrize("max_step_tokens", [3, 17, 512])
+def test_a_batch_of_sixteen_changes_no_token_of_anyone(new_driver, cases: list[Case], max_step_tokens: int):
+    sixteen = (cases * 16)[:16]
+    driver = new_driver(max_step_tokens=max_step_tokens)
+    ids = [driver.add(case.prompt, tenant=number % 3, **GREEDY) for number, case in enumerate(sixteen)]
+    driver.run()
+    check_answers(driver, sixteen, ids)
+
+
+def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_driver, cases: list[Case]):
+    sixteen = (cases * 16)[:16]
+    demand = sum(math.ceil((len(case.prompt) + 63) / 16) for case in sixteen)
+    for is_cached in (True, False):
+        driver = new_driver(num_blocks=demand // 4, is_prefix_cache_enabled=is_cached)
+        ids = [
+            driver.add(case.prompt, namespace=bytes([number + 1]) * 32, **GREEDY) for number, case in enumerate(sixteen)
+        ]
+        driver.run()
+        check_answers(driver, sixteen, ids)
+        assert driver.engine.status().num_preemptions > 0
+
+
+def test_seeded_draws_do_not_depend_on_batch_mates_or_interruptions(new_driver, cases: list[Case]):
+    sampled = {"max_tokens": 40, "temperature": 0.9, "top_p": 0.95, "seed": 11, "ignore_eos": True}
+    penalised = sampled | {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2, "seed": 12}
+    alone = []
+    for sampling in (sampled, penalised):
+        driver = new_driver()
+        sequence_id = driver.add(cases[1].prompt, **sampling)
+        driver.run()
+        alone.append(driver.tokens[sequence_id])
+    crowded = new_driver(num_blocks=20, max_step_tokens=17)
+    ids = [crowded.add(cases[1].prompt, **sampling) for sampling in (sampled, penalised)]
+    for number, case in enumerate((cases * 8)[:8]):
+        crowded.add(case.prompt, max_tokens=64, temperature=1.0, namespace=bytes([number + 1]) * 32, ignore_eos=True)
+    crowded.run()
+    assert [crowded.tokens[each] for each in ids] == alone
+    assert crowded.engine.status().num_preemptions > 0
+
+
+def test_hostile_parameters_of_batch_mates_change_no_token_and_break_nothing(new_driver, cases: list[Case]):
+    hostile = [
+        {"top_k": 2**31 - 1, "temperature": 1e30},
+        {"top_p": 0.0, "temperature": 1e-30},
+        {"top_p": -1.0, "min_p": 5.0},
+        {"min_p": 1.0, "temperature": 2e9},
+        {"repetition_penalty": 1e9},
+        {"repetition_penalty": 1e-30},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": -3.0, "presence_penalty": 2e9},
+        {"frequency_penalty": -2e9, "logprobs": 20},
+        {"presence_penalty": 1e9, "temperature": 0.0, "logprobs": 0},
+    ]
+    driver = new_driver(max_step_tokens=48)
+    good = [driver.add(case.prompt, **GREEDY) for case in cases]
+    bad = [driver.add(cases[2].prompt, **({"max_tokens": 30, "seed": 5} | each)) for each in hostile]
+    driver.run()
+    check_answers(driver, cases, good)
+    assert {driver.finishes[each] for each in bad} <= {"stop", "length", "error"}
+
+
+def test_a_warm_call_computes_fewer_than_32_prompt_tokens_and_another_tenant_s_all(new_driver):
+    driver = new_driver()
+    prompt = np.random.default_rng(0).integers(3, 512, 400).tolist()
+    answers = []
+    for namespace, at_most in ((NAMESPACE, 400), (NAMESPACE, 31), (OTHER_NAMESPACE, 400)):
+        before = driver.runner.num_forward_tokens
+        sequence_id = driver.add(prompt, namespace=namespace, max_tokens=1, temperature=0.0)
+        driver.run()
+        answers.append(driver.tokens[sequence_id])
+        computed = driver.runner.num_forward_tokens - before
+        assert computed + driver.num_cached[sequence_id] == 400
+        assert computed <= at_most
+        assert (driver.num_cached[sequence_id] > 0) == (at_most < 400)
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_cancelled_sequence_computes_nothing_more(new_driver, cases: list[Case]):
+    driver = new_driver(max_step_tokens=64)
+    sequence_id = driver.add(np.random.default_rng(0).integers(3, 512, 400).tolist(), **GREEDY)
+    driver.step()
+    driver.abort(sequence_id)
+    before = driver.runner.num_forward_tokens
+    driver.run()
+    assert driver.runner.num_forward_tokens == before
+    assert driver.engine.blocks.num_held == 0
+
+
+# ── as processes ──
+
+
+class Said:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+
+    def __call__(self, output: Output) -> None:
+        self.outputs.append(output)
+
+    @property
+    def finish(self) -> str | None:
+        return self.outputs[-1].finish if self.outputs else None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for output in self.outputs for token_id in output.token_ids]
+
+
+async def test_a_real_rank_answers_cancels_sleeps_and_its_death_is_noticed(model_dir: Path, cases: list[Case], caplog):
+    zygote = Zygote()
+    exits: list[str] = []
+
+    def ask(replica: Replica, sequence_id: int, case: Case, **change: object) -> Said:
+        said = Said()
+        prompt = np.array(case.prompt, dtype=np.int32)
+        replica.add(SequenceRequest(sequence_id, prompt, Sampling(**(GREEDY | change)), NAMESPACE, 1), said)
+        return said
+
+    try:
+        replica = await Replica.start(zygote, config_of(model_dir), "revision", exits.append)
+        assert replica.info.layout_tag.startswith("float32")
+        answers = [ask(replica, number, case) for number, case in enumerate(cases)]
+        await wait_until(lambda: all(said.finish for said in answers), 20)
+        assert [said.token_ids for said in answers] == [case.greedy for case in cases]
+
+        cancelled = ask(replica, 100, cases[0], max_tokens=500)
+        await wait_until(lambda: cancelled.outputs)
+        replica.abort(100)
+        await wait_until(lambda: cancelled.finish == "aborted")
+        num_computed = replica.status().num_computed_tokens
+        before = cpu_ticks(replica.pid)
+        await asyncio.sleep(0.3)  # the window that is measured
+        assert cpu_ticks(replica.pid) - before <= 1
+        assert replica.status().num_computed_tokens == num_computed
+
+        killed = ask(replica, 101, cases[0], max_tokens=500)
+        await wait_until(lambda: killed.outputs)
+        replica._child.kill()
+        await wait_until(lambda: killed.finish == "crashed")
+        await wait_until(lambda: exits == ["the rank process was killed by signal 9"])
+        assert not is_running(replica.pid)
+        await replica.close()
+
+        again = await Replica.start(zygote, config_of(model_dir), "revision", exits.append)
+        said = ask(again, 1, cases[1])
+        await wait_until(lambda: said.finish, 20)
+        assert said.token_ids == cases[1].greedy
+        await again.close()
+    finally:
+        await zygote.close()
