@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -112,10 +111,10 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def printed_call(text: str, start: str) -> list[str]:
-    """The curl command that begins with `start`, as a shell would split it."""
-    whole = text[text.index(start) :].split("\n\n")[0]
-    return shlex.split(whole)
+def paste(text: str, start: str) -> str:
+    """What a shell prints for the command in `text` that begins with `start`."""
+    command = text[text.index(start) :].split("\n\n")[0]
+    return subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout.decode()
 
 
 def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(running: Up):
@@ -133,12 +132,10 @@ def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed; the same calls are made without it")
 def test_the_printed_calls_answer_as_they_are(running: Up):
-    whole = subprocess.run(printed_call(running.out, "curl http"), capture_output=True, check=True)
-    answer = json.loads(whole.stdout)
+    answer = json.loads(paste(running.out, "curl http"))
     assert answer["success"]
     assert answer["result"]["usage"]["completion_tokens"] > 0
-    stream = subprocess.run(printed_call(running.out, "curl -N"), capture_output=True, check=True)
-    events = [line for line in stream.stdout.decode().splitlines() if line]
+    events = [line for line in paste(running.out, "curl -N").splitlines() if line]
     assert events[-1] == "data: [DONE]"
     assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
@@ -205,11 +202,27 @@ def test_sigterm_drains_and_leaves_no_process_behind_and_the_next_start_finds_it
 
     second = Up(first.data).wait_ready()
     assert (second.dev["account_id"], second.dev["api_token"]) == account
-    children = descendants(second.process.pid)
-    second.end(signal.SIGKILL)
+    assert second.ask("Hello!").status_code == 200
+    assert second.end(signal.SIGINT) == 0
+
+
+@pytest.mark.full
+def test_a_killed_platform_takes_its_children_with_it_and_what_it_left_does_no_harm(folder: Path):
+    first = Up(folder / "killed").wait_ready()
+    children = descendants(first.process.pid)
+    first.end(signal.SIGKILL)
     wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)], 10.0)
     assert (first.data / "dev.json").exists()
 
-    third = Up(first.data).wait_ready()
-    assert third.ask("Hello!").status_code == 200
-    assert third.end(signal.SIGINT) == 0
+    second = Up(first.data).wait_ready()
+    assert second.ask("Hello!").status_code == 200
+    assert second.end() == 0
+
+
+@pytest.mark.full
+def test_a_folder_with_a_long_and_strange_path_works_like_any_other(folder: Path):
+    up = Up(folder / ("a long folder with 100% strange? names # " + "x" * 90)).wait_ready()
+    assert up.ask("Hello!").status_code == 200
+    run_dir = Path(up.dev["redis_url"].removeprefix("unix://").split("?")[0]).parent
+    assert up.end() == 0
+    shutil.rmtree(run_dir)
