@@ -3,9 +3,13 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import typer.main
 
+from cli.main import app
 from cli.settings import ProcessName, settings_class
 from gateway.errors import Reason
 from scripts.write_docs import PAGES
@@ -65,12 +69,14 @@ def test_every_make_verb_that_prose_names_exists():
 
 
 def test_every_hearth_command_that_prose_names_exists():
-    from cli.main import command_names
-
-    known = command_names()
+    known = hearth_commands()
     for file in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
-        for words in re.findall(
-            r"\bhearth ((?:[a-z]+)(?: [a-z]+)?)", " ".join(re.findall(r"`[^`\n]+`", file.read_text()))
-        ):
-            first = words.split()[0]
-            assert words in known or first in known, f"{file.name} names `hearth {words}`"
+        for noun, verb in re.findall(r"`(?:\.venv/bin/)?hearth ([a-z]+)(?: ([a-z]+))?", file.read_text()):
+            assert noun in known, f"{file.name} names `hearth {noun}`"
+            assert not verb or not known[noun] or verb in known[noun], f"{file.name} names `hearth {noun} {verb}`"
+
+
+def hearth_commands() -> dict[str, set[str]]:
+    """Noun -> its verbs; none where the noun is a command itself."""
+    root: Any = typer.main.get_command(app)
+    return {noun: set(getattr(command, "commands", {})) for noun, command in root.commands.items()}
