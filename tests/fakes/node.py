@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -184,8 +184,7 @@ class NodeSide(asyncio.Protocol):
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
         self._node.connections.add(self)
         self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce))
 

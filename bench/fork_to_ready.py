@@ -1,0 +1,84 @@
+"""How long a replica takes to stand: `python -m bench.fork_to_ready MODEL_DIR` prints JSON, milliseconds.
+
+"cold" starts the warm parent too (it imports torch); "warm" is fork, load and first token from a warm one; "fork" a
+child that only answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+
+from engine.config import EngineConfig
+from engine.protocol.tasks import Sampling
+from engine.replica import Output, Replica
+from engine.sequence import SequenceRequest
+from engine.zygote import Zygote
+
+
+async def first_token_ms(zygote: Zygote, model_dir: Path) -> float:
+    """From asking for a rank to its first token, and its end."""
+    started = time.perf_counter()
+    replica = await Replica.start(zygote, EngineConfig(model_dir=model_dir), "bench", print)
+    ended = asyncio.Event()
+
+    def sink(output: Output) -> None:
+        if output.finish:
+            ended.set()
+
+    prompt = np.ones(1, dtype=np.int32)
+    replica.add(SequenceRequest(1, prompt, Sampling(max_tokens=1), b"bench", 1), sink)
+    await ended.wait()
+    took = time.perf_counter() - started
+    await replica.close()
+    return took * 1e3
+
+
+def answer(connection: socket.socket, _arguments: bytes) -> None:
+    """What the child of `fork_ms` does."""
+    connection.sendall(b"here")
+
+
+async def fork_ms(zygote: Zygote) -> float:
+    started = time.perf_counter()
+    child = await zygote.fork("bench.fork_to_ready:answer")
+    child.socket.setblocking(False)
+    await asyncio.get_running_loop().sock_recv(child.socket, 4)
+    took = time.perf_counter() - started
+    child.socket.close()
+    await child.wait()
+    return took * 1e3
+
+
+async def measure(model_dir: Path, num_rounds: int) -> dict[str, float]:
+    zygote = Zygote()
+    started = time.perf_counter()
+    await first_token_ms(zygote, model_dir)
+    cold = (time.perf_counter() - started) * 1e3
+    warm = [await first_token_ms(zygote, model_dir) for _ in range(num_rounds)]
+    forks = [await fork_ms(zygote) for _ in range(num_rounds)]
+    await zygote.close()
+    return {
+        "cold_first_token_ms": round(cold, 1),
+        "warm_first_token_ms": round(statistics.median(warm), 1),
+        "fork_ms": round(statistics.median(forks), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model_dir", type=Path)
+    parser.add_argument("--rounds", type=int, default=10)
+    arguments = parser.parse_args()
+    print(json.dumps(asyncio.run(measure(arguments.model_dir, arguments.rounds))))
+
+
+if __name__ == "__main__":
+    main()
