@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Any
 
-from sqlalchemy import MetaData, event, text
+from sqlalchemy import MetaData, text
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.schema import Table
-from sqlalchemy.util import await_only
 
 from storage.columns import UtcDateTime, new_id_hex, utc_day, uuid7
-from storage.database_url import DatabaseUrl, parse_database_url
+from storage.database_url import parse_database_url
 from storage.errors import Conflict, StoreUnavailable
+from storage.sqlite_engine import READ_ONLY, sqlite_engine
 
 __all__ = ["Database", "UtcDateTime", "insert_new", "metadata", "new_id_hex", "utc_day", "uuid7"]
 
@@ -36,7 +36,7 @@ metadata = MetaData(
     }
 )
 
-_READ_ONLY = "hearth_read_only"
+_THREAD_END_S = 1.0
 # SQLite result codes that say "not now" or "not this disk", rather than "your statement is wrong".
 _SQLITE_AWAY = ("BUSY", "LOCKED", "IOERR", "FULL", "CANTOPEN", "READONLY", "PROTOCOL", "CORRUPT", "NOTADB", "NOLFS")
 # SQLSTATE classes likewise: connection, authorisation, no such database, out of resources, operator, system; and the
@@ -47,11 +47,12 @@ _POSTGRES_AWAY = ("08", "28", "3D", "53", "57", "58", "25006", "40001", "40P01")
 class Database:
     """One database, shared by a whole process. `dialect` is `sqlite` or `postgresql`."""
 
-    def __init__(self, engine: AsyncEngine, url: DatabaseUrl) -> None:
+    def __init__(self, engine: AsyncEngine, threads: Collection[threading.Thread] = ()) -> None:
         self._engine = engine
-        self._url = url
+        self._threads = threads
+        self.dialect = engine.dialect.name
         # SQLite takes one writer at a time. Waiting here is fair and free; its own busy handler sleeps and polls.
-        self._writer = asyncio.Lock() if url.dialect == "sqlite" else None
+        self._writer = asyncio.Lock() if self.dialect == "sqlite" else None
 
     @classmethod
     def connect(
@@ -63,23 +64,12 @@ class Database:
         """
         parsed = parse_database_url(url)
         # hide_parameters: an error's text may end in a log, and rows hold what must not.
-        pool = {"pool_size": pool_size, "max_overflow": pool_size, "pool_timeout": pool_timeout_s}
-        arguments: dict[str, Any] = {**pool, "hide_parameters": True}
-        if parsed.dialect == "sqlite":
-            # isolation_level None: the driver begins nothing by itself, we do (see _begin_sqlite).
-            arguments["connect_args"] = {"isolation_level": None, "timeout": statement_timeout_s}
-        else:
-            arguments["connect_args"] = {"timeout": 2.0, "command_timeout": statement_timeout_s}
-            arguments["pool_pre_ping"] = True
-        engine = create_async_engine(parsed.for_sqlalchemy, **arguments)
-        if parsed.dialect == "sqlite":
-            event.listen(engine.sync_engine, "connect", _prepare_sqlite)
-            event.listen(engine.sync_engine, "begin", _begin_sqlite)
-        return cls(engine, parsed)
-
-    @property
-    def dialect(self) -> str:
-        return self._url.dialect
+        options: dict[str, Any] = {"hide_parameters": True, "pool_timeout": pool_timeout_s}
+        options |= {"pool_size": pool_size, "max_overflow": pool_size}
+        if parsed.path is not None:
+            return cls(*sqlite_engine(parsed, statement_timeout_s, options))
+        timeouts = {"timeout": 2.0, "command_timeout": statement_timeout_s}
+        return cls(create_async_engine(parsed.for_sqlalchemy, connect_args=timeouts, pool_pre_ping=True, **options))
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -98,7 +88,7 @@ class Database:
         """A connection to read with; on SQLite it never waits for a writer. Raises StoreUnavailable."""
         with _translated():
             async with self._engine.connect() as connection:
-                await connection.execution_options(**{_READ_ONLY: True})
+                await connection.execution_options(**{READ_ONLY: True})
                 yield connection
 
     async def ping(self) -> None:
@@ -107,7 +97,10 @@ class Database:
             await connection.execute(text("SELECT 1"))
 
     async def close(self) -> None:
+        """Returns when nothing of this database runs any more, but for connections that someone still holds."""
         await self._engine.dispose()
+        for thread in list(self._threads):
+            await asyncio.to_thread(thread.join, _THREAD_END_S)
 
 
 def insert_new(table: Table, dialect: str, *, key: str) -> Insert:
@@ -149,38 +142,3 @@ def _means_away(error: DBAPIError) -> bool:
 def _first_line(error: DBAPIError) -> str:
     lines = str(error.orig).splitlines()
     return lines[0] if lines else type(error.orig).__name__
-
-
-def _prepare_sqlite(connection: DBAPIConnection, _record: object) -> None:
-    cursor = connection.cursor()
-    try:
-        _enter_wal_mode(cursor)
-        cursor.execute("PRAGMA synchronous = FULL")
-        cursor.execute("PRAGMA foreign_keys = ON")
-        cursor.close()
-    except BaseException:
-        connection.close()  # the pool drops, unclosed, a connection that fails here
-        raise
-
-
-def _enter_wal_mode(cursor: Any) -> None:
-    """WAL mode is kept in the file. Entering it needs the file alone for a moment and does not honour the busy
-    timeout, so two processes that open a new file together settle it by trying again."""
-    for attempt in range(100):
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-            cursor.fetchall()
-        except Exception as error:
-            if not str(getattr(error, "sqlite_errorname", "")).startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-                raise
-            if attempt == 99:
-                raise
-            await_only(asyncio.sleep(0.02))
-        else:
-            return
-
-
-def _begin_sqlite(connection: Any) -> None:
-    """A writer takes the write lock at once: upgrading a read to a write later fails without waiting its turn."""
-    read_only = connection.get_execution_options().get(_READ_ONLY, False)
-    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

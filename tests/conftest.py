@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from storage.database import Database
-from storage.embedded_redis import EmbeddedRedis, find_redis_server
+from storage.embedded_redis import EmbeddedRedis, die_with_parent, find_redis_server
 from storage.migrate import migrate
 from tests.postgres_server import PostgresServer, find_postgres
 from tests.waiting import wait_until_blocking
@@ -174,7 +174,8 @@ def s3_server() -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=die_with_parent)
     endpoint = f"http://127.0.0.1:{port}"
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ENDPOINT_URL", endpoint)

@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from storage.embedded_redis import die_with_parent
 from tests.waiting import wait_until_blocking
 
 
@@ -78,6 +79,7 @@ class PostgresServer:
                 user=self._user,
                 cwd=self._data,
                 env=_clean_environment(),
+                preexec_fn=die_with_parent,
             )
         wait_until_blocking(self._is_ready, deadline_s=20)
 

@@ -11,7 +11,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def wait_until(predicate: Callable[[], T | Awaitable[T]], deadline_s: float = 5.0, interval_s: float = 0.01) -> T:
+async def wait_until(
+    predicate: Callable[[], T | Awaitable[T]], deadline_s: float = 10.0, interval_s: float = 0.01
+) -> T:
     """Call `predicate` (plain or async) until it returns something true, and return that.
 
     Raises AssertionError after `deadline_s`.
@@ -28,7 +30,7 @@ async def wait_until(predicate: Callable[[], T | Awaitable[T]], deadline_s: floa
         await asyncio.sleep(interval_s)
 
 
-def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = 5.0, interval_s: float = 0.01) -> T:
+def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = 10.0, interval_s: float = 0.01) -> T:
     """The same without an event loop."""
     end = time.monotonic() + deadline_s
     while not (value := predicate()):

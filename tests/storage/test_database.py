@@ -95,6 +95,25 @@ async def test_concurrent_read_and_write_transactions_lose_no_update(database: D
         assert (await connection.execute(select(api_token_epoch.c.epoch))).scalar_one() == 40
 
 
+async def test_a_cancelled_transaction_leaves_nothing_and_harms_no_other(database: Database) -> None:
+    async def insert_slowly(number: int) -> None:
+        async with database.transaction() as connection:
+            await connection.execute(insert(accounts).values(_account(f"{number:032x}")))
+            await connection.execute(text("SELECT 1"))
+            await asyncio.sleep(60)
+
+    for number in range(30):
+        task = asyncio.create_task(insert_slowly(number))
+        await asyncio.sleep(0.0005 * number)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert await _count(database) == 0
+    async with database.transaction() as connection:
+        await connection.execute(insert(accounts).values(_account()))
+    assert await _count(database) == 1
+
+
 async def test_processes_that_write_one_sqlite_file_at_once_lose_no_update(
     sqlite_url: str, sqlite_database: Database
 ) -> None:
@@ -206,9 +225,8 @@ async def test_a_frozen_postgres_is_unavailable_within_the_timeout(outage: tuple
     await wait_until(answers)
 
 
-async def test_when_every_connection_is_in_use_the_wait_is_bounded(postgres_database: Database) -> None:
-    url = postgres_database._url.dsn
-    small = Database.connect(url, pool_size=1, pool_timeout_s=0.05)
+async def test_when_every_connection_is_in_use_the_wait_is_bounded(postgres_url: str) -> None:
+    small = Database.connect(postgres_url, pool_size=1, pool_timeout_s=0.05)
     async with small.connection(), small.connection():
         with pytest.raises(StoreUnavailable, match="in use"):
             await small.ping()

@@ -90,11 +90,11 @@ async def test_a_frozen_redis_costs_no_more_than_the_timeout(short_tmp_path: Pat
     server.start()
     server.wait_ready()
     store = Ephemeral.connect(server.url, timeout_s=0.1)
-    await store.ping()
+    await wait_until(lambda: _answers(store))
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailable):
-            await asyncio.wait_for(store.get("x"), 2.0)
+            await asyncio.wait_for(store.get("x"), 5.0)
     finally:
         os.kill(server.pid, signal.SIGCONT)
     await wait_until(lambda: _answers(store))
@@ -133,3 +133,9 @@ async def test_a_lost_redis_is_said_to_every_caller_and_found_again(short_tmp_pa
     await store.ping()
     await store.close()
     server.stop()
+
+
+@pytest.mark.parametrize("url", ["", "http://x", "/tmp/redis.sock"])
+def test_a_url_of_another_kind_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="scheme"):
+        Ephemeral.connect(url)

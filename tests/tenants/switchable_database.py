@@ -15,7 +15,7 @@ class SwitchableDatabase(Database):
     """`is_away` makes every use fail as an outage does."""
 
     def __init__(self, real: Database) -> None:
-        super().__init__(real._engine, real._url)
+        super().__init__(real._engine)
         self.is_away = False
         self.num_uses = 0
 
