@@ -13,8 +13,12 @@ STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
 PACKAGES := gateway engine catalog tenants storage telemetry cli migrations
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
-FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tests/telemetry tests/catalog \
-  tests/engine/protocol tests/engine/test_block_manager.py tests/engine/test_scheduler.py
+# What needs no store, no model and no process of its own.
+FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tests/telemetry tests/engine/protocol \
+  $(addprefix tests/engine/test_,$(addsuffix .py,block_manager fairness prefix_hash scheduler sequence)) \
+  $(addprefix tests/gateway/test_,$(addsuffix .py,json_body placement routing)) \
+  $(addprefix tests/catalog/test_,$(addsuffix .py,card manifest pricing safetensors_header schemas)) \
+  $(addprefix tests/cli/test_,$(addsuffix .py,data_dir output readiness up_options)) tests/scripts
 
 .PHONY: help setup up check test test-full test-gpu bench docs lock spark clean
 .DEFAULT_GOAL := help

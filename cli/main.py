@@ -10,8 +10,15 @@ import sys
 
 import typer
 
-from cli import account, doctor, migrate, model, settings, token, up, usage
+from cli.account import app as account
+from cli.doctor import doctor
+from cli.migrate import migrate
+from cli.model import app as model
 from cli.output import CommandFailed, print_failure
+from cli.settings import settings
+from cli.token import app as token
+from cli.up import up
+from cli.usage import usage
 
 app = typer.Typer(
     name="hearth",
@@ -20,14 +27,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(up.up)
-app.add_typer(account.app, name="account")
-app.add_typer(token.app, name="token")
-app.add_typer(model.app, name="model")
-app.command()(usage.usage)
-app.command()(doctor.doctor)
-app.command()(settings.settings)
-app.command()(migrate.migrate)
+app.command()(up)
+app.add_typer(account, name="account")
+app.add_typer(token, name="token")
+app.add_typer(model, name="model")
+app.command()(usage)
+app.command()(doctor)
+app.command()(settings)
+app.command()(migrate)
 
 # What a command line that cannot be read raises; Typer gives it a public name only through this subclass.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
