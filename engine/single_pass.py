@@ -143,6 +143,10 @@ class SinglePass:
     def pid(self) -> int:
         return self._child.pid
 
+    @property
+    def is_alive(self) -> bool:
+        return not (self._is_gone or self._is_closing)
+
     def status(self) -> EngineStatus:
         """Rows as sequences, batches as steps."""
         return EngineStatus(
@@ -158,7 +162,7 @@ class SinglePass:
 
         Raises WorkerGone or Overloaded.
         """
-        if self._is_gone or self._is_closing:
+        if not self.is_alive:
             raise WorkerGone("the worker has ended")
         if self._num_waiting_rows + len(rows) > MAX_WAITING_ROWS:
             raise Overloaded(f"more than {MAX_WAITING_ROWS} texts would be waiting")

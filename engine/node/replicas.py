@@ -60,7 +60,13 @@ class Resident:
     job: asyncio.Task[None] | None = None  # getting it
     failed_s: float = 0.0
     failure: Refused | None = None
+    has_crashed: asyncio.Event = field(default_factory=asyncio.Event)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return self.loaded is None or self.loaded.is_alive
 
     @property
     def ready_model(self) -> TaskModel:
@@ -121,7 +127,9 @@ class Replicas:
         resident.num_calls += 1
         resident.last_used_s = self._clock.monotonic_s()
         try:
-            while resident.state == "loading":
+            while resident.state == "loading" or not resident.is_alive:
+                if resident.state == "hot":  # its process is gone, and the news on its way
+                    await resident.has_crashed.wait()
                 assert resident.job is not None
                 await asyncio.shield(resident.job)
             if resident.failure is not None:
@@ -185,6 +193,7 @@ class Replicas:
     def _begin_loading(self, resident: Resident, after_s: float) -> None:
         resident.state = "loading"
         resident.failure = None
+        resident.has_crashed.clear()
         resident.job = asyncio.create_task(self._load(resident, after_s))
         self._on_change()
 
@@ -268,6 +277,7 @@ class Replicas:
             return
         now = self._clock.monotonic_s()
         resident.crashes.append(now)
+        resident.has_crashed.set()
         metrics.RANK_RESTARTS.labels(resident.model).inc()
         crashed, resident.loaded = resident.loaded, None
         self._in_background(crashed.close())

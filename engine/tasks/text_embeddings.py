@@ -59,6 +59,10 @@ class TextEmbedder:
         tokenizer = await asyncio.to_thread(SentenceTokenizer, model_dir)
         return cls(await SinglePass.start(zygote, model_dir, device, num_threads, on_exit), tokenizer)
 
+    @property
+    def is_alive(self) -> bool:
+        return self._worker.is_alive
+
     def status(self) -> EngineStatus:
         return self._worker.status()
 

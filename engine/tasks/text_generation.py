@@ -61,6 +61,10 @@ class TextGenerator:
             await replica.close()
             raise
 
+    @property
+    def is_alive(self) -> bool:
+        return self._replica.is_alive
+
     def status(self) -> EngineStatus:
         return self._replica.status()
 

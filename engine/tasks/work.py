@@ -45,6 +45,11 @@ class Run(Protocol):
 class TaskModel(Protocol):
     """One model made ready for its task, in processes of its own."""
 
+    @property
+    def is_alive(self) -> bool:
+        """False once its process is gone; whoever loaded it hears of that very soon."""
+        ...
+
     async def start(self, work: Work, emit: Emit) -> Run:
         """Raises Refused; cancelled meanwhile, it leaves nothing behind."""
         ...

@@ -35,6 +35,7 @@ class FakeModel:
 
     def __init__(self, on_exit: Callable[[str], None] = lambda _: None) -> None:
         self.runs: list[FakeRun] = []
+        self.is_alive = True
         self.is_closed = False
         self.crash = on_exit
         self.start_gate = asyncio.Event()

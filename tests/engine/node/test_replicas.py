@@ -122,6 +122,17 @@ async def test_a_call_that_comes_after_a_crash_waits_for_the_model() -> None:
     assert (await house.use("a")).ready_model is house.loaders.models["a"]
 
 
+async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_model() -> None:
+    house = House()
+    await house.use("a")
+    dead = house.loaders.models["a"]
+    dead.is_alive = False
+    waiting = asyncio.create_task(house.use("a"))
+    await asyncio.sleep(0)
+    dead.crash("gone")
+    assert (await waiting).ready_model is not dead
+
+
 async def test_a_model_that_keeps_crashing_is_refused_until_its_crashes_age(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RESTART_S", 0.0)
     house = House()

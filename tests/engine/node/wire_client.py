@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from engine.protocol import wire
-from engine.protocol.events import Event, Failed, Finished, Token
+from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.tasks import Sampling, TaskInput, TextGeneration
 
 SECRET = bytes(range(16))
@@ -97,6 +97,21 @@ class WireClient:
             if isinstance(message, wire.Reply):
                 heard[message.call_id].append(message.event)
                 num_open -= isinstance(message.event, Finished | Failed)
+        return heard
+
+    async def until_started(self, num_calls: int) -> None:
+        """Returns once so many calls have said their first event."""
+        while num_calls:
+            message = await self.receive()
+            num_calls -= isinstance(message, wire.Reply) and isinstance(message.event, Started)
+
+    async def ends(self, num_calls: int) -> dict[int, Event]:
+        """The last events of the next so many calls to end."""
+        heard: dict[int, Event] = {}
+        while len(heard) < num_calls:
+            message = await self.receive()
+            if isinstance(message, wire.Reply) and isinstance(message.event, Finished | Failed):
+                heard[message.call_id] = message.event
         return heard
 
     async def close(self) -> None:

@@ -1,0 +1,110 @@
+"""A real node, `python -m engine`, as its supervisor starts it: on Unix sockets, with a published test model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from engine.protocol.status import NodeStatus, ReplicaStatus
+from storage.objects import Objects
+from tests.engine.node.published import publish_folder
+from tests.engine.node.wire_client import SECRET, WireClient
+from tests.waiting import wait_until
+
+STORIES = "@cf/test/stories"
+
+
+async def publish_stories(url: str, test_data: Path) -> str:
+    """Put the reference model into an object store; returns its revision."""
+    objects = Objects.connect(url)
+    manifest = await publish_folder(objects, STORIES, test_data / "models/stories260K", context_window=512)
+    await objects.close()
+    return manifest.revision
+
+
+class NodeProcess:
+    """One node in `folder`. Its children end with it, whatever ends it."""
+
+    def __init__(self, folder: Path, objects_url: str, **environ: str) -> None:
+        self.folder = folder
+        self.address = f"unix://{folder}/node.sock"
+        self.environ = {
+            **os.environ,
+            "REDIS_URL": f"unix://{folder}/no-redis.sock",
+            "HEARTH_CLUSTER_SECRET": SECRET.hex(),
+            "HEARTH_NODE_LISTEN": self.address,
+            "HEARTH_NODE_HTTP": f"unix://{folder}/http.sock",
+            "HEARTH_NODE_CACHE_DIR": str(folder / "cache"),
+            "HEARTH_NODE_MODELS": STORIES,
+            "HEARTH_NODE_DTYPE": "float32",
+            "HEARTH_NODE_THREADS": "1",
+            "OBJECTS_URL": objects_url,
+            **environ,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "node.log").read_text()
+
+    def start(self) -> NodeProcess:
+        with (self.folder / "node.log").open("ab") as log:
+            self._process = subprocess.Popen([sys.executable, "-m", "engine"], stderr=log, env=self.environ)
+        return self
+
+    async def ready(self) -> NodeProcess:
+        await wait_until(self._is_ready, deadline_s=60)
+        return self
+
+    async def _is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log
+        try:
+            return (await self.get("/readyz")).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def get(self, path: str) -> httpx.Response:
+        transport = httpx.AsyncHTTPTransport(uds=f"{self.folder}/http.sock")
+        async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=5) as client:
+            return await client.get(path)
+
+    async def status(self) -> NodeStatus:
+        return msgspec.json.decode((await self.get("/status")).content, type=NodeStatus)
+
+    async def replica(self) -> ReplicaStatus:
+        """What the node says of the test model."""
+        return next(replica for replica in (await self.status()).replicas if replica.model == STORIES)
+
+    async def connect(self) -> WireClient:
+        return await WireClient.connect(self.address)
+
+    def rank_pids(self) -> list[int]:
+        """Processes forked from the warm parent."""
+        (zygote,) = _children(self.process.pid)
+        return _children(zygote)
+
+    def stop(self) -> None:
+        """However the test left it."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait(10)
+
+    async def exit_code(self, deadline_s: float = 20) -> int:
+        await wait_until(lambda: self.process.poll() is not None, deadline_s)
+        return self.process.returncode
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

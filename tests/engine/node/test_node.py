@@ -1,0 +1,347 @@
+"""A real node gives the reference's answers, frees what nobody waits for, survives its rank, and leaves in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engine.node.presence import KIND
+from engine.protocol import wire
+from engine.protocol.events import Failed, Finished, Started, Token
+from engine.protocol.status import NodeStatus
+from engine.protocol.tasks import Sampling, TextGeneration
+from engine.protocol.wire import Execute
+from storage.embedded_redis import EmbeddedRedis
+from storage.ephemeral import Ephemeral
+from tests.engine.node.node_process import STORIES, NodeProcess, publish_stories
+from tests.engine.node.wire_client import WireClient, execute, text_of
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LONG = {"max_tokens": 400, "ignore_eos": True}
+
+
+@dataclass
+class World:
+    """Where nodes get their model and say that they live."""
+
+    objects_url: str
+    revision: str
+    redis_url: str
+
+    def call(
+        self, call_id: int, prompt: str = "Once upon a time", *, deadline_s: float = 60.0, **sampling: Any
+    ) -> Execute:
+        task = TextGeneration(prompt=prompt, sampling=Sampling(**{"temperature": 0.0, "max_tokens": 8, **sampling}))
+        return execute(call_id, task, model=STORIES, revision=self.revision, deadline_s=deadline_s)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def world(tmp_path_factory: pytest.TempPathFactory, test_data: Path, redis_server: EmbeddedRedis) -> World:
+    url = f"file://{tmp_path_factory.mktemp('objects')}"
+    return World(url, await publish_stories(url, test_data), redis_server.url)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def node(world: World, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeProcess]:
+    """One node that most tests share; whoever hurts it waits until it is well."""
+    node = NodeProcess(
+        tmp_path_factory.mktemp("n"), world.objects_url, REDIS_URL=world.redis_url, HEARTH_NODE_ID="shared"
+    )
+    yield await node.start().ready()
+    node.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(node: NodeProcess) -> AsyncIterator[WireClient]:
+    client = await node.connect()
+    yield client
+    await client.close()
+
+
+async def all_free(node: NodeProcess) -> bool:
+    replica = await node.replica()
+    is_idle = replica.num_running == replica.num_waiting == 0
+    return is_idle and replica.num_free_blocks + replica.num_cached_blocks == replica.num_blocks
+
+
+async def first_token(client: WireClient, call_id: int) -> None:
+    async for event in client.events(call_id):
+        if isinstance(event, Token):
+            return
+
+
+async def test_greedy_answers_are_the_references(world: World, client: WireClient, test_data: Path) -> None:
+    cases = json.loads((test_data / "models/stories260K/reference.json").read_text())["cases"]
+    client.send(
+        *[world.call(index, case["prompt"], max_tokens=64, ignore_eos=True) for index, case in enumerate(cases)]
+    )
+    heard = await client.by_call(*range(len(cases)))
+    for index, case in enumerate(cases):
+        answer, end = text_of(heard[index]), heard[index][-1]
+        assert isinstance(end, Finished)
+        assert end.usage.completion_tokens == 64
+        assert case["prompt"] + answer == case["text"] or answer == case["text"].removeprefix(case["prompt"]).lstrip()
+
+
+async def test_only_the_same_namespace_finds_a_prefix(world: World, client: WireClient) -> None:
+    prompt = "One day a big dog and a little cat went to the park to play with a red ball. " * 2
+    task = TextGeneration(prompt=prompt, sampling=Sampling(temperature=0.0, max_tokens=4))
+
+    async def cached(call_id: int, namespace: bytes) -> int:
+        client.send(execute(call_id, task, model=STORIES, revision=world.revision, namespace=namespace))
+        started = (await client.all_events(call_id))[0]
+        assert isinstance(started, Started)
+        return started.cached_tokens
+
+    assert await cached(1, b"a" * 32) == 0
+    assert await cached(2, b"a" * 32) >= 16
+    assert await cached(3, b"b" * 32) == 0
+
+
+async def test_cancel_frees_a_calls_blocks_and_computes_no_more(
+    world: World, node: NodeProcess, client: WireClient
+) -> None:
+    client.send(world.call(1, **LONG))
+    await first_token(client, 1)
+    client.send(wire.Cancel(1))
+    (*_, failed) = await client.all_events(1)
+    assert isinstance(failed, Failed)
+    assert failed.reason == "aborted"
+    assert 0 < failed.usage.completion_tokens < 400
+    await wait_until(lambda: all_free(node), deadline_s=2)
+    before = (await node.replica()).num_computed_tokens
+    client.send(world.call(2, max_tokens=1))
+    await client.all_events(2)
+    assert (await node.replica()).num_computed_tokens - before <= 6
+
+
+async def test_a_gateway_that_goes_takes_its_calls_with_it(world: World, node: NodeProcess) -> None:
+    leaving = await node.connect()
+    leaving.send(*[world.call(index, **LONG) for index in range(8)])
+    await leaving.until_started(8)
+    await leaving.close()
+    await wait_until(lambda: all_free(node), deadline_s=2)
+    assert (await node.status()).num_calls == 0
+
+
+async def test_a_deadline_ends_a_call_and_frees_its_blocks(world: World, node: NodeProcess, client: WireClient) -> None:
+    client.send(world.call(1, deadline_s=0.05, **LONG))
+    (*_, failed) = await client.all_events(1)
+    assert isinstance(failed, Failed)
+    assert failed.reason == "timeout"
+    await wait_until(lambda: all_free(node), deadline_s=2)
+
+
+async def test_stop_strings_end_the_sequence_itself(world: World, node: NodeProcess, client: WireClient) -> None:
+    client.send(world.call(1, max_tokens=400, stop=("Lily",)))
+    events = await client.all_events(1)
+    assert text_of(events) == ", there was a little girl named "
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "stop"
+    await wait_until(lambda: all_free(node), deadline_s=2)
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (TextGeneration(prompt="word " * 600), "context_too_long"),
+        (TextGeneration(prompt_token_ids=(512,)), "invalid_input"),
+        (TextGeneration(prompt_token_ids=(-1,)), "invalid_input"),
+    ],
+)
+async def test_input_that_cannot_be_served_is_refused_and_the_rest_goes_on(
+    world: World, client: WireClient, task: TextGeneration, reason: str
+) -> None:
+    client.send(world.call(1), execute(2, task, model=STORIES, revision=world.revision), world.call(3))
+    heard = await client.by_call(1, 2, 3)
+    (failed,) = heard[2]
+    assert isinstance(failed, Failed)
+    assert failed.reason == reason
+    assert text_of(heard[1]) == text_of(heard[3]) != ""
+
+
+async def test_a_model_that_nobody_has_is_refused(world: World, client: WireClient) -> None:
+    client.send(execute(1, model="@cf/test/unknown", revision="0" * 64), execute(2, model="../..", revision="x"))
+    for events in (await client.by_call(1, 2)).values():
+        (failed,) = events
+        assert isinstance(failed, Failed)
+        assert (failed.reason, failed.is_retryable) == ("model_unavailable", True)
+
+
+async def test_hostile_batch_mates_change_nothing(world: World, client: WireClient) -> None:
+    client.send(world.call(1, max_tokens=32))
+    alone = text_of(await client.all_events(1))
+    hostile: list[dict[str, Any]] = [
+        {"temperature": 5.0, "top_p": 1e-9},
+        {"temperature": 1e-30, "top_k": 1000},
+        {"repetition_penalty": 1e30, "temperature": 1.0},
+        {"frequency_penalty": -1e30, "presence_penalty": 1e30},
+        {"temperature": float("nan")},
+        {"min_p": 1.0, "temperature": 2.0, "logprobs": 20},
+        {"stop": ("",)},
+        {"seed": -(2**63)},
+    ]
+    client.send(*[world.call(10 + index, **{"max_tokens": 32, **mate}) for index, mate in enumerate(hostile)])
+    client.send(world.call(2, max_tokens=32))
+    heard = await client.by_call(2, *range(10, 10 + len(hostile)))
+    assert text_of(heard[2]) == alone
+
+
+async def test_garbage_on_one_connection_leaves_the_others_alone(
+    world: World, node: NodeProcess, client: WireClient
+) -> None:
+    client.send(world.call(1, max_tokens=64))
+    for garbage in (os.urandom(4096), b"\x00" * 100, b"\xff" * 100):
+        stranger = await WireClient.open(node.address)
+        stranger.writer.write(garbage)
+        await asyncio.wait_for(stranger.wait_closed_by_node(), 10)
+    assert isinstance((await client.all_events(1))[-1], Finished)
+
+
+async def test_a_killed_rank_fails_its_calls_as_retryable_and_comes_back(
+    world: World, node: NodeProcess, client: WireClient
+) -> None:
+    client.send(*[world.call(index, **LONG) for index in range(4)])
+    await first_token(client, 0)
+    (rank,) = node.rank_pids()
+    os.kill(rank, signal.SIGKILL)
+    for _ in range(3):
+        await _wait_for_failure(client)
+    client.send(world.call(9))
+    assert text_of(await client.all_events(9)), "a call that comes meanwhile waits for the model"
+    assert rank not in node.rank_pids()
+    assert "hearth_rank_restarts_total" in (await node.get("/metrics")).text
+
+
+async def _wait_for_failure(client: WireClient) -> None:
+    while True:
+        message = await client.receive()
+        if isinstance(message, wire.Reply) and isinstance(message.event, Failed):
+            assert (message.event.reason, message.event.is_retryable) == ("internal", True)
+            return
+
+
+async def test_a_node_that_was_stopped_drops_what_nobody_waits_for(world: World, node: NodeProcess) -> None:
+    client = await node.connect()
+    client.send(world.call(1, **LONG))
+    await first_token(client, 1)
+    os.kill(node.process.pid, signal.SIGSTOP)
+    await client.close()
+    os.kill(node.process.pid, signal.SIGCONT)
+    await wait_until(lambda: all_free(node), deadline_s=5)
+
+
+async def test_the_node_is_present_with_what_it_holds(world: World, node: NodeProcess) -> None:
+    ephemeral = Ephemeral.connect(world.redis_url)
+
+    async def seen() -> NodeStatus | None:
+        import msgspec
+
+        payload = (await ephemeral.present(KIND)).get("shared")
+        status = msgspec.json.decode(payload, type=NodeStatus) if payload else None
+        return status if status and any(replica.state == "hot" for replica in status.replicas) else None
+
+    status = await wait_until(seen)
+    assert status is not None
+    assert status.address == node.address
+    await ephemeral.close()
+
+
+async def test_the_front_imports_neither_torch_nor_transformers() -> None:
+    code = "import sys, engine.__main__, engine.node.node; print({'torch', 'transformers'} & set(sys.modules))"
+    done = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=subprocess.PIPE)
+    out, _ = await done.communicate()
+    assert out.decode().strip() == "set()"
+
+
+async def test_sigterm_lets_calls_finish_and_refuses_new_ones(world: World, short_tmp_path: Path) -> None:
+    node = NodeProcess(short_tmp_path, world.objects_url, REDIS_URL=world.redis_url, HEARTH_NODE_ID="leaving")
+    await node.start().ready()
+    ephemeral = Ephemeral.connect(world.redis_url)
+    client = await node.connect()
+    client.send(*[world.call(index, **LONG) for index in range(8)])
+    await first_token(client, 0)
+    node.process.send_signal(signal.SIGTERM)
+
+    async def says_so() -> bool:
+        payload = (await ephemeral.present(KIND)).get("leaving")
+        return payload is not None and json.loads(payload).get("is_draining", False)
+
+    await wait_until(says_so, deadline_s=2)
+    client.send(world.call(99))
+    heard = await client.ends(9)
+    assert isinstance(heard.pop(99), Failed)
+    assert all(isinstance(event, Finished) for event in heard.values())
+    assert len(heard) == 8
+    assert await node.exit_code() == 0
+    assert "leaving" not in await ephemeral.present(KIND)
+    assert not {"node.sock", "http.sock"} & set(os.listdir(short_tmp_path))
+    await client.close()
+    await ephemeral.close()
+
+
+async def test_a_second_sigterm_cuts_calls_short_and_still_says_so(world: World, short_tmp_path: Path) -> None:
+    node = await NodeProcess(short_tmp_path, world.objects_url).start().ready()
+    client = await node.connect()
+    (rank,) = node.rank_pids()
+    os.kill(rank, signal.SIGSTOP)
+    client.send(world.call(1, **LONG), wire.Ping())
+    assert await client.receive() == wire.Pong()
+    node.process.send_signal(signal.SIGTERM)
+    await wait_until(lambda: "draining" in node.log)
+    assert node.process.poll() is None
+    node.process.send_signal(signal.SIGTERM)
+    (failed,) = await client.all_events(1)
+    assert isinstance(failed, Failed)
+    os.kill(rank, signal.SIGCONT)
+    assert await node.exit_code() == 0
+    await client.close()
+
+
+async def test_it_drains_when_its_supervisor_dies(world: World, short_tmp_path: Path) -> None:
+    node = NodeProcess(short_tmp_path, world.objects_url, HEARTH_DIE_WITH_PARENT="1", HEARTH_NODE_MODELS="none")
+    code = (
+        "import subprocess, sys, time\n"
+        "print(subprocess.Popen([sys.executable, '-m', 'engine']).pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, env=node.environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert supervisor.stdout is not None
+    pid = int(await supervisor.stdout.readline())
+    await wait_until(lambda: (short_tmp_path / "http.sock").exists(), deadline_s=20)
+    supervisor.kill()
+    await supervisor.wait()
+    await wait_until(lambda: not Path(f"/proc/{pid}").exists(), deadline_s=10)
+
+
+@pytest.mark.parametrize(
+    ("environ", "named"),
+    [
+        ({"HEARTH_CLUSTER_SECRET": ""}, "HEARTH_CLUSTER_SECRET"),
+        ({"HEARTH_NODE_MAX_REPLICAS": "none"}, "HEARTH_NODE_MAX_REPLICAS"),
+        ({"HEARTH_NODE_LISTEN": "tcp://192.0.2.1:1"}, "cannot listen on tcp://192.0.2.1:1"),
+        ({"HEARTH_NODE_CACHE_DIR": "/proc/nowhere"}, "/proc/nowhere"),
+    ],
+)
+async def test_settings_that_cannot_work_stop_it_with_one_line(
+    world: World, short_tmp_path: Path, environ: dict[str, str], named: str
+) -> None:
+    node = NodeProcess(short_tmp_path, world.objects_url, HEARTH_LOG_LEVEL="error", **environ).start()
+    assert await node.exit_code() == 2
+    assert named in node.log
+    assert node.log.count("\n") == 1, node.log
