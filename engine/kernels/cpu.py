@@ -16,7 +16,9 @@ from engine.kernels.decode_workspace import DecodeWorkspace
 from engine.kernels.interface import Attention, AttentionShape, AttentionStep, KvPool, Operator
 from engine.kernels.reference import causal_bias
 
-_MAX_SCORES = 1 << 21  # elements of one score matrix in prefill: stays in the cache
+# In bfloat16 a kernel is compiled for every shape met: keys are padded to a multiple, queries taken in tiles.
+_KEY_STEP = 64
+_TILES = (1, 16, 64)
 
 
 class CpuKernels:
@@ -60,6 +62,7 @@ class CpuAttention:
     def __init__(self, pool: KvPool, shape: AttentionShape) -> None:
         self._shape = shape
         self._block_size = pool.block_size
+        self._is_tiled = pool.data.dtype != torch.float32
         self._layers = list(pool.data.unbind(0))  # L × [slots, 2 G D]
         self._blocks = [layer.view(pool.num_blocks, -1) for layer in self._layers]  # L × [N, block size × 2 G D]
         self._workspace = DecodeWorkspace(pool, shape, max_bytes=pool.data.nbytes)
@@ -74,7 +77,7 @@ class CpuAttention:
             step.sequence_ids[:num_decode], step.context_lens[:num_decode], step.block_tables[:num_decode]
         )
         self._rows = [
-            _PrefillRow(step, row, self._block_size, self._shape)
+            _PrefillRow(step, row, self._block_size, self._shape, self._is_tiled)
             for row in range(self._num_dense, len(step.context_lens))
         ]
 
@@ -92,28 +95,22 @@ class CpuAttention:
 
     def _attend_row(self, layer: int, qkv: torch.Tensor, row: _PrefillRow) -> torch.Tensor:
         shape = self._shape
-        num_kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
         rows = qkv[row.first : row.last]  # [t, (H + 2 G) D]
         if row.is_fresh:
             kv = rows[:, shape.query_width :]  # [t, 2 G D]: the chunk is the whole context
         else:
             kv = self._blocks[layer].index_select(0, row.block_ids).view(-1, shape.kv_width)[: row.num_keys]
-        kv = kv.unflatten(1, (2, num_kv_heads, head_dim)).permute(1, 2, 0, 3)  # [2, G, context, D]
-        query = rows[:, : shape.query_width].unflatten(1, (num_kv_heads, -1, head_dim)).permute(1, 2, 0, 3)
-        # query [G, H / G, t, D]
-        if qkv.dtype == torch.float32:
-            keys, values = kv.unsqueeze(2).expand(-1, -1, query.shape[1], -1, -1)  # 2 × [G, H / G, context, D]
-            mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=row.bias)  # [G, H / G, t, D]
-        else:
-            keys, values = kv.contiguous()  # 2 × [G, context, D]
-            mixed = torch.cat([_attend_dense(q, keys, values, b) for q, b in row.tiles(query)], 2)
+        kv = kv.unflatten(1, (2, shape.num_kv_heads, shape.head_dim)).permute(1, 2, 0, 3)  # [2, G, context, D]
+        query = rows[:, : shape.query_width].unflatten(1, (shape.num_kv_heads, -1, shape.head_dim)).permute(1, 2, 0, 3)
+        attend = _attend_float32 if qkv.dtype == torch.float32 else _attend_tiled
+        mixed = attend(query, kv, row.bias)  # [G, H / G, t, D]
         return mixed.permute(2, 0, 1, 3).reshape(row.last - row.first, shape.query_width)
 
 
 class _PrefillRow:
     """What one row needs in every layer, prepared once a step."""
 
-    def __init__(self, step: AttentionStep, row: int, block_size: int, shape: AttentionShape) -> None:
+    def __init__(self, step: AttentionStep, row: int, block_size: int, shape: AttentionShape, is_tiled: bool) -> None:
         self.first, self.last = int(step.query_starts[row]), int(step.query_starts[row + 1])
         num_tokens, context_len = self.last - self.first, int(step.context_lens[row])
         self.is_fresh = num_tokens == context_len
@@ -123,19 +120,36 @@ class _PrefillRow:
         last_block = -(-context_len // block_size)
         self.block_ids = torch.from_numpy(step.block_tables[row, first_block:last_block]).long()
         self.bias = causal_bias(num_tokens, self.num_keys, shape.window)  # float32 [t, keys]
-        self._tile = max(16, _MAX_SCORES // (shape.num_heads * self.num_keys))  # queries at a time
-
-    def tiles(self, query: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """query [G, H / G, t, D] in pieces whose score matrix stays small, each with its bias."""
-        tile = self._tile
-        return list(zip(query.split(tile, 2), self.bias.to(query.dtype).split(tile), strict=True))
+        if is_tiled:
+            num_hidden, num_spare = -self.num_keys % _KEY_STEP, -num_tokens % _tile_of(num_tokens)
+            bias = functional.pad(self.bias, (0, num_hidden), value=float("-inf"))
+            self.bias = functional.pad(bias, (0, 0, 0, num_spare)).bfloat16()  # [t and spare, keys and hidden]
 
 
-def _attend_dense(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """query [G, H / G, t, D], keys and values [G, context, D], bias [t, context] -> [G, H / G, t, D]."""
+def _attend_float32(query: torch.Tensor, kv: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """query [G, H / G, t, D], kv [2, G, context, D], bias [t, context] -> [G, H / G, t, D]."""
+    keys, values = kv.unsqueeze(2).expand(-1, -1, query.shape[1], -1, -1)  # 2 × [G, H / G, context, D]
+    return functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+
+
+def _attend_tiled(query: torch.Tensor, kv: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """The same with `bias` padded to [t and spare, context and hidden], in products of few distinct shapes."""
     num_kv_heads, group, num_tokens, head_dim = query.shape
-    flat = query.reshape(num_kv_heads, group * num_tokens, head_dim)
-    scores = torch.bmm(flat, keys.transpose(1, 2)).mul_(head_dim**-0.5)  # [G, H / G × t, context]
-    scores = scores.view(num_kv_heads, group, num_tokens, -1).add_(bias)
-    weights = torch.softmax(scores, -1).view(num_kv_heads, group * num_tokens, -1)
-    return torch.bmm(weights, values).view(query.shape)
+    num_queries, num_keys = bias.shape
+    keys, values = kv.new_zeros(2, num_kv_heads, num_keys, head_dim)  # 2 × [G, keys, D]
+    keys[:, : kv.shape[2]].copy_(kv[0])
+    values[:, : kv.shape[2]].copy_(kv[1])
+    padded = functional.pad(query, (0, 0, 0, num_queries - num_tokens))  # [G, H / G, t and spare, D]
+    tiles, tile = [], _tile_of(num_tokens)
+    for part, part_bias in zip(padded.split(tile, 2), bias.split(tile), strict=True):
+        flat = part.reshape(num_kv_heads, group * tile, head_dim)
+        scores = torch.bmm(flat, keys.transpose(1, 2)).mul_(head_dim**-0.5)  # [G, H / G × tile, keys]
+        weights = torch.softmax(scores.view(num_kv_heads, group, tile, num_keys).add_(part_bias), -1)
+        mixed = torch.bmm(weights.view(num_kv_heads, group * tile, num_keys), values)
+        tiles.append(mixed.view(num_kv_heads, group, tile, head_dim))
+    return torch.cat(tiles, 2)[:, :, :num_tokens]
+
+
+def _tile_of(num_tokens: int) -> int:
+    """Queries in one product."""
+    return next(tile for tile in _TILES if num_tokens <= tile or tile == _TILES[-1])

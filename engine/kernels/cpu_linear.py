@@ -2,7 +2,8 @@
 
 oneDNN's prepacked linear reads weights at memory speed where the plain operator reaches half of it; torch offers it
 only under private names, so it is tried once on a small product and left alone if it is missing or wrong. Its call
-costs 10 µs more than the plain one, which decides for small float32 matrices.
+costs 10 µs more than the plain one, which decides for small float32 matrices. It compiles a kernel for every number of
+rows it meets, half a millisecond each, so rows are padded to few numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from engine.kernels.interface import Operator
 
 _SMALL_FLOAT32 = 1 << 16  # elements; below, float32 is faster through the plain operator
 _PROBE_ROWS = 16
+_ROW_STEP = 16  # more rows than this are padded to a multiple
 _FLOAT32_MARGIN = 0.8  # float32 wins only if clearly faster: the choice should not hang on noise
 
 
@@ -35,7 +37,15 @@ def bind_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
 def _prepacked(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     linear = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: linear(x, packed, bias, "none", [], "")
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        num_rows = len(x)
+        if num_rows <= _ROW_STEP or num_rows % _ROW_STEP == 0:
+            return linear(x, packed, bias, "none", [], "")
+        padded = functional.pad(x, (0, 0, 0, -num_rows % _ROW_STEP))
+        return linear(padded, packed, bias, "none", [], "")[:num_rows]
+
+    return forward
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """A dense copy of the decode batch's keys and values, appended to each step, so that no step gathers whole contexts.
 
-The paged pool stays the truth: a row is copied from it when the row joins, and the copy may be dropped at any time.
+The paged pool stays the truth: a row is copied from it when the row joins, and dropped in the first step without it.
 Rows are right-aligned: the newest token of every row lies in the same column, so that one strided copy stores a step's
 keys and values and all rows share one causal edge. Knows sequences only by id and length.
 
@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from engine.kernels.interface import AttentionShape, KvPool
 
-_COLUMN_STEP = 64  # capacities are multiples: few distinct product shapes, since a kernel is built for each
+# Capacities and, in bfloat16, rows are multiples: a kernel is compiled for every shape of product it meets.
+_COLUMN_STEP = 64
+_ROW_STEP = 4
 _MAX_FLOAT32_POSITIONS = 1024  # rows × columns up to which float32 products beat bfloat16 ones
 _HIDDEN = float("-inf")
 
@@ -26,7 +28,7 @@ Lengths = NDArray[np.int32]
 
 
 class DecodeWorkspace:
-    """At most `max_bytes` of rows; letters as in `interface.py`, W workspace rows in use.
+    """At most `max_bytes` of rows; letters as in `interface.py`, W workspace rows in use, P with padding.
 
     Call `arrange` once a step with its decode rows, then `attend` for every layer in order, then `store`.
     """
@@ -51,10 +53,10 @@ class DecodeWorkspace:
         self._to_workspace: torch.Tensor | None = None  # int64 [W], None while the orders agree
         self._to_batch: torch.Tensor | None = None
         self._active_bias = self._bias
-        self._query = self._bias  # [W, H D], and the same memory as [W G, H / G, D]
-        self._query_groups = self._bias
+        self._query = self._bias  # [W, H D], within the memory of
+        self._query_groups = self._bias  # [P G, H / G, D]
         self._kv_view: tuple[tuple[int, ...], tuple[int, ...], int]  # a step's qkv seen as [W, 2, G, D]
-        self._operands: list[tuple[torch.Tensor, torch.Tensor]] = []  # L × keys [W G, D, capacity], values [W G, …, D]
+        self._operands: list[tuple[torch.Tensor, torch.Tensor]] = []  # L × keys [P G, D, capacity], values [P G, …, D]
         self._newest = self._data  # [L, W, 2, G, D], the column being written
         self._newest_by_layer: tuple[torch.Tensor, ...] = ()
 
@@ -83,15 +85,18 @@ class DecodeWorkspace:
         return num_rows
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv [W, (H + 2 G) D], rotated -> [W, H D]. Keys and values go here; `store` takes them further."""
+        """qkv [W, (H + 2 G) D], rotated, at the start of its storage -> [W, H D].
+
+        The step's keys and values are kept here; `store` takes them to the pool.
+        """
         if self._to_workspace is not None:
             qkv = qkv.index_select(0, self._to_workspace)
-        width = self._shape.query_width
+        num_rows, width = len(qkv), self._shape.query_width
         self._query.copy_(qkv[:, :width])
         self._newest_by_layer[layer].copy_(qkv.as_strided(*self._kv_view))
         keys, values = self._operands[layer]
-        scores = torch.baddbmm(self._active_bias, self._query_groups, keys, alpha=self._scale)  # [W G, H / G, capacity]
-        mixed = torch.bmm(torch.softmax(scores, -1), values).view(len(qkv), width)  # [W, H D]
+        scores = torch.baddbmm(self._active_bias, self._query_groups, keys, alpha=self._scale)  # [P G, H / G, capacity]
+        mixed = torch.bmm(torch.softmax(scores, -1), values).view(-1, width)[:num_rows]  # [W, H D]
         if mixed.dtype != qkv.dtype:
             mixed = mixed.to(qkv.dtype)
         return mixed if self._to_batch is None else mixed.index_select(0, self._to_batch)
@@ -110,14 +115,13 @@ class DecodeWorkspace:
         """Adopt a batch of other rows, or of more tokens than there are columns for."""
         self._num_offered = len(sequence_ids)
         if len(sequence_ids) == 0:
-            return 0
+            return self._drop_all()
         history = context_lens - 1  # tokens to copy of each row
         if self._shape.window is not None:
             history = np.minimum(history, self._shape.window - 1)
         num_rows = min(len(sequence_ids), self._max_rows(int(history.max())))
         if num_rows == 0:
-            self._sequence_ids = sequence_ids[:0]
-            return 0
+            return self._drop_all()
         places = self._keep(sequence_ids[:num_rows], context_lens[:num_rows], history[:num_rows])
         if places is None:
             self._allocate(num_rows, int(history[:num_rows].max()))
@@ -130,6 +134,10 @@ class DecodeWorkspace:
         self._places = places
         self._make_views(num_rows)
         return num_rows
+
+    def _drop_all(self) -> int:
+        self._sequence_ids, self._lengths, self._places = self._sequence_ids[:0], self._lengths[:0], self._places[:0]
+        return 0
 
     def _keep(self, sequence_ids: Ids, context_lens: Lengths, history: Lengths) -> Ids | None:
         """Where rows already here will lie, -1 for new ones. None if the columns or rows do not suffice.
@@ -164,7 +172,7 @@ class DecodeWorkspace:
     def _allocate(self, num_rows: int, longest: int) -> None:
         """Empty rows, all hidden, wide enough for `longest` tokens of history and some steps more."""
         capacity = _capacity_for(longest)
-        max_rows = max(num_rows, min(1 << (num_rows - 1).bit_length(), self._max_rows(longest)))
+        max_rows = max(num_rows, min(-(-num_rows // _ROW_STEP) * _ROW_STEP, self._max_rows(longest)))
         is_small = max_rows * capacity <= _MAX_FLOAT32_POSITIONS
         dtype = torch.float32 if is_small else self._pool_dtype
         num_layers, _, _, num_kv_heads, _, head_dim = self._data.shape
@@ -203,13 +211,16 @@ class DecodeWorkspace:
 
     def _make_views(self, num_rows: int) -> None:
         shape, num_kv_heads, head_dim = self._shape, self._shape.num_kv_heads, self._shape.head_dim
-        self._active_bias = self._bias[: num_rows * num_kv_heads]
-        self._query = torch.empty(num_rows, shape.query_width, dtype=self._data.dtype)
-        self._query_groups = self._query.view(num_rows * num_kv_heads, -1, head_dim)
+        num_padded = num_rows
+        if self._data.dtype == torch.bfloat16:
+            num_padded = min(-(-num_rows // _ROW_STEP) * _ROW_STEP, self._data.shape[2])
+        self._active_bias = self._bias[: num_padded * num_kv_heads]
+        query = torch.zeros(num_padded, shape.query_width, dtype=self._data.dtype)
+        self._query, self._query_groups = query[:num_rows], query.view(num_padded * num_kv_heads, -1, head_dim)
         kv_strides = (shape.query_width + shape.kv_width, num_kv_heads * head_dim, head_dim, 1)
         self._kv_view = ((num_rows, 2, num_kv_heads, head_dim), kv_strides, shape.query_width)
         self._operands = [
-            (layer[0, :num_rows].flatten(0, 1).transpose(1, 2), layer[1, :num_rows].flatten(0, 1))
+            (layer[0, :num_padded].flatten(0, 1).transpose(1, 2), layer[1, :num_padded].flatten(0, 1))
             for layer in self._data.unbind(0)
         ]
         if np.array_equal(self._places, np.arange(num_rows)):

@@ -1,0 +1,230 @@
+"""The CPU kernels against their reference twins: one law, two bodies, whatever order of steps they see."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from engine.kernels import cpu_linear
+from engine.kernels.cpu import CpuAttention, CpuKernels
+from engine.kernels.decode_workspace import DecodeWorkspace
+from engine.kernels.interface import AttentionShape, Kernels, KvPool
+from engine.kernels.reference import ReferenceAttention, ReferenceKernels, attend_one
+from tests.engine import one_thread  # noqa: F401
+
+BLOCK = 4
+NUM_BLOCKS = 96
+NUM_LAYERS = 2
+SHAPES = {
+    "grouped": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8),
+    "single": AttentionShape(num_heads=3, num_kv_heads=3, head_dim=4),
+    "windowed": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, window=7),
+    "window of one": AttentionShape(num_heads=2, num_kv_heads=1, head_dim=4, window=1),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    slot_mapping: torch.Tensor
+    query_starts: NDArray[np.int32]
+    context_lens: NDArray[np.int32]
+    block_tables: NDArray[np.int32]
+    sequence_ids: NDArray[np.int64]
+    num_decode_rows: int
+
+
+class Life:
+    """Sequences of random length that start, take turns, are dropped and start over; blocks in random order."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.free = self.rng.permutation(NUM_BLOCKS).tolist()
+        self.lengths: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
+        self.next_id = 0
+
+    def step(self) -> Step:
+        """The next step: most rows decode, some are chunks, some sequences come and go."""
+        for sequence_id in list(self.lengths):
+            if self.rng.random() < 0.05 or self.lengths[sequence_id] > 60:
+                self.free += self.tables.pop(sequence_id)
+                del self.lengths[sequence_id]
+        while len(self.lengths) < 2 or (len(self.lengths) < 5 and self.rng.random() < 0.3):
+            self.lengths[self.next_id], self.tables[self.next_id] = 0, []
+            self.next_id += 1
+        rows = [sequence_id for sequence_id in self.lengths if self.rng.random() < 0.9] or list(self.lengths)
+        chunks = {row: int(self.rng.integers(1, 12)) if self.lengths[row] < 5 else 1 for row in rows}
+        if self.rng.random() < 0.1:
+            rows = self.rng.permutation(rows).tolist()
+        return self.step_of(sorted(rows, key=lambda row: chunks[row] > 1), chunks)
+
+    def step_of(self, rows: list[int], chunks: dict[int, int]) -> Step:
+        mapping: list[int] = []
+        for row in rows:
+            first, self.lengths[row] = self.lengths[row], self.lengths[row] + chunks[row]
+            table = self.tables[row]
+            while len(table) * BLOCK < self.lengths[row]:
+                table.append(self.free.pop())
+            mapping += [table[at // BLOCK] * BLOCK + at % BLOCK for at in range(first, self.lengths[row])]
+        tables = np.zeros((len(rows), 24), np.int32)
+        for index, row in enumerate(rows):
+            tables[index, : len(self.tables[row])] = self.tables[row]
+        counts = [chunks[row] for row in rows]
+        return Step(
+            slot_mapping=torch.tensor(mapping),
+            query_starts=np.cumsum([0, *counts]).astype(np.int32),
+            context_lens=np.array([self.lengths[row] for row in rows], np.int32),
+            block_tables=tables,
+            sequence_ids=np.array(rows, np.int64),
+            num_decode_rows=next((i for i, count in enumerate(counts) if count > 1), len(counts)),
+        )
+
+
+def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> KvPool:
+    """A pool full of NaN: whoever reads what nobody wrote will show it."""
+    return KvPool(torch.full((NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width), float("nan"), dtype=dtype), BLOCK)
+
+
+def assert_twins_agree(shape: AttentionShape, seed: int, dtype: torch.dtype, tolerance: float) -> None:
+    life, pools = Life(seed), (pool_of(shape, dtype), pool_of(shape, dtype))
+    twins = ReferenceAttention(pools[0], shape), CpuAttention(pools[1], shape)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(80):
+        step = life.step()
+        for twin in twins:
+            twin.begin(step)
+        for layer in range(NUM_LAYERS):
+            qkv = torch.randn(len(step.slot_mapping), shape.query_width + shape.kv_width, generator=generator).to(dtype)
+            expected, found = (twin.attend(layer, qkv.clone()) for twin in twins)
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(*(pool.data.nan_to_num(-7.0) for pool in pools))  # both stored the same, and nothing else
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("seed", range(2))
+def test_attention_equals_its_reference_through_joins_departures_chunks_and_reordering(name: str, seed: int) -> None:
+    assert_twins_agree(SHAPES[name], seed, torch.float32, 1e-5)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_attention_in_bfloat16_equals_its_reference_within_bfloat16(name: str) -> None:
+    assert_twins_agree(SHAPES[name], 11, torch.bfloat16, 0.03)
+
+
+@pytest.mark.parametrize("num_positions", [0, 1 << 30])
+def test_either_precision_of_the_workspace_serves_a_bfloat16_pool(num_positions: int, monkeypatch) -> None:
+    monkeypatch.setattr("engine.kernels.decode_workspace._MAX_FLOAT32_POSITIONS", num_positions)
+    assert_twins_agree(SHAPES["grouped"], 5, torch.bfloat16, 0.03)
+
+
+@pytest.mark.parametrize("num_rows", [0, 1, 3])
+def test_rows_beyond_the_workspace_s_memory_gather_their_context(num_rows: int, monkeypatch) -> None:
+    monkeypatch.setattr(DecodeWorkspace, "_max_rows", lambda self, longest: num_rows)
+    assert_twins_agree(SHAPES["grouped"], 3, torch.float32, 1e-5)
+    assert_twins_agree(SHAPES["windowed"], 4, torch.float32, 1e-5)
+
+
+def test_prefill_in_small_tiles_equals_prefill_in_one(monkeypatch) -> None:
+    monkeypatch.setattr("engine.kernels.cpu._TILES", (1, 8))
+    shape, life = SHAPES["windowed"], Life(0)
+    life.lengths, life.tables = {0: 0}, {0: []}
+    step = life.step_of([0], {0: 50})
+    qkv = torch.randn(50, shape.query_width + shape.kv_width).bfloat16()
+    attention, reference = CpuAttention(pool_of(shape, torch.bfloat16), shape), ReferenceKernels().attention
+    twin = reference(pool_of(shape, torch.bfloat16), shape)
+    attention.begin(step)
+    twin.begin(step)
+    torch.testing.assert_close(attention.attend(0, qkv.clone()), twin.attend(0, qkv), atol=0.03, rtol=0.03)
+
+
+def test_a_row_that_is_not_finite_leaves_its_batch_mates_alone_also_after_it_left() -> None:
+    shape = SHAPES["grouped"]
+    life, attention = Life(0), CpuAttention(pool_of(shape), shape)
+    life.lengths, life.tables = dict.fromkeys(range(4), 0), {row: [] for row in range(4)}
+    batches = [[0, 1, 2]] * 3 + [[0, 2]] * 2 + [[0, 3, 2]] * 3  # 1 is sick and leaves, 3 gets its place
+    for batch in batches:
+        step = life.step_of(batch, dict.fromkeys(batch, 1))
+        attention.begin(step)
+        for layer in range(NUM_LAYERS):
+            qkv = torch.randn(len(batch), shape.query_width + shape.kv_width)
+            if 1 in batch:
+                qkv[batch.index(1)] = float("nan")
+            mixed = attention.attend(layer, qkv)
+            is_sick = torch.tensor([row == 1 for row in batch])
+            assert torch.equal(~mixed.isfinite().all(1), is_sick)
+
+
+def test_a_window_shows_a_token_itself_and_those_just_before() -> None:
+    query, keys = torch.zeros(1, 1, 2), torch.zeros(6, 1, 2)  # equal scores: the mean of what is seen
+    values = torch.arange(6.0).view(6, 1, 1).expand(6, 1, 2)
+    assert attend_one(query, keys, values, window=3)[0, 0] == 4.0
+    assert attend_one(query, keys, values, window=None)[0, 0] == 2.5
+
+
+# ── the small ones ──
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norm_rotation_and_gate_equal_their_references(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    twins: tuple[Kernels, Kernels] = (ReferenceKernels(), CpuKernels())
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    for num_tokens in (1, 5):
+        x, weight = torch.randn(num_tokens, 24, generator=generator), torch.randn(24, generator=generator).to(dtype)
+        for scale in (1.0, 1e-4):  # small enough for eps to matter
+            expected, found = (twin.rms_norm(weight, 1e-5, dtype)(x * scale) for twin in twins)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, expected, **tolerance)
+        qkv = torch.randn(num_tokens, 5 * 8, generator=generator).to(dtype)
+        angles = torch.randn(num_tokens, 1, 1, 4, generator=generator)
+        sin = torch.cat((-angles.sin(), angles.sin()), 2).to(dtype)
+        rotated = qkv.clone(), qkv.clone()
+        for twin, copy in zip(twins, rotated, strict=True):
+            twin.rotate(copy, angles.cos().to(dtype), sin, 3)
+        torch.testing.assert_close(rotated[1], rotated[0], **tolerance)
+        assert torch.equal(rotated[1][:, 24:], qkv[:, 24:])  # values carry no position
+        expected, found = (twin.gate(x.to(dtype)) for twin in twins)
+        torch.testing.assert_close(found, expected, **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_packable", [False, True])
+def test_a_linear_map_is_the_same_with_and_without_the_prepacked_operator(
+    dtype: torch.dtype, has_bias: bool, is_packable: bool, monkeypatch
+) -> None:
+    if not is_packable:
+        monkeypatch.setattr(cpu_linear, "has_prepacked_linear", lambda dtype: False)
+    generator = torch.Generator().manual_seed(0)
+    for num_out, num_in in ((40, 24), (400, 300)):  # below and above what is worth packing in float32
+        weight = torch.randn(num_out, num_in, generator=generator).to(dtype)
+        bias = torch.randn(num_out, generator=generator).to(dtype) if has_bias else None
+        for num_tokens in (1, 7):
+            x = torch.randn(num_tokens, num_in, generator=generator).to(dtype)
+            expected = ReferenceKernels().linear(weight, bias)(x)
+            tolerance = 1e-4 if dtype == torch.float32 else 0.1
+            found = CpuKernels().linear(weight, bias)(x)
+            torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.02)
+
+
+def test_a_prepacked_operator_that_is_missing_or_wrong_is_not_used(monkeypatch) -> None:
+    def missing(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        raise RuntimeError("no such operator")
+
+    def wrong(weight: torch.Tensor, bias: torch.Tensor | None) -> object:
+        return lambda x: torch.zeros(len(x), len(weight))
+
+    for broken in (missing, wrong):
+        monkeypatch.setattr(cpu_linear, "_prepacked", broken)
+        cpu_linear.has_prepacked_linear.cache_clear()
+        assert not cpu_linear.has_prepacked_linear(torch.float32)
+    monkeypatch.undo()
+    cpu_linear.has_prepacked_linear.cache_clear()
+
+
+def test_the_precision_probe_is_quick_and_ends_with_one_of_two() -> None:
+    assert cpu_linear.fastest_dtype([(64, 32), (512, 256)], budget_s=0.02) in (torch.float32, torch.bfloat16)
