@@ -20,6 +20,8 @@ FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tes
   $(addprefix tests/catalog/test_,$(addsuffix .py,card manifest pricing safetensors_header schemas)) \
   $(addprefix tests/cli/test_,$(addsuffix .py,data_dir output readiness up_options)) tests/scripts
 
+BENCHES := first_token http_streams prefix_ttft engine_cpu gateway_cpu host_step
+
 .PHONY: help setup up check test test-full test-gpu bench docs lock spark clean
 .DEFAULT_GOAL := help
 
@@ -50,8 +52,8 @@ test-gpu: $(STAMP)  ## what needs a CUDA device
 	@sh scripts/run_tests.sh "gpu" $(ARGS)
 
 bench: $(STAMP)  ## run the benchmarks of bench/ one after the other
-	@for script in $(sort $(wildcard bench/bench_*.py)); do \
-	  module=$$(echo $${script%.py} | tr / .); echo "== $$module"; $(BIN)/python -m $$module || exit 1; done
+	@for bench in $(BENCHES); do echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
+	@echo "== bench.fork_to_ready"; $(BIN)/python -m bench.fork_to_ready catalog/builtin/spark
 
 docs: $(STAMP)  ## write docs/settings.md and docs/metrics.md from the code
 	$(BIN)/python -m scripts.write_docs

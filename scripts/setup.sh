@@ -14,6 +14,10 @@ command -v "$python" >/dev/null 2>&1 || fail "$python is not there: install Pyth
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   fail "Python 3.11 or newer is needed and $python is $("$python" -c 'import platform; print(platform.python_version())'): say PYTHON=/path/to/python3.12"
 
+if [ "${SYSTEM_TORCH:-}" = 1 ]; then
+  "$python" -c 'import torch' 2>/dev/null || fail "SYSTEM_TORCH=1, and $python has no torch of its own"
+fi
+
 # An environment that was made with the machine's own packages stays so until it is removed.
 if [ -f .venv/pyvenv.cfg ] && grep -q '^include-system-site-packages = true' .venv/pyvenv.cfg; then
   SYSTEM_TORCH=1
@@ -31,8 +35,7 @@ fi
 pip() { $bin/python -m pip --disable-pip-version-check "$@"; }
 
 if [ "${SYSTEM_TORCH:-}" = 1 ]; then
-  $bin/python -c 'import torch; print("setup: using torch", torch.__version__, "of this machine")' ||
-    fail "SYSTEM_TORCH=1, and $python has no torch of its own"
+  $bin/python -c 'import torch; print("setup: using torch", torch.__version__, "of this machine")'
 else
   echo "setup: installing torch (the largest part; not in the lock, since its build depends on the machine)"
   pip install --constraint requirements.lock ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$TORCH"
