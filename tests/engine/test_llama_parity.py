@@ -1,0 +1,145 @@
+"""Our decoder against transformers and against the published runs of a real model: same logits, same tokens."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.reference import ReferenceKernels
+from engine.runner import Runner
+from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random
+from tests.engine.driver import Driver
+
+PROMPT_LEN = 45
+NUM_GREEDY = 64
+
+
+class Model:
+    """One random checkpoint: what transformers says of it, and our runner over the same files."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.folder = folder
+        model = save_random(kind, folder)
+        self.prompt = np.random.default_rng(7).integers(0, 199, PROMPT_LEN).tolist()
+        with torch.no_grad():
+            self.logits = model(torch.tensor([self.prompt])).logits[0]  # [prompt, V]
+            ids = torch.tensor([self.prompt])
+            mask = torch.ones_like(ids)
+            whole = model.generate(ids, attention_mask=mask, max_new_tokens=NUM_GREEDY, do_sample=False, pad_token_id=0)
+        self.greedy = whole[0, PROMPT_LEN:].tolist()
+        self.runner = runner_of(folder)
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return cache(lambda kind: Model(kind, tmp_path_factory.mktemp("model")))
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16, 17, PROMPT_LEN])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_transformers_in_chunks_of_any_size(kind: str, chunk: int, model_of: Any) -> None:
+    model = model_of(kind)
+    pusher = Pusher(model.runner, seed=chunk)
+    for first in range(0, PROMPT_LEN, chunk):
+        logits = pusher.push(model.prompt[first : first + chunk])
+        expected = model.logits[min(first + chunk, PROMPT_LEN) - 1]
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reference_kernels_give_the_same_logits(kind: str, model_of: Any) -> None:
+    model = model_of(kind)
+    pusher = Pusher(runner_of(model.folder, ReferenceKernels()))
+    for first, last in ((0, 20), (20, 21), (21, PROMPT_LEN)):
+        logits = pusher.push(model.prompt[first:last])
+        torch.testing.assert_close(logits, model.logits[last - 1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_greedy_tokens_equal_transformers(kind: str, model_of: Any) -> None:
+    model = model_of(kind)
+    driver = Driver(model.runner)
+    sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
+    driver.run()
+    assert driver.tokens[sequence_id] == model.greedy
+
+
+@pytest.mark.parametrize("kind", ["llama 3 with scaled positions", "mistral"])
+@pytest.mark.parametrize("budget", [16, 33, 512])
+def test_greedy_tokens_are_the_same_among_fifteen_others(kind: str, budget: int, model_of: Any) -> None:
+    """Others come and go at their own lengths; the budget cuts the prompt into other chunks each time."""
+    model = model_of(kind)
+    driver = Driver(runner_of(model.folder, num_blocks=256), max_step_tokens=budget)
+    rng = np.random.default_rng(budget)
+    for index in range(15):
+        others = rng.integers(0, 199, int(rng.integers(1, 40))).tolist()
+        driver.add(others, max_tokens=int(rng.integers(1, 90)), temperature=float(index % 2), ignore_eos=True)
+        if index == 7:
+            sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
+    driver.run()
+    assert driver.tokens[sequence_id] == model.greedy
+
+
+def test_greedy_tokens_survive_a_pool_that_forces_preemption(model_of: Any) -> None:
+    model = model_of("llama 2")
+    driver = Driver(runner_of(model.folder, num_blocks=14))
+    sequence_ids = [
+        driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True, tenant=index)
+        for index in range(6)
+    ]
+    driver.run()
+    assert all(driver.tokens[sequence_id] == model.greedy for sequence_id in sequence_ids)
+    assert driver.engine.scheduler.num_preemptions > 0
+
+
+def test_a_prefix_from_the_cache_changes_no_token(model_of: Any) -> None:
+    model = model_of("mistral")
+    driver = Driver(model.runner)
+    for _ in range(2):
+        sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
+        driver.run()
+        assert driver.tokens[sequence_id] == model.greedy
+    assert driver.num_cached[sequence_id] >= 32
+
+
+# ── a real model ──
+
+
+@pytest.fixture(scope="module")
+def stories(test_data: Path) -> tuple[Runner, list[dict[str, Any]]]:
+    folder = test_data / "models" / "stories260K"
+    cases = json.loads((folder / "reference.json").read_text())["cases"]
+    return runner_of(folder, num_blocks=256), cases
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_stories_equal_their_reference_token_by_token(stories: Any, is_together: bool) -> None:
+    runner, cases = stories
+    driver = Driver(runner, is_prefix_cache_enabled=False)
+    sequence_ids = []
+    for case in cases:
+        sequence_ids.append(driver.add(case["prompt_ids"], max_tokens=64, temperature=0.0, ignore_eos=True))
+        if not is_together:
+            driver.run()
+    driver.run()
+    assert [driver.tokens[sequence_id] for sequence_id in sequence_ids] == [case["greedy_ids"] for case in cases]
+
+
+def test_stories_log_probabilities_equal_their_reference(stories: Any) -> None:
+    runner, cases = stories
+    driver = Driver(runner)
+    for case in cases:
+        driver.add(case["prompt_ids"], max_tokens=64, temperature=0.0, ignore_eos=True, logprobs=5)
+        for expected in case["steps"]:
+            report = driver.step()
+            assert report.token_ids[0] == expected["token"]
+            expected_ids, expected_logprobs = zip(*expected["top5"], strict=True)
+            assert report.top_ids[0].tolist() == list(expected_ids)
+            np.testing.assert_allclose(report.top_logprobs[0], expected_logprobs, atol=1e-4)
+            np.testing.assert_allclose(report.logprobs[0], expected_logprobs[0], atol=1e-4)
