@@ -120,6 +120,7 @@ async def _run(plan: Plan, data_dir: DataDir, *, is_json: bool) -> None:
                 progress.rest()
                 _tell(platform.dev(), data_dir, is_json=is_json)
                 await stop.before(platform.crashed())
+                progress.note("draining: calls in flight are finished; ask again to hurry")
         except (ChildFailed, StoreUnavailable) as error:
             raise CommandFailed(str(error)) from None
         finally:

@@ -140,6 +140,20 @@ def test_the_printed_calls_answer_as_they_are(running: Up):
     assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
+def test_the_readme_s_programs_run_as_they_are(running: Up):
+    """Only the port is another one; account and token come from the environment, as the README has it."""
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
+    programs = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
+    assert len(programs) == 2
+    environ = {**os.environ, "ACCOUNT": running.dev["account_id"], "TOKEN": running.dev["api_token"]}
+    for program in programs:
+        assert "127.0.0.1:8787" in program
+        own = program.replace("127.0.0.1:8787", f"127.0.0.1:{running.port}")
+        done = subprocess.run([sys.executable, "-c", own], env=environ, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
 def test_the_platform_answers(running: Up):
     answer = running.ask("Hello!")
     assert answer.status_code == 200
