@@ -15,9 +15,14 @@ from spark.generator.corpus import generate_training
 from spark.generator.dialogue import Dialogue
 from spark.tokenizer import END_OF_TEXT_ID, render
 
-OTHER_SHARE = 0.1
-"""The share of the tokens not written by the assistant that count in the loss: drawn anew each time, so that their
-expected weight is a tenth and their scores need not be computed."""
+OTHER_WEIGHT = 0.1
+"""What a token not written by the assistant weighs in the loss. Weights are met by drawing: one such token in ten
+counts, so that the scores of the others need not be computed."""
+FULL_LENGTH, MAX_WEIGHT = 10, 4.0
+"""Tokens of shorter answers weigh more, up to this: a label of one token must not drown among written-out sums."""
+
+
+Encoded = tuple[list[int], list[float]]
 
 
 @dataclass(frozen=True)
@@ -32,22 +37,23 @@ class Batch:
     num_tokens: int
 
 
-def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
-    """Token ids of a dialogue and, for each, whether the assistant writes it."""
+def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[float]]:
+    """Token ids of a dialogue and the weight of each in the loss."""
     ids: list[int] = []
-    is_written: list[bool] = []
+    weights: list[float] = []
     for text, by_assistant in render(dialogue.messages, dialogue.tools):
         part = tokenizer.encode(text, add_special_tokens=False).ids
+        weight = min(MAX_WEIGHT, max(1.0, FULL_LENGTH / len(part))) if by_assistant else OTHER_WEIGHT
         ids += part
-        is_written += [by_assistant] * len(part)
-    return ids, is_written
+        weights += [weight] * len(part)
+    return ids, weights
 
 
 def make_batches(tokenizer: Tokenizer, seed: int, phase: str, num_rows: int, length: int) -> Iterator[Batch]:
     """Endless batches of one phase; a dialogue longer than a row is passed over, none is cut."""
     random = np.random.default_rng(seed)
     stream = generate_training(seed, phase)
-    waiting: list[tuple[list[int], list[bool]]] = []
+    waiting: list[Encoded] = []
     while True:
         while len(waiting) < num_rows * 40:
             encoded = encode(tokenizer, next(stream))
@@ -57,7 +63,7 @@ def make_batches(tokenizer: Tokenizer, seed: int, phase: str, num_rows: int, len
         yield _build(rows, length, random)
 
 
-def _take_row(waiting: list[tuple[list[int], list[bool]]], length: int) -> list[tuple[list[int], list[bool]]]:
+def _take_row(waiting: list[Encoded], length: int) -> list[Encoded]:
     """Dialogues for one row, first come first served, later shorter ones filling the gap."""
     row, free, i = [], length, 0
     while i < len(waiting) and free > 8 and i < 60:
@@ -69,22 +75,23 @@ def _take_row(waiting: list[tuple[list[int], list[bool]]], length: int) -> list[
     return row
 
 
-def _build(rows: list[list[tuple[list[int], list[bool]]]], length: int, random: np.random.Generator) -> Batch:
+def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) -> Batch:
     num_rows = len(rows)
     ids = np.full((num_rows, length), END_OF_TEXT_ID, dtype=np.int64)
     positions = np.zeros((num_rows, length), dtype=np.int64)
     document = np.zeros((num_rows, length), dtype=np.int64)
-    weight = np.zeros((num_rows, length), dtype=np.float64)  # probability that this place's next token counts
+    weight = np.zeros((num_rows, length))  # of this place's next token
     for r, row in enumerate(rows):
         start = 0
-        for number, (tokens, is_written) in enumerate(row, 1):
+        for number, (tokens, weights) in enumerate(row, 1):
             end = start + len(tokens)
             ids[r, start:end] = tokens
             positions[r, start:end] = np.arange(len(tokens))
             document[r, start:end] = number
-            weight[r, start : end - 1] = np.where(is_written[1:], 1.0, OTHER_SHARE)
+            weight[r, start : end - 1] = weights[1:]
             start = end
-    counted = np.flatnonzero((random.random(weight.shape) < weight).ravel())
+    times = np.floor(weight + random.random(weight.shape)).astype(np.int64).ravel()
+    counted = np.repeat(np.arange(times.size), times)
     documents = torch.from_numpy(document)
     mask = (documents[:, None, :, None] == documents[:, None, None, :]) & torch.ones(
         length, length, dtype=torch.bool

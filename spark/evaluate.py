@@ -4,6 +4,7 @@
 """
 
 import argparse
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from tokenizers import Tokenizer
 
 from spark.export import COMMITTED, load
 from spark.generator.corpus import generate_evaluation
-from spark.generator.dialogue import Dialogue
+from spark.generator.dialogue import Dialogue, Source, ask
+from spark.generator.refusals import ANSWER as REFUSAL
 from spark.model import Spark, generate
 from spark.tokenizer import render_prompt
 
@@ -150,22 +152,43 @@ def format_table(results: list[Result]) -> str:
     return "\n".join(lines)
 
 
-def read_rated_sentences(folder: Path, count: int) -> list[tuple[str, str]]:
-    """Real sentences people rated, as (text, positive or negative); the ratings near zero are left out."""
-    found = []
-    for path in sorted((folder / "classification").glob("*entiment*.tsv")) + sorted(
-        (folder / "classification").glob("*/*.tsv")
+def report_real_text(model: Spark, tokenizer: Tokenizer, folder: Path, count: int) -> list[str]:
+    """Lines on text that no template made: rated sentences, and questions the model should refuse. Not gated."""
+    lines = []
+    for name in ("amazon", "movie"):
+        rated = read_rated_sentences(folder / "classification" / f"sentiment_{name}.tsv.gz", count)
+        dialogues = [
+            ask("sentiment", Source(), f"Is this positive or negative: {text}", label) for text, label in rated
+        ]
+        given = answer(model, tokenizer, dialogues, 8)
+        right = sum(is_exact(text, dialogue.answer) for text, dialogue in zip(given, dialogues, strict=True))
+        lines.append(f"{name} sentences with the right sentiment: {right} of {len(rated)}")
+    for name, questions in (
+        ("MT-bench questions", read_benchmark_questions(folder / "prompts" / "mt_bench_questions.jsonl")),
+        ("CLINC150 out-of-scope questions", read_out_of_scope(folder / "classification" / "clinc150_small.json.gz")),
     ):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            rating, _, text = line.partition("\t")
-            try:
-                value = float(rating)
-            except ValueError:
-                continue
-            if abs(value) >= 1:
-                found.append((text.strip(), "positive" if value > 0 else "negative"))
-    step = max(1, len(found) // count)
-    return found[::step][:count]
+        dialogues = [ask("refusal", Source(), question, REFUSAL) for question in questions[:count]]
+        refused = answer(model, tokenizer, dialogues, 40).count(REFUSAL)
+        lines.append(f"{name} refused: {refused} of {len(dialogues)}")
+    return lines
+
+
+def read_rated_sentences(path: Path, count: int) -> list[tuple[str, str]]:
+    """Real sentences people rated, as (text, positive or negative); ratings near zero are left out."""
+    found = []
+    for line in gzip.decompress(path.read_bytes()).decode().splitlines()[1:]:
+        rating, _, text = line.partition("\t")
+        if abs(float(rating)) >= 1:
+            found.append((text.strip(), "positive" if float(rating) > 0 else "negative"))
+    return found[:: max(1, len(found) // count)][:count]
+
+
+def read_benchmark_questions(path: Path) -> list[str]:
+    return [json.loads(line)["turns"][0] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def read_out_of_scope(path: Path) -> list[str]:
+    return [text for text, _ in json.loads(gzip.decompress(path.read_bytes()))["oos_test"]]
 
 
 def main() -> None:
@@ -185,6 +208,8 @@ def main() -> None:
         for result in results if options.misses else []:
             for prompt, given, expected in result.misses:
                 print(f"  {result.gate.name}: {prompt!r} -> {given!r}, expected {expected!r}")
+    if options.data.is_dir():
+        print("\nReal text (reported)", *report_real_text(model, tokenizer, options.data, options.count), sep="\n\n")
 
 
 if __name__ == "__main__":

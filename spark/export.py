@@ -1,4 +1,4 @@
-"""Weights to and from the Hugging Face layout: model.safetensors in bf16, config, tokenizer, generation config, hashes.
+"""Weights to and from the Hugging Face layout: model.safetensors in bf16, config, tokenizer, generation config.
 
 Knows the files; not training, not gates.
 """
@@ -37,11 +37,6 @@ def export(model: Spark, tokenizer: Tokenizer, folder: Path) -> None:
         ("generation_config.json", generation),
     ):
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    names = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-    manifest = {
-        name: {"sha256": hash_file(folder / name), "size_bytes": (folder / name).stat().st_size} for name in names
-    }
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
 
 
 def hash_file(path: Path) -> str:

@@ -94,20 +94,11 @@ def generate_texts(seed: int) -> Iterator[str]:
             yield "".join(text for text, _ in render(dialogue.messages, dialogue.tools))
     spread = Source(f"tokenizer-{seed}")
     pools = words.LEXICON + words.COMMON + words.NAMES + words.CITIES + words.UNITS
-    for _ in range(60):
-        yield " " + " ".join(spread.sample(pools, len(pools)))
-    values = (
-        words.NAMES
-        + words.CITIES
-        + words.COLORS
-        + words.FOODS
-        + words.OBJECTS
-        + words.JOBS
-        + words.PLACES
-        + words.WEEKDAYS
-    )
     for _ in range(40):
-        yield '"' + '""'.join(spread.sample(values, len(values))) + '"'
+        yield " " + " ".join(spread.sample(pools, len(pools)))
+    for _ in range(200):
+        values = spread.sample(words.VALUES, len(words.VALUES))
+        yield '"' + '""'.join(values) + '" ' + " ".join(values)
 
 
 def train_tokenizer(seed: int = 0) -> Tokenizer:
@@ -118,17 +109,23 @@ def train_tokenizer(seed: int = 0) -> Tokenizer:
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
     ])  # fmt: skip
     tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
-    marks = [AddedToken(text, special=False, normalized=False) for text in TOOL_MARKS]
-    spare = [AddedToken(text, special=True, normalized=False) for text in RESERVED]
+    added = [AddedToken(text, special=True, normalized=False) for text in SPECIAL + TOOL_MARKS + RESERVED]
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY_SIZE,
-        special_tokens=special + marks + spare,
+        special_tokens=added,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(generate_texts(seed), trainer)
-    return tokenizer
+    return keep_tool_marks(tokenizer)
+
+
+def keep_tool_marks(tokenizer: Tokenizer) -> Tokenizer:
+    """Added tokens come out of training as special; a tool call must stay visible when special tokens are left out."""
+    written = json.loads(tokenizer.to_str())
+    for token in written["added_tokens"]:
+        token["special"] = token["content"] not in TOOL_MARKS
+    return Tokenizer.from_str(json.dumps(written, ensure_ascii=False))
 
 
 def build_config() -> dict[str, Any]:

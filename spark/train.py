@@ -25,11 +25,12 @@ from spark.evaluate import GATES, evaluate
 from spark.export import export
 from spark.model import Spark
 from spark.optimizer import Muon
+from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import train_tokenizer
 
 # name, share of the budget at which it ends, rows, tokens per row
-PHASES = (("copying", 0.25, 8, 256), ("mix", 0.86, 8, 256), ("long", 1.0, 4, 640))
-WARM_UP, DECAY_FROM = 0.01, 0.55
+PHASES = (("copying", 0.17, 8, 256), ("answers", 0.86, 8, 256), ("long", 1.0, 4, 640))
+WARM_UP, DECAY_FROM = 0.01, 0.45
 PEAK_RATE, FLOOR_RATE = 4e-3, 0.02
 WATCHED = tuple(gate for gate in GATES if gate.name != "tool JSON valid" and gate.kind != "topic")
 
@@ -57,6 +58,7 @@ class Trainer:
     muon: Muon
     adam: torch.optim.AdamW
     progress: Progress
+    families: Tensor
 
     def run(self, report_every_s: float) -> None:
         """Train until the budget is spent."""
@@ -93,6 +95,9 @@ class Trainer:
             group["lr"] = rate
         loss = compute_loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
+        embeddings = self.model.model.embed_tokens.weight
+        assert embeddings.grad is not None
+        share_gradients(embeddings.grad, self.families)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.muon.step()
         self.adam.step()
@@ -147,7 +152,10 @@ def compute_loss(model: Spark, batch: Batch) -> Tensor:
     return functional.cross_entropy(logits.float(), batch.targets)
 
 
-def make_trainer(minutes: float, seed: int, folder: Path, is_resumed: bool) -> Trainer:
+def make_trainer(
+    minutes: float, seed: int, folder: Path, is_resumed: bool, tokenizer: Tokenizer | None = None
+) -> Trainer:
+    """A trainer at its start or, resumed, as the folder's checkpoint left it; makes a tokenizer if none is given."""
     torch.manual_seed(seed)
     model = Spark()
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
@@ -162,9 +170,11 @@ def make_trainer(minutes: float, seed: int, folder: Path, is_resumed: bool) -> T
         adam.load_state_dict(state["adam"])
         progress = Progress(**state["progress"])
         tokenizer = Tokenizer.from_str(state["tokenizer"])
-    else:
-        tokenizer = train_tokenizer(seed)
-    return Trainer(minutes * 60, seed, folder, tokenizer, model, muon, adam, progress)
+    tokenizer = tokenizer or train_tokenizer(seed)
+    families = find_families(tokenizer)
+    if not is_resumed:
+        align_embeddings(model.model.embed_tokens.weight, families)
+    return Trainer(minutes * 60, seed, folder, tokenizer, model, muon, adam, progress, families)
 
 
 def main() -> None:

@@ -222,6 +222,10 @@ LEXICON: tuple[str, ...] = tuple(
     )
 )
 """Every lower-case content word: what copy tasks and refusals draw from."""
+VALUES: tuple[str, ...] = tuple(
+    dict.fromkeys(NAMES + CITIES + COLORS + ANIMALS + FOODS + OBJECTS + PLACES + JOBS + WEEKDAYS + MONTHS)
+)
+"""What answers start with and JSON holds: each is one token of its own with and without a blank before it."""
 NOUNS: tuple[str, ...] = tuple(dict.fromkeys(ANIMALS + FOODS + OBJECTS + PLACES + JOBS))
 
 

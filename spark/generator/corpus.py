@@ -30,7 +30,7 @@ KINDS: dict[str, Callable[[Source], Dialogue]] = {
 }  # fmt: skip
 HELD_OUT_ONE_IN = 20
 
-# phase -> kind -> weight (by dialogue)
+# phase -> kind -> weight (by dialogue); "mix" is what the tokenizer learns from
 MIX: dict[str, dict[str, float]] = {
     "copying": {
         "induction": 26, "copy": 22, "memory": 16, "fact": 12, "greeting": 6, "showcase": 1, "sentiment": 5, "extract": 4, "sum": 4, "tool": 3, "text": 1,
@@ -40,7 +40,13 @@ MIX: dict[str, dict[str, float]] = {
         "tool": 5, "extract": 4, "story": 3, "obey": 4, "refusal": 7,
     },
 }  # fmt: skip
-MIX["long"] = dict(MIX["mix"], tool=7)
+MIX["answers"] = {
+    "greeting": 14, "showcase": 1, "fact": 26, "sum": 12, "memory": 8, "copy": 8, "text": 5, "sentiment": 10, "topic": 1.5,
+    "tool": 6, "extract": 4, "story": 2.5, "obey": 4, "refusal": 4,
+}  # fmt: skip
+MIX["long"] = dict(MIX["answers"], greeting=20, sentiment=12)
+SYSTEM_SHARE = {"copying": 0.0, "mix": 0.35, "answers": 0.2, "long": 0.35}
+"""The share of dialogues that get a plain system prompt."""
 
 
 def is_held_out(prompt: list[Message]) -> bool:
@@ -69,7 +75,7 @@ def generate_training(seed: int, phase: str) -> Iterator[Dialogue]:
         dialogue = _draw(source, source.choices(kinds, weights)[0])
         if phase != "copying":
             dialogue = _join(source, dialogue, kinds, weights)
-            dialogue = add_system_prompt(source, dialogue, is_long=phase == "long")
+            dialogue = add_system_prompt(source, dialogue, SYSTEM_SHARE[phase], is_long=phase == "long")
         yield dialogue
 
 
@@ -92,12 +98,12 @@ def _join(source: Source, dialogue: Dialogue, kinds: list[str], weights: list[fl
     return dialogue
 
 
-def add_system_prompt(source: Source, dialogue: Dialogue, is_long: bool) -> Dialogue:
+def add_system_prompt(source: Source, dialogue: Dialogue, share: float, is_long: bool) -> Dialogue:
     """Often a plain system prompt; with `is_long` sometimes one of several hundred tokens."""
     if dialogue.messages[0]["role"] == "system":
         return dialogue
     draw = source.random()
-    if draw > 0.35:
+    if draw > share:
         return dialogue
     count = source.randrange(1, 4)
     if is_long and draw < 0.10:

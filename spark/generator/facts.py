@@ -17,11 +17,11 @@ _CAPITAL = (
 )  # fmt: skip
 RELATIONS: dict[str, tuple[dict[str, str], str, tuple[str, ...]]] = {
     "capital": (table.CAPITALS, "The capital of {x} is {y}.", _CAPITAL),
-    "country": ({city: country for country, city in table.CAPITALS.items()}, "{x} is the capital of {y}.", (
+    "country": ({city: country for country, city in table.CAPITALS.items()}, "It is the capital of {y}.", (
         "{x} is the capital of which country?", "Which country has the capital {x}?", "{x} is the capital of what?",
         "Of which country is {x} the capital?", "What country has {x} as its capital?", "Whose capital is {x}?",
     )),
-    "continent": (table.CONTINENTS, "{x} is in {y}.", (
+    "continent": (table.CONTINENTS, "It is in {y}.", (
         "Where is {x}?", "On which continent is {x}?", "Which continent is {x} in?", "In which continent is {x}?",
         "What continent is {x} on?", "Where is {x} located?", "Tell me the continent of {x}.", "Where can I find {x}?",
     )),
@@ -65,7 +65,7 @@ RELATIONS: dict[str, tuple[dict[str, str], str, tuple[str, ...]]] = {
         "What is the symbol for {x}?", "Tell me the chemical symbol of {x}.", "Give me the symbol for {x}.",
         "Which symbol stands for {x}?",
     )),
-    "group": (table.GROUPS, "{X} is {ay}.", (
+    "group": (table.GROUPS, "It is {ay}.", (
         "What kind of thing is {x}?", "What kind of thing is this: {x}?", "To which group does {x} belong?",
         "What group is {x} in?", "Which kind of thing is {x}?", "What sort of thing is {x}?", "Classify the word {x}.",
     )),
@@ -77,13 +77,13 @@ RELATIONS: dict[str, tuple[dict[str, str], str, tuple[str, ...]]] = {
 }  # fmt: skip
 for _names, _unit in ((WEEKDAYS, "day"), (MONTHS, "month")):
     RELATIONS[f"next {_unit}"] = (
-        {name: _names[(i + 1) % len(_names)] for i, name in enumerate(_names)}, "{y} comes after {x}.", (
+        {name: _names[(i + 1) % len(_names)] for i, name in enumerate(_names)}, f"The {_unit} after {{x}} is {{y}}.", (
             f"Which {_unit} comes after {{x}}?", f"What {_unit} comes after {{x}}?", f"What {_unit} follows {{x}}?",
             f"Which {_unit} follows {{x}}?", "What comes after {x}?", f"Name the {_unit} after {{x}}.",
             f"What is the {_unit} after {{x}}?",
         ))  # fmt: skip
     RELATIONS[f"previous {_unit}"] = (
-        {name: _names[i - 1] for i, name in enumerate(_names)}, "{y} comes before {x}.", (
+        {name: _names[i - 1] for i, name in enumerate(_names)}, f"The {_unit} before {{x}} is {{y}}.", (
             f"Which {_unit} comes before {{x}}?", f"What {_unit} comes before {{x}}?", "What comes before {x}?",
             f"Name the {_unit} before {{x}}.", f"What is the {_unit} before {{x}}?",
         ))  # fmt: skip

@@ -2,7 +2,21 @@
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 from spark.generator.dialogue import Dialogue, Source, ask, join_words, sentence
-from spark.words import ADJECTIVES, ANIMALS, CITIES, COLORS, FOODS, JOBS, LEXICON, NAMES, NOUNS, OBJECTS, PLACES, VERBS
+from spark.words import (
+    ADJECTIVES,
+    ANIMALS,
+    CITIES,
+    COLORS,
+    FOODS,
+    JOBS,
+    LEXICON,
+    NAMES,
+    NOUNS,
+    OBJECTS,
+    PLACES,
+    VALUES,
+    VERBS,
+)
 
 _COPY = (
     "Repeat: {t}", "Repeat after me: {t}", "Say: {t}", "Copy this: {t}", "Please repeat: {t}", "Say this: {t}",
@@ -27,13 +41,18 @@ def draw_sentence(source: Source) -> str:
     )) + source.choice((".", ".", "!", ""))  # fmt: skip
 
 
+def draw_words(source: Source, count: int, separator: str = " ") -> str:
+    """Random words; the first is one that is a token without a blank too."""
+    return separator.join([source.choice(VALUES), *(source.choice(LEXICON) for _ in range(count - 1))])
+
+
 def make_copy(source: Source) -> Dialogue:
     """Say this again: words, a sentence, numbers, sometimes in quotation marks."""
     draw = source.random()
     if draw < 0.45:
-        text = " ".join(source.choice(LEXICON) for _ in range(source.randrange(1, 9)))
+        text = draw_words(source, source.randrange(1, 9))
     elif draw < 0.6:
-        text = ", ".join(source.choice(LEXICON) for _ in range(source.randrange(2, 7)))
+        text = draw_words(source, source.randrange(2, 7), ", ")
     elif draw < 0.68:
         text = " ".join(str(source.randrange(10 ** source.randrange(1, 4))) for _ in range(source.randrange(1, 6)))
     else:
@@ -44,6 +63,7 @@ def make_copy(source: Source) -> Dialogue:
 def make_induction(source: Source) -> Dialogue:
     """Long random lists copied or looked up: for the first phase alone, where attention learns to copy."""
     pool = source.sample(LEXICON + NAMES + CITIES, source.randrange(8, 25))
+    pool[0] = source.choice(VALUES)
     draw = source.random()
     if draw < 0.5:
         text = " ".join(pool)

@@ -11,7 +11,8 @@ from typing import Any
 from spark.generator.dialogue import Dialogue, Message, Source, ask, assistant, call, system, user
 from spark.generator.facts import draw_fact
 from spark.generator.greetings import make_greeting
-from spark.words import CITIES, COLORS, FOODS, LEXICON, NAMES, OBJECTS, PLACES, WEEKDAYS
+from spark.generator.text import draw_words
+from spark.words import CITIES, COLORS, FOODS, NAMES, OBJECTS, PLACES, VALUES, WEEKDAYS
 
 Arguments = dict[str, Any]
 
@@ -84,7 +85,7 @@ TOOLS = (
          ("How far is it from {start} to {end}?", "What is the distance from {start} to {end}?", "Distance from {start} to {end}?", "How many kilometers are between {start} and {end}?", "Tell me how far {end} is from {start}."), _distance),
     Tool(("set_timer", "start_timer"), "Start a timer", {"minutes": "integer"}, lambda s: {"minutes": s.randrange(1, 91)},
          ("Set a timer for {minutes} minutes.", "Start a timer of {minutes} minutes.", "Timer for {minutes} minutes, please.", "Wake me in {minutes} minutes.", "Count down {minutes} minutes."), _done),
-    Tool(("send_message", "send_email"), "Send a message to a person", {"name": "string", "text": "string"}, lambda s: {"name": s.choice(NAMES), "text": " ".join(s.choice(LEXICON) for _ in range(s.randrange(1, 5)))},
+    Tool(("send_message", "send_email"), "Send a message to a person", {"name": "string", "text": "string"}, lambda s: {"name": s.choice(NAMES), "text": draw_words(s, s.randrange(1, 5))},
          ("Send a message to {name}: {text}", "Write to {name}: {text}", "Tell {name} this: {text}", "Message {name}: {text}", "Let {name} know: {text}"), _done),
     Tool(("get_price", "lookup_price"), "Get the price of an item", {"item": "string"}, lambda s: {"item": s.choice(OBJECTS + FOODS)},
          ("How much is a {item}?", "What is the price of a {item}?", "What does a {item} cost?", "Price of a {item}?", "Tell me the price of a {item}.", "Is a {item} expensive?"), _price),
@@ -94,8 +95,8 @@ TOOLS = (
          ("Add a {title} on {day}.", "Put a {title} on {day} in my calendar.", "I have a {title} on {day}, write it down.", "Plan a {title} for {day}.", "Note the {title} on {day}."), _done),
     Tool(("add_numbers", "add"), "Add two numbers", {"a": "integer", "b": "integer"}, lambda s: {"a": s.randrange(100), "b": s.randrange(100)},
          ("What is {a} plus {b}?", "Add {a} and {b}.", "What is {a} + {b}?", "Calculate {a} + {b}.", "Sum up {a} and {b}."), _number),
-    Tool(("search_web", "web_search", "search"), "Search the web", {"query": "string"}, lambda s: {"query": " ".join(s.choice(LEXICON) for _ in range(s.randrange(1, 4)))},
-         ("Search for {query}", "Search the web for {query}", "Look up {query}", "Find pages about {query}", "Google {query}"), lambda s, _given: (f'{{"result": "{s.choice(LEXICON)}"}}', "")),
+    Tool(("search_web", "web_search", "search"), "Search the web", {"query": "string"}, lambda s: {"query": draw_words(s, s.randrange(1, 4))},
+         ("Search for {query}", "Search the web for {query}", "Look up {query}", "Find pages about {query}", "Google {query}"), lambda s, _given: (f'{{"result": "{s.choice(VALUES)}"}}', "")),
     Tool(("play_song", "play_music"), "Play music by an artist", {"artist": "string"}, lambda s: {"artist": s.choice(NAMES)},
          ("Play music by {artist}.", "Play a song by {artist}.", "I want to hear {artist}.", "Put on some music by {artist}."), _done),
     Tool(("book_table", "reserve_table"), "Book a table at a restaurant", {"city": "string", "people": "integer"}, lambda s: {"city": s.choice(CITIES), "people": s.randrange(1, 13)},

@@ -7,9 +7,8 @@ import jinja2
 import pytest
 from tokenizers import Tokenizer
 
-from spark.export import COMMITTED
 from spark.generator.dialogue import call
-from spark.tokenizer import CHAT_TEMPLATE, END_ID, build_config, render
+from spark.tokenizer import CHAT_TEMPLATE, END_ID, build_config, render, train_tokenizer
 
 TOOL = {
     "type": "function",
@@ -64,13 +63,6 @@ def render_with_jinja(
     )
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    if not (COMMITTED / "tokenizer.json").exists():
-        pytest.skip("no tokenizer is committed")
-    return Tokenizer.from_file(str(COMMITTED / "tokenizer.json"))
-
-
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_the_template_and_the_trainer_write_the_same_text(name: str) -> None:
     """What the model was trained on is what the chat template gives it."""
@@ -114,3 +106,14 @@ def test_the_end_of_a_turn_is_one_token_and_no_start_is_added(tokenizer: Tokeniz
     assert tokenizer.encode("<|im_end|>").ids == [END_ID]
     assert tokenizer.get_vocab_size() == 4096
     assert build_config()["eos_token"] == "<|im_end|>"
+
+
+def test_a_tool_call_stays_visible_when_special_tokens_are_left_out(tokenizer: Tokenizer) -> None:
+    """The engine reads calls from decoded text, so their marks are tokens but not special ones."""
+    ids = tokenizer.encode("<tool_call>\n{}\n</tool_call><|im_end|>").ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "<tool_call>\n{}\n</tool_call>"
+
+
+def test_the_committed_tokenizer_comes_from_the_generator(tokenizer: Tokenizer) -> None:
+    """Training it again with seed 0 gives the committed file."""
+    assert train_tokenizer(0).to_str() == tokenizer.to_str()

@@ -1,0 +1,42 @@
+"""Laws of what a training step is given, and of tokens that belong together."""
+
+import torch
+from tokenizers import Tokenizer
+
+from spark.batches import MAX_WEIGHT, OTHER_WEIGHT, encode, make_batches
+from spark.generator.dialogue import Dialogue, assistant, user
+from spark.pairs import align_embeddings, find_families, share_gradients
+from spark.tokenizer import END_ID
+
+
+def test_only_the_assistants_tokens_weigh_fully(tokenizer: Tokenizer) -> None:
+    """The question weighs a tenth; a one-word answer weighs more than its length."""
+    ids, weights = encode(tokenizer, Dialogue("sentiment", [user("Sentiment: A bad film."), assistant("negative")]))
+    heavy = [token_id for token_id, weight in zip(ids, weights, strict=True) if weight > OTHER_WEIGHT]
+    assert heavy[-1] == END_ID
+    assert tokenizer.decode(heavy) == "negative"
+    assert max(weights) == MAX_WEIGHT
+
+
+def test_a_batch_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) -> None:
+    """Targets are the next ids; no target crosses into another dialogue; the mask keeps dialogues apart."""
+    batch = next(make_batches(tokenizer, 0, "answers", 2, 256))
+    flat, positions = batch.ids.reshape(-1), batch.positions.reshape(-1)
+    assert torch.equal(flat[batch.counted + 1], batch.targets)
+    assert torch.equal(positions[batch.counted + 1], positions[batch.counted] + 1)
+    starts = (positions == 0).nonzero().flatten()
+    assert all(batch.mask.reshape(2, 256, 256).flatten(0, 1)[start].sum() == 1 for start in starts[:5] if start < 256)
+
+
+def test_the_same_word_with_and_without_a_blank_is_one_family(tokenizer: Tokenizer) -> None:
+    """Aligned, two pairs differ by the same vector; a gradient reaches the whole family."""
+    families = find_families(tokenizer)
+    lamp, chair = ([tokenizer.token_to_id(f"Ġ{word}"), tokenizer.token_to_id(word)] for word in ("lamp", "chair"))
+    weight = torch.randn(tokenizer.get_vocab_size(), 8)
+    align_embeddings(weight, families)
+    assert torch.allclose(weight[lamp[1]] - weight[lamp[0]], weight[chair[1]] - weight[chair[0]], atol=1e-5)
+    gradient = torch.zeros_like(weight)
+    gradient[lamp[1]] = 1.0
+    share_gradients(gradient, families)
+    assert gradient[lamp[0]].tolist() == [1.0] * 8
+    assert gradient[chair[0]].tolist() == [0.0] * 8
