@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,12 +131,18 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
         yield group
 
 
+def _yield_to_others() -> None:
+    """Lower this thread's priority: loading takes seconds, and a text model beside it may be answering already."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+
+
 def main(connection: socket.socket, arguments: bytes) -> None:
     """The worker's whole life: load, then answer batches until the socket closes."""
     told = msgspec.msgpack.decode(arguments, type=WorkerArguments)
     torch.set_num_threads(told.num_threads)
     try:
-        embedder = Embedder(Path(told.model_dir), told.device)
+        with ThreadPoolExecutor(1, initializer=_yield_to_others) as gentle:
+            embedder = gentle.submit(Embedder, Path(told.model_dir), told.device).result()
         embedder.embed([np.zeros(8, dtype=np.int32)], np.zeros(1, dtype=np.bool_))
     except (UnsupportedModel, OSError, ValueError, KeyError) as error:
         connection.sendall(encode_frame(Unable(f"{type(error).__name__}: {error}")))

@@ -26,12 +26,16 @@ from engine.tokenizer import Tokenizer
 from engine.zygote import Zygote
 
 _LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread, where they hold up nobody
+_NAMESPACE_BYTES = 32
+_MAX_LOGPROBS = 20
+_MAX_STOPS = 16
+_MAX_FLOAT = 1e30  # what stays finite as float32 in the sampler
 
 _FAILURES: dict[str, Failed] = {
     "out_of_capacity": Failed("out_of_capacity", "the model has no room for this now", is_retryable=True),
     "context_too_long": Failed("context_too_long", "the prompt does not fit the memory of this model's replica"),
     "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True),
-    "error": Failed("internal", "the engine could not run this sequence", is_retryable=True),
+    "error": Failed("internal", "the engine could not run this sequence"),
     "aborted": Failed("internal", "the model was unloaded", is_retryable=True),
 }
 
@@ -75,6 +79,7 @@ class TextGenerator:
         """Tokenise, check the length, and hand the sequence to the engine. Raises Refused."""
         assert isinstance(work.task, TextGeneration)
         task, info = work.task, self._replica.info
+        _refuse_unsound(work, task)
         prompt = await self._prompt(task)
         if len(prompt) >= info.max_model_len:
             raise _too_long(f"the prompt has {len(prompt)} tokens", info.max_model_len)
@@ -224,6 +229,29 @@ class Generation:
 
     def _usage(self) -> Usage:
         return Usage(prompt_tokens=self._num_prompt, cached_tokens=self._num_cached, completion_tokens=self._num_tokens)
+
+
+def _refuse_unsound(work: Work, task: TextGeneration) -> None:
+    """What a gateway's schemas let nobody ask is not asked of the engine either. Raises Refused."""
+    sampling = task.sampling
+    floats = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty, sampling.temperature)
+    is_sound = {
+        "messages, prompt or prompt_token_ids": [task.messages, task.prompt, task.prompt_token_ids].count(None) == 2,
+        "namespace": len(work.namespace) == _NAMESPACE_BYTES,
+        "tenant": 0 <= work.tenant < 1 << 63,
+        "max_tokens": sampling.max_tokens >= 1,
+        "temperature": sampling.temperature >= 0,
+        "top_p": 0 < sampling.top_p <= 1,
+        "top_k": 0 <= sampling.top_k < 1 << 31,
+        "min_p": 0 <= sampling.min_p <= 1,
+        "repetition_penalty": sampling.repetition_penalty > 0,
+        "logprobs": sampling.logprobs is None or 0 <= sampling.logprobs <= _MAX_LOGPROBS,
+        "stop": len(sampling.stop) <= _MAX_STOPS,
+        "temperature and penalties": all(abs(value) <= _MAX_FLOAT for value in floats),
+    }
+    for name, is_fine in is_sound.items():
+        if not is_fine:
+            raise Refused("invalid_input", f"{name} cannot be used as given")
 
 
 def _too_long(what: str, max_model_len: int) -> Refused:

@@ -181,7 +181,8 @@ async def test_a_model_that_nobody_has_is_refused(world: World, client: WireClie
         assert (failed.reason, failed.is_retryable) == ("model_unavailable", True)
 
 
-async def test_hostile_batch_mates_change_nothing(world: World, client: WireClient) -> None:
+async def test_hostile_batch_mates_change_nothing(world: World, node: NodeProcess, client: WireClient) -> None:
+    ranks = node.rank_pids()
     client.send(world.call(1, max_tokens=32))
     alone = text_of(await client.all_events(1))
     hostile: list[dict[str, Any]] = [
@@ -198,6 +199,7 @@ async def test_hostile_batch_mates_change_nothing(world: World, client: WireClie
     client.send(world.call(2, max_tokens=32))
     heard = await client.by_call(2, *range(10, 10 + len(hostile)))
     assert text_of(heard[2]) == alone
+    assert node.rank_pids() == ranks, "nothing that a call says ends the rank"
 
 
 async def test_garbage_on_one_connection_leaves_the_others_alone(

@@ -192,7 +192,7 @@ async def test_cancelling_aborts_the_sequence_and_says_what_was_used(bench: Benc
         ("out_of_capacity", "out_of_capacity", True),
         ("context_too_long", "context_too_long", False),
         ("crashed", "internal", True),
-        ("error", "internal", True),
+        ("error", "internal", False),
         ("aborted", "internal", True),
     ],
 )
@@ -243,6 +243,41 @@ async def test_a_prompt_that_fills_the_context_is_refused_since_no_answer_fits(s
 async def test_token_ids_outside_the_vocabulary_are_refused(bench: Bench, token_ids: tuple[int, ...]) -> None:
     failure = (await refused(bench, prompt=None, prompt_token_ids=token_ids)).failure
     assert (failure.reason, failure.is_retryable) == ("invalid_input", False)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1.0},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_p": 0.0},
+        {"top_p": float("nan")},
+        {"top_k": -1},
+        {"top_k": 2**31},
+        {"min_p": 1.5},
+        {"repetition_penalty": 0.0},
+        {"presence_penalty": float("-inf")},
+        {"frequency_penalty": float("nan")},
+        {"logprobs": 21},
+        {"stop": ("x",) * 17},
+    ],
+)
+async def test_what_no_schema_admits_is_refused(bench: Bench, sampling: dict[str, Any]) -> None:
+    failure = (await refused(bench, sampling=Sampling(**sampling))).failure
+    assert (failure.reason, failure.is_retryable) == ("invalid_input", False)
+    assert next(iter(sampling)).split("_")[0] in failure.message or "penalties" in failure.message
+
+
+@pytest.mark.parametrize("work", [{"namespace": b""}, {"namespace": b"n" * 31}, {"tenant": -1}])
+async def test_a_call_without_a_proper_namespace_or_tenant_is_refused(bench: Bench, work: dict[str, Any]) -> None:
+    assert (await refused(bench, **work)).failure.reason == "invalid_input"
+
+
+@pytest.mark.parametrize("task", [{"prompt": None}, {"prompt": "x", "prompt_token_ids": (1,)}])
+async def test_exactly_one_kind_of_prompt_is_given(bench: Bench, task: dict[str, Any]) -> None:
+    assert (await refused(bench, **task)).failure.reason == "invalid_input"
 
 
 async def test_token_ids_are_taken_as_they_are(bench: Bench) -> None:
