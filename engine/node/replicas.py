@@ -241,6 +241,7 @@ class Replicas:
         resident.failure = refusal
         resident.has_place = False
         resident.failed_s = self._clock.monotonic_s()
+        metrics.MODEL_FAILURES.labels(refusal.failure.reason).inc()
         logger.error("model is not available", extra={"model": resident.model, "why": refusal.failure.message})
         self._on_change()
 
