@@ -19,7 +19,7 @@ from engine.inputs import Floats, Ints, SamplingInputs, StepOutput, TokenHistory
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
-_BISECTIONS = 40
+_LEAST_REPETITION = np.float32(1e-3)  # it divides
 _LEAST_TEMPERATURE = 1e-5  # below, the division overflows and the draw is the greedy one anyway
 
 Reals = NDArray[np.float64]
@@ -58,7 +58,7 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _penalise(logits: Floats, history: TokenHistory, inputs: SamplingInputs) -> None:
     """Change one row [V] for what the sequence has seen."""
-    repetition = inputs.repetition_penalty[history.row]
+    repetition = max(inputs.repetition_penalty[history.row], _LEAST_REPETITION)
     if repetition != 1:
         seen = logits[history.token_ids]  # repeats give the same value again
         logits[history.token_ids] = np.where(seen > 0, seen / repetition, seen * repetition)
@@ -160,7 +160,7 @@ def _draw_anywhere(weights: torch.Tensor, filters: _Filters, uniforms: Reals) ->
         weights[row].mul_(weights[row] >= least)
     thresholds = filters.min_p.copy()
     for row in np.flatnonzero(filters.top_p < 1):
-        thresholds[row] = max(thresholds[row], _nucleus_threshold(weights[row], float(filters.top_p[row])))
+        thresholds[row] = max(thresholds[row], _nucleus_threshold(weights[row].numpy(), float(filters.top_p[row])))
     weights.mul_(weights >= torch.from_numpy(thresholds.astype(np.float32)).unsqueeze(1))
     cumulative = weights.cumsum(-1)  # [K, V]
     total = cumulative[:, -1:].clone()  # [K, 1]
@@ -170,15 +170,25 @@ def _draw_anywhere(weights: torch.Tensor, filters: _Filters, uniforms: Reals) ->
     return torch.where(total > 0, found, -1).squeeze(1).numpy().astype(np.int32)
 
 
-def _nucleus_threshold(weights: torch.Tensor, top_p: float) -> float:
-    """The largest weight such that all of weights [V] from it upwards still make `top_p` of the whole."""
-    wanted = top_p * float(weights.sum())
-    low, high = 0.0, float(weights.max())
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        is_enough = float(weights[weights >= middle].sum()) >= wanted
-        low, high = (middle, high) if is_enough else (low, middle)
-    return low
+def _nucleus_threshold(weights: Floats, top_p: float) -> float:
+    """The largest weight such that all of weights [V] from it upwards still make `top_p` of the whole.
+
+    Splits at the mean and keeps the side where the threshold lies, so that all passes together read a few times V.
+    """
+    wanted = top_p * float(weights.sum(dtype=np.float64))
+    above, rest = 0.0, weights
+    while len(rest) > _NUM_CANDIDATES:
+        is_upper = rest > rest.mean()
+        upper = float(rest[is_upper].sum(dtype=np.float64))
+        if not is_upper.any():  # all equal
+            break
+        if above + upper >= wanted:
+            rest = rest[is_upper]
+        else:
+            above, rest = above + upper, rest[~is_upper]
+    descending = np.sort(rest)[::-1]
+    index = np.searchsorted(above + descending.cumsum(dtype=np.float64), wanted)
+    return float(descending[min(int(index), len(descending) - 1)])
 
 
 def _logprobs(raw: torch.Tensor, token_ids: Ints, asked: Rows, num_logprobs: Ints) -> tuple[Floats, Ints, Floats]:

@@ -90,6 +90,8 @@ class Llama:
         for index, layer in enumerate(self._layers):
             mixed = layer.attend(index, stream, positions, attention)  # [T, H D]
             if index + 1 == len(self._layers) and not is_every_row_sampled:  # the rest of T has served its purpose
+                if len(logit_rows) == 0:
+                    return stream.new_empty(0, self.config.vocab_size)
                 mixed, stream = mixed.index_select(0, logit_rows), stream.index_select(0, logit_rows)
             layer.feed_forward(stream, mixed)
         return self._head(self._norm.forward(stream)).float()  # [K, V]

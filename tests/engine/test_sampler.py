@@ -1,0 +1,248 @@
+"""The sampler: the distribution that was asked for, the same for a row in any batch, failures kept apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.inputs import SamplingInputs, TokenHistory
+from engine.sampler import sample, uniform
+from tests.engine import one_thread  # noqa: F401
+
+VOCAB = 300
+
+OFF: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "seeds": 0,
+    "positions": 0,
+    "num_logprobs": -1,
+}
+TYPES = {"top_k": np.int32, "num_logprobs": np.int32, "seeds": np.uint64, "positions": np.int64}
+
+
+def inputs_of(rows: list[dict[str, Any]], histories: tuple[TokenHistory, ...] = ()) -> SamplingInputs:
+    columns = {
+        name: np.array([row.get(name, default) for row in rows], dtype=TYPES.get(name, np.float32))
+        for name, default in OFF.items()
+    }
+    return SamplingInputs(**columns, histories=histories)
+
+
+def draw_many(logits: torch.Tensor, num_draws: int, **parameters: Any) -> np.ndarray:
+    """Token counts [V] over `num_draws` rows that differ only in position."""
+    rows = [parameters | {"seeds": 5, "positions": position} for position in range(num_draws)]
+    tokens = sample(logits.expand(num_draws, -1).clone(), inputs_of(rows)).token_ids
+    return np.bincount(tokens, minlength=logits.shape[-1])
+
+
+def expected_probabilities(logits: torch.Tensor, **parameters: Any) -> np.ndarray:
+    """The law, written plainly over the sorted vocabulary in float64."""
+    settings = OFF | parameters
+    probabilities = torch.softmax(logits.double() / settings["temperature"], -1).numpy()
+    order = np.argsort(-probabilities, kind="stable")
+    ranked = probabilities[order]
+    if settings["top_k"]:
+        ranked[settings["top_k"] :] = 0
+    ranked /= ranked.sum()
+    ranked[np.cumsum(ranked) - ranked >= settings["top_p"]] = 0
+    ranked[ranked < settings["min_p"] * ranked[0]] = 0
+    kept = np.zeros_like(probabilities)
+    kept[order] = ranked / ranked.sum()
+    return kept
+
+
+def assert_distributed(counts: np.ndarray, expected: np.ndarray) -> None:
+    """Pearson's chi-square over cells of at least 5 expected draws, within 5 standard deviations; nothing forbidden."""
+    assert counts[expected == 0].sum() == 0
+    expected_counts = expected * counts.sum()
+    is_large = expected_counts >= 5
+    cells = np.append(expected_counts[is_large], expected_counts[~is_large].sum())
+    found = np.append(counts[is_large], counts[~is_large].sum())
+    cells, found = cells[cells > 0], found[cells > 0]
+    statistic = float(((found - cells) ** 2 / cells).sum())
+    freedom = len(cells) - 1
+    assert statistic <= freedom + 5 * np.sqrt(2 * max(freedom, 1)), (statistic, freedom)
+
+
+def logits_of(spread: float, vocab: int = VOCAB, seed: int = 0) -> torch.Tensor:
+    return torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+DISTRIBUTIONS: dict[str, tuple[float, dict[str, Any]]] = {
+    "plain, peaked": (4.0, {}),
+    "plain, flat: draws fall beyond the candidates": (0.5, {}),
+    "cooler": (2.0, {"temperature": 0.6}),
+    "hotter": (2.0, {"temperature": 3.0}),
+    "top-k": (1.0, {"top_k": 7}),
+    "top-k of one": (1.0, {"top_k": 1}),
+    "top-k beyond the candidates": (1.0, {"top_k": 100}),
+    "top-k beyond the vocabulary": (1.0, {"top_k": 10_000}),
+    "top-p, peaked": (3.0, {"top_p": 0.8}),
+    "top-p, flat: the nucleus is wider than the candidates": (0.3, {"top_p": 0.9}),
+    "top-p tiny": (1.0, {"top_p": 1e-6}),
+    "min-p": (2.0, {"min_p": 0.1}),
+    "min-p, flat": (0.3, {"min_p": 0.2}),
+    "top-k and top-p": (1.0, {"top_k": 40, "top_p": 0.7}),
+    "top-k and top-p, wide": (0.5, {"top_k": 200, "top_p": 0.9}),
+    "all of them": (1.0, {"temperature": 1.3, "top_k": 50, "top_p": 0.9, "min_p": 0.05}),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_draws_follow_the_distribution_that_was_asked_for(name: str) -> None:
+    spread, parameters = DISTRIBUTIONS[name]
+    logits = logits_of(spread)
+    assert_distributed(draw_many(logits, 8_000, **parameters), expected_probabilities(logits, **parameters))
+
+
+@pytest.mark.parametrize(
+    "parameters", [{}, {"top_k": 1500, "temperature": 2.0}, {"top_k": 500}, {"top_p": 0.95, "min_p": 0.001}]
+)
+def test_the_same_over_a_vocabulary_of_thousands(parameters: dict[str, Any]) -> None:
+    logits = logits_of(1.0, vocab=5_000)
+    assert_distributed(draw_many(logits, 4_000, **parameters), expected_probabilities(logits, **parameters))
+
+
+def test_greedy_takes_the_likeliest() -> None:
+    logits = torch.stack([logits_of(1.0, seed=seed) for seed in range(4)])
+    expected = logits.argmax(-1).tolist()
+    rows = [{"temperature": 0.0, "top_k": 5, "top_p": 0.5, "positions": row} for row in range(4)]
+    assert sample(logits, inputs_of(rows)).token_ids.tolist() == expected
+    assert sample(logits, inputs_of([{"temperature": 1e-9}] * 4)).token_ids.tolist() == expected
+
+
+PARAMETERS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+        "top_k": st.sampled_from([0, 1, 20, 64, 65, 200, 2000]),
+        "top_p": st.sampled_from([1.0, 0.95, 0.3]),
+        "min_p": st.sampled_from([0.0, 0.02, 0.5]),
+        "seeds": st.integers(0, 2**64 - 1),
+        "positions": st.integers(0, 10_000),
+        "num_logprobs": st.sampled_from([-1, 0, 3]),
+        "repetition_penalty": st.sampled_from([1.0, 1.3]),
+    }
+)
+
+
+@given(rows=st.lists(PARAMETERS, min_size=2, max_size=6), spread=st.sampled_from([0.3, 3.0]), coarse=st.booleans())
+def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[dict[str, Any]], spread: float, coarse: bool):
+    """Bit for bit, also where rounding makes many logits equal."""
+    logits = torch.stack([logits_of(spread, seed=index) for index in range(len(rows))])
+    if coarse:
+        logits = logits.bfloat16().float()
+    seen = np.arange(0, VOCAB, 7, dtype=np.int32)
+
+    def history(row: int, parameters: dict[str, Any]) -> tuple[TokenHistory, ...]:
+        return (TokenHistory(row, seen, 10),) if parameters["repetition_penalty"] != 1 else ()
+
+    histories = tuple(item for index, row in enumerate(rows) for item in history(index, row))
+    together = sample(logits.clone(), inputs_of(rows, histories))
+    for index, row in enumerate(rows):
+        alone = sample(logits[index : index + 1].clone(), inputs_of([row], history(0, row)))
+        assert alone.token_ids[0] == together.token_ids[index]
+        if row["num_logprobs"] >= 0:
+            assert alone.logprobs[0] == together.logprobs[index]
+
+
+def test_a_seed_reproduces_and_another_seed_or_position_does_not() -> None:
+    logits = logits_of(0.1).expand(50, -1)
+
+    def run(seed: int, first: int) -> list[int]:
+        rows = [{"seeds": seed, "positions": first + index} for index in range(50)]
+        return sample(logits.clone(), inputs_of(rows)).token_ids.tolist()
+
+    assert run(1, 0) == run(1, 0)
+    assert run(1, 0)[1:] == run(1, 1)[:-1]
+    assert len({tuple(run(seed, 0)) for seed in range(20)}) == 20
+
+
+def test_the_random_numbers_are_uniform_over_positions_and_over_neighbouring_seeds() -> None:
+    many = np.arange(20_000)
+    for numbers in (
+        uniform(np.full(20_000, 42, np.uint64), many),
+        uniform(many.astype(np.uint64), np.full(20_000, 17)),
+        uniform(many.astype(np.uint64), many),
+    ):
+        assert numbers.min() >= 0
+        assert numbers.max() < 1
+        assert_distributed(np.histogram(numbers, 50, (0, 1))[0], np.full(50, 1 / 50))
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.03
+
+
+# ── penalties ──
+
+
+def penalised(logits: list[float], seen: list[int], num_prompt: int, **penalties: float) -> list[float]:
+    row = torch.tensor([logits])
+    history = TokenHistory(0, np.array(seen, np.int32), num_prompt)
+    sample(row, inputs_of([penalties | {"temperature": 0.0}], (history,)))
+    return row[0].tolist()
+
+
+def test_repetition_counts_prompt_and_completion_and_moves_towards_unlikely() -> None:
+    found = penalised([2.0, -2.0, 1.0, 4.0], seen=[0, 1, 1, 3], num_prompt=2, repetition_penalty=2.0)
+    assert found == [1.0, -4.0, 1.0, 2.0]
+
+
+def test_presence_and_frequency_count_the_completion_only() -> None:
+    seen = [0, 1, 2, 2, 3]  # 0 and 1 are the prompt
+    assert penalised([0.0] * 5, seen, 2, presence_penalty=0.5) == [0, 0, -0.5, -0.5, 0]
+    assert penalised([0.0] * 5, seen, 2, frequency_penalty=0.25) == [0, 0, -0.5, -0.25, 0]
+    assert penalised([0.0] * 5, seen, 5, presence_penalty=1.0, frequency_penalty=1.0) == [0.0] * 5
+
+
+def test_a_penalty_touches_no_other_row() -> None:
+    logits = torch.tensor([[1.0, 0.9], [1.0, 0.9]])
+    history = TokenHistory(1, np.array([0], np.int32), 0)
+    rows = [{"temperature": 0.0}, {"temperature": 0.0, "presence_penalty": 1.0}]
+    assert sample(logits, inputs_of(rows, (history,))).token_ids.tolist() == [0, 1]
+
+
+# ── log-probabilities and failures ──
+
+
+def test_logprobs_are_of_the_distribution_before_temperature_and_penalties() -> None:
+    logits = torch.stack([logits_of(2.0, seed=seed) for seed in range(3)])
+    raw = torch.log_softmax(logits.double(), -1)
+    rows = [
+        {"temperature": 0.3, "num_logprobs": 2, "repetition_penalty": 3.0},
+        {"num_logprobs": -1},
+        {"temperature": 0.0, "num_logprobs": 0},
+    ]
+    history = TokenHistory(0, np.arange(100, dtype=np.int32), 0)
+    output = sample(logits.clone(), inputs_of(rows, (history,)))
+    for row in (0, 2):
+        assert output.logprobs[row] == pytest.approx(float(raw[row, output.token_ids[row]]), abs=1e-5)
+    assert np.isnan(output.logprobs[1])
+    values, ids = raw[0].topk(2)
+    assert output.top_ids.tolist() == [ids.tolist(), [-1, -1], [-1, -1]]
+    np.testing.assert_allclose(output.top_logprobs[0], values.numpy(), atol=1e-5)
+    assert sample(logits, inputs_of([{}] * 3)).logprobs is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_is_marked_and_leaves_its_mates_alone(bad: float) -> None:
+    logits = torch.stack([logits_of(1.0, seed=seed) for seed in range(3)])
+    rows = [{"temperature": 1.0, "seeds": 3}, {"temperature": 1.0}, {"temperature": 0.0}]
+    healthy = sample(logits.clone(), inputs_of(rows))
+    assert healthy.is_failed is None
+    logits[1, 17] = bad
+    output = sample(logits, inputs_of(rows))
+    assert output.is_failed.tolist() == [False, True, False]
+    assert output.token_ids[[0, 2]].tolist() == healthy.token_ids[[0, 2]].tolist()
+
+
+def test_no_rows_give_no_tokens() -> None:
+    assert len(sample(torch.empty(0, VOCAB), inputs_of([])).token_ids) == 0

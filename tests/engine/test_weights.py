@@ -1,0 +1,193 @@
+"""The safetensors reader: what is sound is loaded exactly, what is damaged is refused with one clear line."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from engine import weights
+from engine.weights import WeightsError
+from tests.engine import one_thread  # noqa: F401
+
+F32_2X2 = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
+
+
+def write(path: Path, header: Any, data: bytes = b"", header_bytes: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    size = len(text) if header_bytes is None else header_bytes
+    path.write_bytes(size.to_bytes(8, "little") + text + data)
+    return path
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "a": torch.randn(7, 5, generator=generator),
+        "b": torch.randn(3, generator=generator).bfloat16(),
+        "c": torch.randn(4, 2, 3, generator=generator).half(),
+        "d": torch.tensor(2.5),
+    }
+
+
+# ── what is sound ──
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_tensor_arrives_as_written_or_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    written = tensors()
+    save_file(written, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    destinations = {name: torch.zeros(tensor.shape, dtype=dtype) for name, tensor in written.items()}
+    weights.load(weights.open_checkpoint(tmp_path), destinations)
+    for name, tensor in written.items():
+        assert torch.equal(destinations[name], tensor.to(dtype))
+
+
+def test_tensors_land_in_slices_of_a_fused_matrix_and_nowhere_else(tmp_path: Path) -> None:
+    parts = {"q": torch.ones(4, 6), "k": torch.full((2, 6), 2.0), "v": torch.full((2, 6), 3.0)}
+    save_file(parts, tmp_path / "model.safetensors")
+    fused = torch.full((10, 6), -1.0)
+    weights.load(weights.open_checkpoint(tmp_path), {"q": fused[:4], "k": fused[4:6], "v": fused[6:8]})
+    assert fused[:, 0].tolist() == [1, 1, 1, 1, 2, 2, 3, 3, -1, -1]
+    columns = torch.zeros(4, 12)
+    weights.load(weights.open_checkpoint(tmp_path), {"q": columns[:, 6:], "k": fused[4:6], "v": fused[6:8]})
+    assert columns.sum(0).tolist() == [0.0] * 6 + [4.0] * 6
+
+
+def test_shards_are_found_by_the_index_and_large_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(weights, "_PIECE_BYTES", 16)
+    first, second = {"a": torch.randn(9, 3)}, {"b": torch.randn(50).bfloat16(), "c": torch.randn(2, 1)}
+    save_file(first, tmp_path / "model-1.safetensors")
+    save_file(second, tmp_path / "model-2.safetensors")
+    weight_map = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    checkpoint = weights.open_checkpoint(tmp_path)
+    destinations = {name: torch.zeros_like(tensor) for name, tensor in (first | second).items()}
+    weights.load(checkpoint, destinations)
+    assert all(torch.equal(destinations[name], tensor) for name, tensor in (first | second).items())
+    assert checkpoint.dtype == torch.float32
+
+
+# ── what is not ──
+
+BAD_HEADERS: dict[str, tuple[Any, bytes]] = {
+    "not JSON": (b"{", b""),
+    "not an object": ([1, 2], b""),
+    "not text": (b"\xff\xfe{}", b""),
+    "deep": (b'{"a":' + b"[" * 100_000, b""),
+    "a name twice": (b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{}}', bytes(4)),
+    "entry not an object": ({"a": 3}, b""),
+    "missing offsets": ({"a": {"dtype": "F32", "shape": [1]}}, bytes(4)),
+    "unknown type": ({"a": F32_2X2 | {"dtype": "PICKLE"}}, bytes(16)),
+    "negative size": ({"a": F32_2X2 | {"shape": [-2, -2]}}, bytes(16)),
+    "size not whole": ({"a": F32_2X2 | {"shape": [2.0, 2]}}, bytes(16)),
+    "size true": ({"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}}, bytes(4)),
+    "huge size": ({"a": F32_2X2 | {"shape": [1 << 62, 1 << 62]}}, bytes(16)),
+    "many dimensions": ({"a": {"dtype": "F32", "shape": [1] * 4000, "data_offsets": [0, 4]}}, bytes(4)),
+    "size and shape differ": ({"a": F32_2X2 | {"shape": [2, 3]}}, bytes(16)),
+    "offsets beyond the file": ({"a": F32_2X2}, bytes(15)),
+    "offsets backwards": ({"a": F32_2X2 | {"data_offsets": [16, 0]}}, bytes(16)),
+    "offsets negative": ({"a": F32_2X2 | {"data_offsets": [-16, 0]}}, bytes(16)),
+    "three offsets": ({"a": F32_2X2 | {"data_offsets": [0, 8, 16]}}, bytes(16)),
+    "overlap": ({"a": F32_2X2, "b": F32_2X2 | {"data_offsets": [8, 24]}}, bytes(24)),
+    "same place": ({"a": F32_2X2, "b": F32_2X2}, bytes(16)),
+    "hole": ({"a": F32_2X2, "b": F32_2X2 | {"data_offsets": [20, 36]}}, bytes(36)),
+    "bytes left over": ({"a": F32_2X2}, bytes(17)),
+}
+
+
+@pytest.mark.parametrize("name", BAD_HEADERS)
+def test_a_malformed_header_is_refused_by_name_of_the_file(name: str, tmp_path: Path) -> None:
+    header, data = BAD_HEADERS[name]
+    write(tmp_path / "model.safetensors", header, data)
+    with pytest.raises(WeightsError, match=r"model\.safetensors"):
+        weights.open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 3, 1 << 30, (1 << 64) - 1])
+def test_a_header_length_that_the_file_cannot_hold_is_refused_unread(size: int, tmp_path: Path) -> None:
+    write(tmp_path / "model.safetensors", {"a": F32_2X2}, bytes(16), header_bytes=size)
+    with pytest.raises(WeightsError):
+        weights.open_checkpoint(tmp_path)
+
+
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_in_the_header_never_does_more_than_raise(at: int, bit: int, tmp_path_factory) -> None:
+    folder = tmp_path_factory.getbasetemp() / "flips"
+    folder.mkdir(exist_ok=True)
+    path = folder / "model.safetensors"
+    save_file(tensors(), path)
+    content = bytearray(path.read_bytes())
+    header_bytes = 8 + int.from_bytes(content[:8], "little")
+    content[at % header_bytes] ^= 1 << bit
+    path.write_bytes(content)
+    destinations = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
+    try:  # a flip may leave a sound header: the same sizes under another type. Checksums are the model store's affair
+        weights.load(weights.open_checkpoint(folder), destinations)
+    except WeightsError:
+        assert all(not destination.any() for destination in destinations.values())
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 20, 200, 300])
+def test_a_file_cut_short_is_refused_before_anything_is_loaded(length: int, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file(tensors(), path)
+    os.truncate(path, length)
+    with pytest.raises(WeightsError):
+        weights.open_checkpoint(tmp_path)
+
+
+def test_a_shard_that_shrinks_after_its_header_was_read_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.randn(100)}, path)
+    checkpoint = weights.open_checkpoint(tmp_path)
+    os.truncate(path, path.stat().st_size - 4)
+    with pytest.raises(WeightsError, match="ends inside a"):
+        weights.load(checkpoint, {"a": torch.zeros(100)})
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [None, {}, [], {"a": 3}, {"a": "../model-1.safetensors"}, {"a": "/etc/passwd"}, {"a": "model-1.bin"},
+     {"a": "missing.safetensors"}, {"z": "model-1.safetensors"}],
+)  # fmt: skip
+def test_an_index_that_points_outside_or_to_nothing_is_refused(weight_map: Any, tmp_path: Path) -> None:
+    save_file({"a": torch.randn(2)}, tmp_path / "model-1.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(WeightsError):
+        weights.open_checkpoint(tmp_path)
+
+
+def test_no_other_format_is_ever_read(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match="no other format"):
+        weights.open_checkpoint(tmp_path)
+
+
+def test_tensors_that_do_not_match_the_architecture_are_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(2, 3), "i": torch.zeros(2, dtype=torch.int64)}, tmp_path / "model.safetensors")
+    checkpoint = weights.open_checkpoint(tmp_path)
+    whole = {"a": torch.zeros(2, 3), "i": torch.zeros(2)}
+    for destinations, message in (
+        ({"x": torch.zeros(1)} | whole, "tensor x is missing"),
+        (whole | {"a": torch.zeros(3, 2)}, "a has shape"),
+        (whole, "i has type I64"),
+        ({"a": whole["a"]}, "tensor i has no place"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            weights.load(checkpoint, destinations)
+
+
+def test_what_a_tied_head_or_old_checkpoints_carry_besides_is_ignored(tmp_path: Path) -> None:
+    extra = {"lm_head.weight": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    save_file({"a": torch.ones(2), **extra}, tmp_path / "model.safetensors")
+    destination = torch.zeros(2)
+    weights.load(weights.open_checkpoint(tmp_path), {"a": destination})
+    assert destination.tolist() == [1, 1]
