@@ -6,20 +6,26 @@ Knows no account and no price.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gateway.errors import Reason, Refusal
 from telemetry import metrics
 
 
 class Place:
-    """One call's place. `stop` is set by whoever can end the call early."""
+    """One call's place, held while the `with` block runs. `stop` is set by whoever can end the call early."""
 
-    __slots__ = ("stop",)
+    __slots__ = ("_admission", "stop")
 
-    def __init__(self) -> None:
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
         self.stop: Callable[[], None] = _nothing
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._admission.leave(self)
 
 
 def _nothing() -> None: ...
@@ -35,24 +41,24 @@ class Admission:
         self._is_empty.set()
         self.is_draining = False
 
-    @contextlib.contextmanager
-    def enter(self) -> Iterator[Place]:
-        """Hold a place for one call. Raises Refusal: DRAINING or OUT_OF_CAPACITY."""
+    def enter(self) -> Place:
+        """A place for one call, to be held by `with`. Raises Refusal: DRAINING or OUT_OF_CAPACITY."""
         if self.is_draining:
             raise Refusal(Reason.DRAINING)
         if len(self._places) >= self._max_calls:
             raise Refusal(Reason.OUT_OF_CAPACITY)
-        place = Place()
+        place = Place(self)
         self._places.add(place)
         self._is_empty.clear()
         metrics.CALLS_IN_FLIGHT.set(len(self._places))
-        try:
-            yield place
-        finally:
-            self._places.discard(place)
-            metrics.CALLS_IN_FLIGHT.set(len(self._places))
-            if not self._places:
-                self._is_empty.set()
+        return place
+
+    def leave(self, place: Place) -> None:
+        """Give a place back."""
+        self._places.discard(place)
+        metrics.CALLS_IN_FLIGHT.set(len(self._places))
+        if not self._places:
+            self._is_empty.set()
 
     def drain(self) -> None:
         """From now on nothing enters."""

@@ -6,8 +6,8 @@ Inference routes run on plain ASGI (`exchange.py`, `pipeline.py`); the others ar
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Awaitable, Callable
+from typing import BinaryIO
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -52,8 +52,12 @@ _OPENAI_PREFIX = ACCOUNT + "/ai/v1/"
 def build_app(services: Services) -> App:
     """The whole ASGI app."""
     app: App = _Front(services)
-    app = AccessLog(app, sys.stderr if services.settings.has_access_log else None)
+    app = AccessLog(app, _buffered_stderr() if services.settings.has_access_log else None)
     return RequestIdentity(app, services.settings.pop)
+
+
+def _buffered_stderr() -> BinaryIO:
+    return open(2, "wb", buffering=64 * 1024, closefd=False)
 
 
 class _Front:

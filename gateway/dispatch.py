@@ -50,6 +50,7 @@ class Dispatch:
         self._waiting_links = list(links)
         self._patience = patience
         self._loop = asyncio.get_running_loop()
+        self._unwanted: Exception | None = None  # why nobody waits for this call any more
         self._has_given = False  # whether any event has been handed on
         self._link: NodeLink | None = None
         self._call_id = 0
@@ -85,6 +86,8 @@ class Dispatch:
 
     def _send_to_next(self) -> None:
         """Send the call to the best node left that can be reached. Raises Refusal when there is none."""
+        if self._unwanted is not None:
+            raise self._unwanted
         while self._waiting_links:
             link = self._waiting_links.pop(0)
             inbox = Inbox(
@@ -164,13 +167,16 @@ class Dispatch:
 
     def abandon(self) -> None:
         """The client left: whoever waits in `take` gets ClientLeft. Nothing happens to a call that has ended."""
-        if self._inbox is not None:
-            self._inbox.fail(ClientLeft())
+        self._end_early(ClientLeft())
 
     def stop(self) -> None:
         """This gateway cannot wait any longer: whoever waits in `take` gets a Refusal."""
+        self._end_early(Refusal(Reason.ABORTED))
+
+    def _end_early(self, error: Exception) -> None:
+        self._unwanted = error
         if self._inbox is not None:
-            self._inbox.fail(Refusal(Reason.ABORTED))
+            self._inbox.fail(error)
 
     def cancel(self) -> None:
         """Tell the node to stop."""
@@ -188,7 +194,7 @@ class Dispatch:
             async with asyncio.timeout(timeout_s):
                 if self._link.is_open and not inbox.has_ended:
                     events += await inbox.take()
-        except (TimeoutError, NodeLost, Overrun, DeadlinePassed, Stalled, FirstEventLate, ClientLeft):
+        except (TimeoutError, NodeLost, Overrun, DeadlinePassed, Stalled, FirstEventLate, ClientLeft, Refusal):
             events += inbox.drain()
         return events
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, Protocol
 
 from gateway import envelope
 from gateway.errors import ClientLeft, Reason, Refusal
@@ -27,21 +27,31 @@ _CLOSE = (b"connection", b"close")
 _MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost the connection
 
 
+class Connection(Protocol):
+    """What the server lets the app do with a client's connection (`server.py`)."""
+
+    def when_lost(self, callback: Callable[[], None] | None) -> None: ...
+    def abort(self) -> None: ...
+
+
 class Exchange:
-    """Request id, headers and the two ASGI callables of one request. `headers` of the answer grow on the way."""
+    """Request id, headers and the two ASGI callables of one request. `answer_headers` grow on the way."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request_id: str = scope["hearth.request_id"]
         self.headers: Headers = scope["headers"]
-        self._target_size = len(scope["raw_path"]) + len(scope["query_string"])
         self.answer_headers: Headers = []
         self.is_openai = False
         self.has_started = False
-        self._abort: Callable[[], None] = scope["hearth.abort"]
+        self._target_size = len(scope["raw_path"]) + len(scope["query_string"])
+        self._connection: Connection = scope["hearth.connection"]
         self._receive = receive
         self._send = send
         self._has_whole_body = False
-        self._watcher: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._writing_since_s = 0.0  # 0 while nothing is being written
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._giving_up: asyncio.Task[None] | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
@@ -68,20 +78,24 @@ class Exchange:
             raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
 
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
-        """The whole body. Raises Refusal when it is too large or too slow, ClientLeft when it never ends."""
+        """The whole body. Raises Refusal when it is too large, ClientLeft when it never ends: the client closed the
+        connection, or was answered that it is too slow."""
+        timer = self._loop.call_later(timeout_s, self._give_up_on_body)
         try:
-            async with asyncio.timeout(timeout_s):
-                message = await self._receive()
-                if message["type"] == "http.request" and not message.get("more_body"):
-                    body: bytes = message.get("body", b"")
-                else:
-                    body = await self._read_parts(message, max_bytes)
-        except TimeoutError:
-            raise Refusal(Reason.BODY_SLOW) from None
+            message = await self._receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                body: bytes = message.get("body", b"")
+            else:
+                body = await self._read_parts(message, max_bytes)
+        finally:
+            timer.cancel()
         if len(body) > max_bytes:
             raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
         self._has_whole_body = True
         return body
+
+    def _give_up_on_body(self) -> None:
+        self._giving_up = self._loop.create_task(self.refuse(Refusal(Reason.BODY_SLOW)))
 
     async def _read_parts(self, message: Message, max_bytes: int) -> bytes:
         body = bytearray()
@@ -95,16 +109,9 @@ class Exchange:
                 return bytes(body)
             message = await self._receive()
 
-    def when_client_leaves(self, callback: Callable[[], None]) -> None:
-        """Call back once: when the client closes its connection, or when the answer is complete (the server then
-        says the same), so the callback must do no harm to a call that has ended."""
-
-        async def watch() -> None:
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            callback()
-
-        self._watcher = asyncio.get_running_loop().create_task(watch())
+    def when_client_leaves(self, callback: Callable[[], None] | None) -> None:
+        """Call back if the client closes its connection; None when nobody waits for that any more."""
+        self._connection.when_lost(callback)
 
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole answer of JSON."""
@@ -128,8 +135,9 @@ class Exchange:
         announced = self.header(b"content-length")
         return announced is not None and not (announced.isdigit() and int(announced) <= _MAX_DISCARDED_BYTES)
 
-    async def start_stream(self) -> None:
-        """Begin an event stream."""
+    async def start_stream(self, client_stall_timeout_s: float) -> None:
+        """Begin an event stream. A client that reads nothing for that long loses its connection, which then looks as
+        if it had left."""
         self.has_started = True
         headers = [
             (b"content-type", b"text/event-stream"),
@@ -137,16 +145,27 @@ class Exchange:
             (b"x-accel-buffering", b"no"),
             *self.answer_headers,
         ]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._watch_for_stall(client_stall_timeout_s)
+        await self._send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the stream; waits while the client does not read."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    def cut_off(self) -> None:
-        """Drop the connection without sending what is still unsent."""
-        self._abort()
+        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes = b"") -> None:
         """Send the last piece."""
-        await self._send({"type": "http.response.body", "body": data})
+        await self._send_in_time({"type": "http.response.body", "body": data})
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+
+    async def _send_in_time(self, message: Message) -> None:
+        self._writing_since_s = self._loop.time()
+        await self._send(message)
+        self._writing_since_s = 0.0
+
+    def _watch_for_stall(self, timeout_s: float) -> None:
+        """Look a few times per timeout: cheaper than a timer for each write."""
+        if self._writing_since_s and self._loop.time() - self._writing_since_s >= timeout_s:
+            self._connection.abort()
+            return
+        self._stall_timer = self._loop.call_later(timeout_s / 4, self._watch_for_stall, timeout_s)

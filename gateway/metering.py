@@ -7,7 +7,11 @@ pass, and believes the node's own count when it gives one. Knows prices and the 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
+
+from prometheus_client import Counter, Histogram
 
 from catalog.pricing import price_in_micro_neurons
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
@@ -134,14 +138,45 @@ class MeteredEvents:
         await self._ledger.record(entry)
 
 
+@dataclass(frozen=True)
+class _Meters:
+    """The metrics of one model, their labels bound once: looking those up costs more than counting."""
+
+    seconds: Histogram
+    ttft_seconds: Histogram
+    prompt_tokens: Counter
+    cached_tokens: Counter
+    completion_tokens: Counter
+    outcomes: dict[str, Counter]
+
+
+@lru_cache(maxsize=4096)
+def _meters_of(model: str) -> _Meters:
+    return _Meters(
+        metrics.CALL_SECONDS.labels(model),
+        metrics.TTFT_SECONDS.labels(model),
+        metrics.PROMPT_TOKENS.labels(model),
+        metrics.CACHED_TOKENS.labels(model),
+        metrics.COMPLETION_TOKENS.labels(model),
+        {},
+    )
+
+
 def _export(entry: UsageEntry) -> None:
     """One ended call in this process's metrics."""
-    model = entry.model
-    is_good = entry.status in ("stop", "length")
-    metrics.CALLS.labels(model, "finished" if is_good else entry.status).inc()
-    metrics.CALL_SECONDS.labels(model).observe(entry.duration_ms / 1000)
+    meters = _meters_of(entry.model)
+    outcome = "finished" if entry.status in ("stop", "length") else entry.status
+    counter = meters.outcomes.get(outcome)
+    if counter is None:
+        counter = meters.outcomes[outcome] = metrics.CALLS.labels(entry.model, outcome)
+    counter.inc()
+    meters.seconds.observe(entry.duration_ms / 1000)
     if entry.ttft_ms is not None and entry.is_stream:
-        metrics.TTFT_SECONDS.labels(model).observe(entry.ttft_ms / 1000)
-    metrics.PROMPT_TOKENS.labels(model).inc(entry.prompt_tokens)
-    metrics.CACHED_TOKENS.labels(model).inc(entry.cached_tokens)
-    metrics.COMPLETION_TOKENS.labels(model).inc(entry.completion_tokens)
+        meters.ttft_seconds.observe(entry.ttft_ms / 1000)
+    for tokens, count in (
+        (meters.prompt_tokens, entry.prompt_tokens),
+        (meters.cached_tokens, entry.cached_tokens),
+        (meters.completion_tokens, entry.completion_tokens),
+    ):
+        if count:
+            tokens.inc(count)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, TextIO
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import BinaryIO
 
 import msgspec
 from prometheus_client import Counter
@@ -56,12 +57,13 @@ class RequestIdentity:
 
 
 class AccessLog:
-    """One line of JSON for each request, and its place in the metrics. Lines are written a few times a second."""
+    """One line of JSON for each request, and its place in the metrics. `stream` is buffered; what is in it is written
+    out a few times a second, and when the process ends."""
 
-    def __init__(self, app: App, stream: TextIO | None) -> None:
+    def __init__(self, app: App, stream: BinaryIO | None) -> None:
         self._app = app
         self._stream = stream
-        self._lines: list[bytes] = []
+        self._is_flush_due = False
         self._counters: dict[tuple[str, int], Counter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -80,7 +82,10 @@ class AccessLog:
             route = scope.get("hearth.route", "")
             self._count(route, status)
             if self._stream is not None:
-                self._note(scope, route, status, time.monotonic() - started_s)
+                self._stream.write(_line(scope, route, status, time.monotonic() - started_s))
+                if not self._is_flush_due:
+                    self._is_flush_due = True
+                    asyncio.get_running_loop().call_later(LOG_FLUSH_INTERVAL_S, self._flush, self._stream)
 
     def _count(self, route: str, status: int) -> None:
         key = (route, status)
@@ -89,26 +94,23 @@ class AccessLog:
             counter = self._counters[key] = metrics.REQUESTS.labels(route, str(status))
         counter.inc()
 
-    def _note(self, scope: MutableMapping[str, Any], route: str, status: int, duration_s: float) -> None:
-        line = {
-            "time": time.time(),
-            "level": "info",
-            "process": "gateway",
-            "logger": "access",
-            "message": "request",
-            "request_id": scope["hearth.request_id"],
-            "method": scope["method"],
-            "route": route,
-            "status": status,
-            "duration_ms": round(duration_s * 1000, 3),
-        }
-        if not self._lines:
-            asyncio.get_running_loop().call_later(LOG_FLUSH_INTERVAL_S, self.flush)
-        self._lines.append(msgspec.json.encode(line))
+    def _flush(self, stream: BinaryIO) -> None:
+        self._is_flush_due = False
+        stream.flush()
 
-    def flush(self) -> None:
-        """Write the lines gathered so far."""
-        lines, self._lines = self._lines, []
-        if lines and self._stream is not None:
-            self._stream.write((b"\n".join(lines) + b"\n").decode())
-            self._stream.flush()
+
+def _line(scope: Scope, route: str, status: int, duration_s: float) -> bytes:
+    """Like every other line of the log; the path is left out, the route says what matters."""
+    line = {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "level": "info",
+        "process": "gateway",
+        "logger": "access",
+        "message": "request",
+        "request_id": scope["hearth.request_id"],
+        "method": scope["method"],
+        "route": route,
+        "status": status,
+        "duration_ms": round(duration_s * 1000, 3),
+    }
+    return msgspec.json.encode(line) + b"\n"

@@ -62,6 +62,7 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
             else:
                 await streaming.answer_whole(events, shape, exchange)
         finally:
+            exchange.when_client_leaves(None)
             await events.close()
 
 

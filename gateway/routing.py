@@ -68,7 +68,11 @@ class Router:
         route = branch.routes.get("GET" if method == "HEAD" else method)
         if route is None:
             raise Refusal(Reason.METHOD_NOT_ALLOWED, method, allow=", ".join(sorted(branch.routes)))
-        return route, {name: unquote_to_bytes(value).decode("utf-8", "replace") for name, value in found.items()}
+        return route, {name: _decoded(value) for name, value in found.items()}
+
+
+def _decoded(value: bytes) -> str:
+    return (unquote_to_bytes(value) if b"%" in value else value).decode("utf-8", "replace")
 
 
 def _grow(branch: _Branch, segment: str) -> _Branch:

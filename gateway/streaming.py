@@ -11,7 +11,7 @@ from typing import Protocol
 
 from engine.protocol.events import Embeddings, Event, Failed, Finished, Result, Token, TokenLogprob
 from gateway import envelope
-from gateway.errors import ClientLeft, Reason, Refusal, failure, refusal_of
+from gateway.errors import Reason, Refusal, failure, refusal_of
 from gateway.exchange import Exchange
 from gateway.shapes import Outcome, Shape
 from storage.errors import StoreError
@@ -58,27 +58,19 @@ async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, cli
         # Whatever came with it was never shown: the client gets a status.
         raise failure(batch[-1].reason, batch[-1].message)
     loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(client_stall_timeout_s):
-            await exchange.start_stream()
-        while True:
-            frames, has_ended = _frames(batch, shape)
-            async with asyncio.timeout(client_stall_timeout_s):
-                if has_ended:
-                    await exchange.end_stream(frames)
-                    return
-                if frames:
-                    await exchange.write(frames)
-            try:
-                batch = await events.take(loop.time() + COALESCE_S if frames else 0.0)
-            except (Refusal, StoreError) as error:
-                refusal = refusal_of(error) or Refusal(Reason.INTERNAL)
-                async with asyncio.timeout(client_stall_timeout_s):
-                    await exchange.end_stream(error_frame(refusal))
-                return
-    except TimeoutError:
-        exchange.cut_off()
-        raise ClientLeft from None
+    await exchange.start_stream(client_stall_timeout_s)
+    while True:
+        frames, has_ended = _frames(batch, shape)
+        if has_ended:
+            await exchange.end_stream(frames)
+            return
+        if frames:
+            await exchange.write(frames)
+        try:
+            batch = await events.take(loop.time() + COALESCE_S if frames else 0.0)
+        except (Refusal, StoreError) as error:
+            await exchange.end_stream(error_frame(refusal_of(error) or Refusal(Reason.INTERNAL)))
+            return
 
 
 def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:

@@ -6,8 +6,8 @@ import struct
 import httpx
 import pytest
 
-from tests.gateway.conftest import Running
 from tests.gateway.process import PARROT, VECTORS
+from tests.gateway.site import Running
 
 ROW = [0.25 * i for i in range(1, 8)]
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.fakes.node import WORDS, FakeNode
-from tests.gateway.conftest import Running, Site
 from tests.gateway.process import PARROT
+from tests.gateway.site import Running, Site
 from tests.gateway.test_text_generation import events_of, run, script
 from tests.waiting import wait_until_blocking
 

@@ -15,8 +15,8 @@ import pytest
 from gateway.settings import GatewaySettings
 from storage.migrate import migrate
 from telemetry.settings import SettingError, read_settings
-from tests.gateway.conftest import Running, Site
 from tests.gateway.process import GatewayProcess
+from tests.gateway.site import Running, Site
 from tests.gateway.test_text_generation import events_of, run, script
 from tests.postgres_server import PostgresServer, find_postgres
 from tests.waiting import wait_until_blocking

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from tests.gateway.conftest import Running
 from tests.gateway.process import ALIAS, CHATTY, PARROT, VECTORS
+from tests.gateway.site import Running
 
 
 def get(client: httpx.Client, running: Running, path: str) -> httpx.Response:

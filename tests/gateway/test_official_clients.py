@@ -8,8 +8,8 @@ from cloudflare import APIStatusError, AsyncCloudflare, Cloudflare
 from openai import AsyncOpenAI, OpenAI
 
 from tests.fakes.node import WORDS
-from tests.gateway.conftest import Running
 from tests.gateway.process import ALIAS, PARROT, VECTORS
+from tests.gateway.site import Running
 
 TEXT = "".join(WORDS)
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -11,8 +11,8 @@ from contextlib import closing
 import httpx
 import pytest
 
-from tests.gateway.conftest import Running
 from tests.gateway.process import CHATTY, NOWHERE, PARROT, VECTORS
+from tests.gateway.site import Running
 from tests.waiting import wait_until_blocking
 
 GOOD_BODY = {"prompt": "Hello"}

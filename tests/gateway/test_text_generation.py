@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from tests.fakes.node import WORDS
-from tests.gateway.conftest import Running
 from tests.gateway.process import ALIAS, CHATTY, PARROT
+from tests.gateway.site import Running
 
 TEXT = "".join(WORDS)
 HELLO = [{"role": "user", "content": "Say hello to me"}]

@@ -1,0 +1,217 @@
+"""What one call costs the gateway in CPU time, everything on, with the node mocked at its socket.
+
+    python -m bench.gateway_cpu [--seconds 5]
+
+Gateway, node and load generator are three processes. Measured is the gateway's own CPU time (all its threads): plain
+calls at 32 connections, then 200 streams at once of 64 chunks 10 ms apart. Prints JSON. CPU time per call means
+something on a busy machine too; calls per second and TTFT do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from engine.protocol import events, wire
+from storage.migrate import migrate
+from tests.fakes.node import FakeNode, NodeSide, count_prompt
+from tests.gateway.process import CLUSTER_SECRET, PARROT, cards
+from tests.gateway.site import Running, Site
+
+PLAIN_CONNECTIONS = 32
+STREAMS = 200
+CHUNKS = 64
+CHUNK_GAP_S = 0.010
+PROMPT = "Explain in two sentences why the sky is blue and the sunset red. " * 4
+
+
+class QuickNode(FakeNode):
+    """Answers an unstreamed call in one write; streams (texts that begin with `stream`) on one common beat."""
+
+    streams: dict[tuple[NodeSide, int], int]
+
+    def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
+        self.executes.clear()
+        call_id, prompt_tokens = execute.call_id, count_prompt(execute.task)
+        if (execute.task.prompt or "").startswith("stream"):  # type: ignore[union-attr]
+            side.send(wire.Reply(call_id, events.Started(prompt_tokens)), wire.Reply(call_id, events.Token("word")))
+            self.streams[side, call_id] = 1
+            return True
+        usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=1)
+        side.send(
+            wire.Reply(call_id, events.Started(prompt_tokens)),
+            wire.Reply(call_id, events.Token("A short answer.")),
+            wire.Reply(call_id, events.Finished("stop", usage)),
+        )
+        return True
+
+    async def beat(self) -> None:
+        """One token for every stream, each CHUNK_GAP_S."""
+        while True:
+            await asyncio.sleep(CHUNK_GAP_S)
+            for (side, call_id), num_sent in list(self.streams.items()):
+                side.send(wire.Reply(call_id, events.Token(" word")))
+                self.streams[side, call_id] = num_sent + 1
+                if num_sent + 1 == CHUNKS:
+                    usage = events.Usage(prompt_tokens=50, completion_tokens=CHUNKS)
+                    side.send(wire.Reply(call_id, events.Finished("stop", usage)))
+                    del self.streams[side, call_id]
+
+
+def node_process(folder: Path, redis_url: str) -> None:
+    """A QuickNode until killed."""
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    models = {card.name: card.revision for card in cards()}
+    node = QuickNode("quick", folder, CLUSTER_SECRET, models, redis_url=redis_url)
+    node.streams = {}
+    node.start()
+    node.spawn(node.beat())
+    while True:
+        time.sleep(3600)
+
+
+class Caller(asyncio.Protocol):
+    """One keep-alive connection that sends the same request again and again."""
+
+    def __init__(self, request: bytes, end: bytes) -> None:
+        self._request = request
+        self._end = end  # the bytes that end an answer
+        self._data = b""
+        self._answered: asyncio.Future[None] | None = None
+        self.transport: asyncio.Transport
+        self.first_s = 0.0
+        self.num_chunks = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        if b"data: " in data:
+            self.first_s = self.first_s or time.perf_counter()
+            self.num_chunks += data.count(b"data: ")
+        self._data = self._data[-64:] + data
+        if self._data.endswith(self._end):
+            assert self._answered is not None
+            self._answered.set_result(None)
+            self._data = b""
+
+    async def call(self) -> float:
+        """Seconds to the first event, or to the whole answer."""
+        self.first_s = 0.0
+        self._answered = asyncio.get_running_loop().create_future()
+        start = time.perf_counter()
+        self.transport.write(self._request)
+        await self._answered
+        return (self.first_s or time.perf_counter()) - start
+
+
+def load_process(port: int, path: str, secret: str, kind: str, seconds: float) -> None:
+    """Prints one line of JSON: how many calls were made in how long, and the times to first output."""
+    prompt = "stream " + PROMPT if kind == "stream" else PROMPT
+    body = json.dumps({"messages": [], "prompt": prompt, "max_tokens": CHUNKS, "stream": kind == "stream"})
+    body = body.replace('"messages": [], ', "")
+    head = (
+        f"POST {path} HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {secret}\r\ncontent-type: application/json\r\n"
+    )
+    request = f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def run() -> dict[str, float]:
+        loop = asyncio.get_running_loop()
+        end = b"0\r\n\r\n" if kind == "stream" else b'"messages":[]}'
+        count = STREAMS if kind == "stream" else PLAIN_CONNECTIONS
+        pairs = [await loop.create_connection(lambda: Caller(request, end), "127.0.0.1", port) for _ in range(count)]
+        callers = [caller for _, caller in pairs]
+        times: list[float] = []
+        start = time.perf_counter()
+
+        async def repeat(caller: Caller) -> None:
+            while not times or time.perf_counter() - start < seconds:
+                times.append(await caller.call())
+
+        await asyncio.gather(*(repeat(caller) for caller in callers))
+        times.sort()
+        return {
+            "calls": len(times),
+            "wall_s": time.perf_counter() - start,
+            "first_p50_ms": statistics.median(times) * 1000,
+            "first_p99_ms": times[int(len(times) * 0.99)] * 1000,
+            "chunks": sum(caller.num_chunks for caller in callers),
+        }
+
+    print(json.dumps(uvloop.run(run())))
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def rss_mb(pid: int) -> float:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+def measure(running: Running, kind: str, seconds: float) -> dict[str, float]:
+    assert running.gateway.process is not None
+    pid = running.gateway.process.pid
+    path = f"/client/v4/accounts/{running.tenants.account_id}/ai/run/{PARROT}"
+    command = [sys.executable, "-m", "bench.gateway_cpu", "load", str(running.gateway.port), path]
+    before = cpu_seconds(pid)
+    done = subprocess.run(
+        [*command, running.tenants.secrets["good"], kind, str(seconds)], capture_output=True, check=True, text=True
+    )
+    told = json.loads(done.stdout)
+    spent = cpu_seconds(pid) - before
+    result = {
+        "calls": told["calls"],
+        "cpu_ms_per_call": round(spent / told["calls"] * 1000, 4),
+        "calls_per_s": round(told["calls"] / told["wall_s"], 1),
+        "first_p50_ms": round(told["first_p50_ms"], 2),
+        "first_p99_ms": round(told["first_p99_ms"], 2),
+        "rss_mb": round(rss_mb(pid), 1),
+    }
+    if kind == "stream":
+        result["frames_per_s"] = round(told["chunks"] / told["wall_s"], 1)
+        result["cpu_us_per_token"] = round(spent / (told["calls"] * CHUNKS) * 1e6, 2)
+    return result
+
+
+def main(seconds: float) -> None:
+    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
+        template = Path(folder) / "template.db"
+        asyncio.run(migrate(f"sqlite://{template}"))
+        site = Site(template)
+    command = [sys.executable, "-m", "bench.gateway_cpu", "node", str(site.folder), site.redis.url]
+    node = subprocess.Popen(command)
+    try:
+        running = Running(site, site.gateway().start())
+        measure(running, "plain", 1.0)  # warm
+        report = {kind: measure(running, kind, seconds) for kind in ("plain", "stream")}
+        assert running.gateway.metric("hearth_internal_errors_total") == 0
+        print(json.dumps(report, indent=2))
+    finally:
+        node.kill()
+        node.wait()
+        site.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["node"]:
+        node_process(Path(sys.argv[2]), sys.argv[3])
+    elif sys.argv[1:2] == ["load"]:
+        load_process(int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5], float(sys.argv[6]))
+    else:
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("--seconds", type=float, default=5.0)
+        main(parser.parse_args().seconds)

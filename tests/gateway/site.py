@@ -1,0 +1,155 @@
+"""All that a gateway needs, real but for the nodes: a redis-server, a seeded database, fake nodes. No pytest here: the
+CPU benchmark uses it too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+
+from catalog.aliases import set_alias
+from catalog.rows import change, write_card
+from engine.protocol.wire import Execute
+from storage.database import Database
+from storage.embedded_redis import EmbeddedRedis
+from tenants import accounts, api_tokens
+from tests.fakes.node import FakeNode
+from tests.gateway.process import ALIAS, PARROT, PEPPER, GatewayProcess, cards, fake_node
+from tests.waiting import wait_until_blocking
+
+READ, WRITE, ACCOUNT_READ = "Workers AI Read", "Workers AI Write", "Account Settings Read"
+
+
+@dataclass
+class Tenants:
+    """Accounts and secrets that a database was seeded with."""
+
+    account_id: str = ""
+    other_account_id: str = ""
+    blocked_account_id: str = ""
+    secrets: dict[str, str] = field(default_factory=dict)
+    token_ids: dict[str, str] = field(default_factory=dict)
+
+
+async def seed(database_url: str) -> Tenants:
+    """Models, an alias, three accounts, and one API token for every way a token can be."""
+    database = Database.connect(database_url)
+    try:
+        async with change(database) as connection:
+            for card in cards():
+                await write_card(connection, card, datetime.now(UTC))
+        await set_alias(database, ALIAS, PARROT)
+        tenants = Tenants()
+        tenants.account_id = (await accounts.create(database, "main")).account_id
+        tenants.other_account_id = (await accounts.create(database, "other")).account_id
+        tenants.blocked_account_id = (await accounts.create(database, "blocked")).account_id
+        gone = datetime.now(UTC) - timedelta(seconds=1)
+        for name, account_id, group, expires_at, kind in (
+            ("good", tenants.account_id, READ, None, "user"),
+            ("write", tenants.account_id, WRITE, None, "user"),
+            ("scopeless", tenants.account_id, ACCOUNT_READ, None, "user"),
+            ("account", tenants.account_id, READ, None, "account"),
+            ("expired", tenants.account_id, READ, gone, "user"),
+            ("revoked", tenants.account_id, READ, None, "user"),
+            ("disabled", tenants.account_id, READ, None, "user"),
+            ("other", tenants.other_account_id, READ, None, "user"),
+            ("blocked", tenants.blocked_account_id, READ, None, "user"),
+        ):
+            created = await api_tokens.create(database, PEPPER, account_id, name, [group], expires_at, kind)
+            tenants.secrets[name] = created.secret
+            tenants.token_ids[name] = created.token.api_token_id
+        await api_tokens.revoke(database, tenants.account_id, tenants.token_ids["revoked"])
+        await api_tokens.set_disabled(database, tenants.account_id, tenants.token_ids["disabled"], True)
+        await accounts.block(database, tenants.blocked_account_id)
+        return tenants
+    finally:
+        await database.close()
+
+
+class Site:
+    """A redis-server, a seeded database, fake nodes and gateways. Without `database_url`, the database is a copy of
+    the SQLite file given, in the site's own folder."""
+
+    def __init__(self, database_file: Path, database_url: str = "") -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="hearth-gw-"))
+        self.database_url = database_url
+        if not database_url:
+            shutil.copyfile(database_file, self.folder / "hearth.db")
+            self.database_url = f"sqlite://{self.folder / 'hearth.db'}"
+        self.redis = EmbeddedRedis(self.folder / "redis")
+        self.redis.start()
+        self.redis.wait_ready()
+        self.nodes: dict[str, FakeNode] = {}
+        self.gateways: list[GatewayProcess] = []
+        self.tenants = asyncio.run(seed(self.database_url))
+
+    def add_node(self, node_id: str, **fields: str) -> FakeNode:
+        self.nodes[node_id] = fake_node(node_id, self.folder, self.redis.url, **fields).start()
+        return self.nodes[node_id]
+
+    def gateway(self, **environ: str) -> GatewayProcess:
+        """A gateway of this site, not yet started."""
+        folder = self.folder / f"gateway-{len(self.gateways)}"
+        gateway = GatewayProcess(folder, self.database_url, self.redis.url, environ)
+        self.gateways.append(gateway)
+        return gateway
+
+    def execute_of(self, answer: httpx.Response) -> Execute:
+        """What a node was asked, the last time it was asked for this answer."""
+        request_id = answer.headers["cf-ai-req-id"]
+        found = [e for node in self.nodes.values() for e in node.executes if e.request_id == request_id]
+        return found[-1]
+
+    @property
+    def num_executes(self) -> int:
+        return sum(len(node.executes) for node in self.nodes.values())
+
+    def usage_row(self, request_id: str) -> dict:
+        """The one row of a call, waited for."""
+        (row,) = wait_until_blocking(lambda: self.usage_rows(request_id))
+        return row
+
+    def usage_rows(self, request_id: str) -> list[dict]:
+        """The ledger's rows of one call; SQLite only."""
+        path = self.database_url.removeprefix("sqlite://")
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            connection.row_factory = sqlite3.Row
+            found = connection.execute("SELECT * FROM usage_entries WHERE request_id = ?", (request_id,))
+            return [dict(row) for row in found]
+
+    def close(self) -> None:
+        """Stop every gateway (together), node and the redis-server."""
+        for gateway in self.gateways:
+            gateway.terminate()
+        for gateway in self.gateways:
+            gateway.stop()
+        for node in self.nodes.values():
+            node.stop()
+        self.redis.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass
+class Running:
+    """The shared site and the one gateway that runs in it."""
+
+    site: Site
+    gateway: GatewayProcess
+
+    @property
+    def tenants(self) -> Tenants:
+        return self.site.tenants
+
+    @property
+    def account_url(self) -> str:
+        return f"{self.gateway.base_url}/accounts/{self.tenants.account_id}"
+
+    def headers(self, name: str = "good") -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.tenants.secrets[name]}"}

@@ -1,0 +1,148 @@
+"""Metering: one entry for each call that reached a node, however it ends, and never an answer before its entry."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
+from engine.protocol.tasks import TextGeneration
+from gateway.call import Call
+from gateway.errors import ClientLeft, Reason, Refusal
+from gateway.metering import MeteredEvents
+from storage.errors import StoreUnavailable
+from telemetry.clock import SYSTEM_CLOCK
+from tenants.principal import Principal
+from tenants.usage import UsageEntry
+from tests.gateway.process import PARROT, cards
+
+CALL = Call(
+    request_id="r1",
+    principal=Principal("a" * 32, "t" * 32, frozenset()),
+    card=next(card for card in cards() if card.name == PARROT),
+    shown_model=PARROT,
+    task=TextGeneration(prompt="x"),
+    is_stream=True,
+    namespace=b"n" * 32,
+    tenant=1,
+    affinity=b"a",
+    num_estimated_tokens=1,
+    started_at=datetime.now(UTC),
+    started_s=SYSTEM_CLOCK.monotonic_s(),
+    deadline_s=1e12,
+)
+
+
+class Source:
+    """Gives what it was told, then raises or ends; remembers what it was asked."""
+
+    def __init__(self, *batches: list[Event] | Exception, last_words: list[Event] | None = None) -> None:
+        self.node_id = "n1"
+        self.num_attempts = 1
+        self.is_cancelled = self.is_closed = False
+        self._batches = list(batches)
+        self._last_words = last_words or []
+
+    async def take(self, not_before_s: float = 0.0) -> list[Event]:
+        batch = self._batches.pop(0)
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    async def last_words(self, timeout_s: float) -> list[Event]:
+        return self._last_words
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Ledger:
+    """Keeps entries, or is away."""
+
+    def __init__(self, is_away: bool = False) -> None:
+        self.entries: list[UsageEntry] = []
+        self.is_away = is_away
+
+    async def record(self, entry: UsageEntry) -> None:
+        if self.is_away:
+            raise StoreUnavailable("away")
+        self.entries.append(entry)
+
+
+def metered(source: Source, ledger: Ledger) -> MeteredEvents:
+    return MeteredEvents(CALL, source, ledger, "lis", SYSTEM_CLOCK)  # type: ignore[arg-type]
+
+
+async def drain(events: MeteredEvents) -> None:
+    """As a stream does: take until the end, and close whatever happens."""
+    try:
+        while not isinstance((await events.take())[-1], Finished | Failed):
+            pass
+    finally:
+        await events.close()
+
+
+USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
+
+
+async def test_a_call_that_ends_is_entered_once_with_the_nodes_count():
+    source, ledger = Source([Started(10, 4)], [Token("a"), Finished("stop", USAGE)]), Ledger()
+    await drain(metered(source, ledger))
+    (entry,) = ledger.entries
+    assert (entry.status, entry.prompt_tokens, entry.cached_tokens, entry.completion_tokens) == ("stop", 10, 4, 3)
+    assert entry.micro_neurons == 6 * 100 + 4 * 10 + 3 * 1000
+    assert source.is_closed
+    assert not source.is_cancelled
+
+
+async def test_the_last_event_is_not_given_before_the_entry_is_durable():
+    events = metered(Source([Finished("stop", USAGE)]), Ledger(is_away=True))
+    with pytest.raises(StoreUnavailable):
+        await events.take()
+    await events.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ClientLeft(), "client_left"),
+        (Refusal(Reason.TIMEOUT), "timeout"),
+        (Refusal(Reason.ABORTED), "aborted"),
+    ],
+)
+async def test_a_call_cut_short_is_cancelled_and_pays_for_what_the_node_says_was_done(error: Exception, status: str):
+    last_words = [Token("b"), Failed("aborted", usage=USAGE)]
+    source, ledger = Source([Started(10, 4), Token("a")], error, last_words=last_words), Ledger()
+    with pytest.raises(type(error)):
+        await drain(metered(source, ledger))
+    assert source.is_cancelled
+    (entry,) = ledger.entries
+    assert (entry.status, entry.completion_tokens) == (status, 3)
+
+
+async def test_of_a_node_that_died_we_count_ourselves():
+    source = Source([Started(10, 4), Token("a"), Token("bc", 2)], Refusal(Reason.ABORTED), last_words=[Token("d")])
+    ledger = Ledger()
+    with pytest.raises(Refusal):
+        await drain(metered(source, ledger))
+    (entry,) = ledger.entries
+    assert (entry.prompt_tokens, entry.cached_tokens, entry.completion_tokens) == (10, 4, 4)
+
+
+async def test_a_call_that_never_reached_a_node_leaves_no_entry():
+    source, ledger = Source(Refusal(Reason.OUT_OF_CAPACITY)), Ledger()
+    source.num_attempts = 0
+    with pytest.raises(Refusal):
+        await drain(metered(source, ledger))
+    assert ledger.entries == []
+    assert source.is_closed
+
+
+async def test_closing_again_enters_nothing_more():
+    source, ledger = Source([Finished("length", USAGE)]), Ledger()
+    events = metered(source, ledger)
+    await drain(events)
+    await events.close()
+    assert len(ledger.entries) == 1
