@@ -3,7 +3,7 @@
     python -m bench.engine_cpu [--threads 1] [--repeats 3] [--models spark,stories260K,m15] [--temperature 0]
 
 128 tokens in, 128 out, end tokens ignored. `dec1` is one stream, `agg16` sixteen at once with their prefill. Ours is
-the whole Engine (scheduler, forward, sampler, commit) without prefix cache; theirs is `generate` with its default cache.
+the whole Engine (scheduler, forward, sampler, commit) without prefix cache, theirs `generate` with its default cache.
 Figures are the best of the repeats; absolute values mean something only on an idle machine, ratios nearly always.
 """
 
@@ -35,15 +35,18 @@ SPARK_SNAPSHOT = Path(".cache/spark/snapshot")
 RANDOM_SHAPES: dict[str, dict[str, Any]] = {
     "spark": {
         "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 64, "intermediate_size": 688, "vocab_size": 4096, "max_position_embeddings": 2048, "tie_word_embeddings": True,
+        "head_dim": 64, "intermediate_size": 688, "vocab_size": 4096, "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
     },
     "m15": {
         "hidden_size": 288, "num_hidden_layers": 6, "num_attention_heads": 6, "num_key_value_heads": 6,
-        "head_dim": 48, "intermediate_size": 768, "vocab_size": 32000, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+        "head_dim": 48, "intermediate_size": 768, "vocab_size": 32000, "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
     },
     "m110": {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4,
-        "head_dim": 64, "intermediate_size": 2048, "vocab_size": 32000, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+        "head_dim": 64, "intermediate_size": 2048, "vocab_size": 32000, "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
     },
 }  # fmt: skip
 

@@ -6,6 +6,8 @@ anything but arithmetic.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine import weights
@@ -69,9 +71,11 @@ class Runner:
         with torch.inference_mode():
             return self._model.forward(inputs, self._attention)
 
-    def poison_kv(self) -> None:
-        """Fill the whole pool with NaN: whoever reads KV that its sequence did not write will show it."""
-        self._pool.data.fill_(float("nan"))
+    @torch.inference_mode()
+    def poison_kv(self, block_ids: Sequence[int] | None = None) -> None:
+        """Fill blocks (by default all) with NaN: whoever reads KV that its sequence did not write will show it."""
+        slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, 2 G D]
+        slots[:, slice(None) if block_ids is None else list(block_ids)] = float("nan")
 
     def _check(self, architecture: type[Llama], checkpoint: weights.Checkpoint) -> None:
         """Compare config and headers before memory is taken."""

@@ -1,0 +1,222 @@
+"""Runner: what it loads and refuses, and that no sequence can hurt another through weights, KV or logits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.models.config import UnsupportedModel
+from engine.runner import Runner
+from engine.weights import WeightsError
+from tests.engine.checkpoints import Pusher, runner_of, save_random
+from tests.engine.driver import Driver
+
+KIND = "llama 3 with scaled positions"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_random(KIND, folder)
+    return folder
+
+
+def changed(folder: Path, target: Path, **fields: object) -> Path:
+    """A copy of the checkpoint whose config says something else."""
+    config = json.loads((folder / "config.json").read_text()) | fields
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "model.safetensors").symlink_to(folder / "model.safetensors")
+    return target
+
+
+def stored_as(folder: Path, target: Path, dtype: torch.dtype) -> Path:
+    (target / "config.json").symlink_to(folder / "config.json")
+    tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, target / "model.safetensors")
+    return target
+
+
+# ── loading ──
+
+
+def test_the_facts_of_a_loaded_model(folder: Path) -> None:
+    runner = runner_of(folder, num_blocks=20, block_size=8)
+    assert (runner.vocab_size, runner.num_blocks, runner.block_size) == (199, 20, 8)
+    assert runner.max_model_len == 160  # what the pool holds; the model's context is 256
+    assert runner_of(folder, max_model_len=100).max_model_len == 100
+    assert runner_of(folder).max_model_len == 256
+    assert runner.dtype == torch.float32
+    assert runner.layout_tag != runner_of(folder, dtype="bfloat16", block_size=8).layout_tag
+
+
+def test_memory_for_kv_decides_the_number_of_blocks(folder: Path) -> None:
+    token_bytes = 3 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, head size, float32
+    runner = runner_of(folder, num_blocks=0, kv_memory_bytes=token_bytes * 16 * 10 + 5)
+    assert runner.num_blocks == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_blocks": 0, "kv_memory_bytes": 100}, "kv_memory_bytes=100"),
+        ({"max_model_len": 257}, "max_model_len=257"),
+        ({"dtype": "float16"}, "float16"),
+        ({"device": "cuda"}, "cuda"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(folder: Path, settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        runner_of(folder, **settings)
+
+
+def test_auto_keeps_float32_and_gives_16_bit_checkpoints_what_is_fast(
+    folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    assert runner_of(folder, dtype="auto").dtype == torch.float32
+    half = stored_as(folder, tmp_path, torch.bfloat16)
+    for fast in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr("engine.runner.fastest_dtype", lambda shapes, fast=fast: fast)
+        assert runner_of(half, dtype="auto").dtype == fast
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
+def test_16_bit_checkpoints_run_in_either_precision_and_agree(
+    stored: torch.dtype, folder: Path, tmp_path: Path
+) -> None:
+    half = stored_as(folder, tmp_path, stored)
+    prompt = list(range(1, 30))
+    exact, rounded = (Pusher(runner_of(half, dtype=dtype)).push(prompt) for dtype in ("float32", "bfloat16"))
+    assert torch.nn.functional.cosine_similarity(exact, rounded, 0) > 0.999
+
+
+def test_bfloat16_chunks_and_whole_prompts_agree_within_bfloat16(folder: Path) -> None:
+    runner = runner_of(folder, dtype="bfloat16")
+    prompt = np.random.default_rng(0).integers(0, 199, 70).tolist()
+    whole = Pusher(runner, sequence_id=1).push(prompt)
+    for chunk in (1, 3, 17):
+        pusher = Pusher(runner, seed=chunk, sequence_id=chunk + 10)
+        for first in range(0, 70, chunk):
+            logits = pusher.push(prompt[first : first + chunk])
+        assert torch.nn.functional.cosine_similarity(logits, whole, 0) > 0.999
+
+
+def test_a_config_that_lies_about_the_weights_is_refused_before_memory_is_taken(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="has shape"):
+        runner_of(changed(folder, tmp_path, intermediate_size=1 << 20, vocab_size=1 << 24))
+
+
+def test_a_config_of_more_layers_than_there_are_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match=r"layers\.3\..* is missing"):
+        runner_of(changed(folder, tmp_path, num_hidden_layers=4))
+
+
+def test_a_config_of_fewer_layers_is_refused_too(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no place in this architecture"):
+        runner_of(changed(folder, tmp_path, num_hidden_layers=2))
+
+
+def test_an_architecture_we_do_not_have_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="FalconForCausalLM"):
+        runner_of(changed(folder, tmp_path, architectures=["FalconForCausalLM"]))
+
+
+def test_loading_imports_neither_transformers_nor_a_pickle_reader(folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from engine.config import EngineConfig; from engine.runner import Runner\n"
+        f"Runner(EngineConfig(model_dir=Path({str(folder)!r}), num_blocks=4))\n"
+        "print([name for name in ('transformers', 'safetensors', 'huggingface_hub') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+# ── running ──
+
+
+def test_no_sequence_reads_kv_that_it_did_not_write(folder: Path) -> None:
+    """A pool full of NaN gives the same tokens, in a crowd that shares, leaves and is preempted."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 199, int(rng.integers(1, 50))).tolist() for _ in range(12)]
+    prompts[5] = prompts[4][:20] + prompts[5]
+
+    def run(is_poisoned: bool) -> list[list[int]]:
+        runner = runner_of(folder, num_blocks=20)
+        if is_poisoned:
+            runner.poison_kv()
+        driver = Driver(runner)
+        for prompt in prompts:
+            driver.add(prompt, max_tokens=40, temperature=0.8, seed=3, ignore_eos=True)
+        driver.run()
+        assert set(driver.finishes.values()) == {"length"}
+        return [driver.tokens[sequence_id] for sequence_id in sorted(driver.tokens)]
+
+    assert run(True) == run(False)
+
+
+def test_a_sequence_whose_logits_are_not_finite_ends_with_an_error_and_harms_nobody(folder: Path) -> None:
+    def run(is_hurt: bool) -> Driver:
+        runner = runner_of(folder)
+        driver = Driver(runner)
+        for index in range(3):
+            driver.add([index + 1] * 20, max_tokens=30, temperature=0.7, seed=index, ignore_eos=True)
+        for _ in range(5):
+            driver.step()
+        if is_hurt:
+            driver.add([77] * 3, max_tokens=30, temperature=0.7, seed=9, ignore_eos=True)
+            driver.step()
+            table = driver.engine.table
+            slot = int(np.flatnonzero(table.sequence_id == 4)[0])
+            runner.poison_kv(table.block_table[slot, :1])
+        driver.run()
+        return driver
+
+    hurt, healthy = run(True), run(False)
+    assert hurt.finishes[4] == "error"
+    assert [hurt.tokens[index] for index in (1, 2, 3)] == [healthy.tokens[index] for index in (1, 2, 3)]
+
+
+def test_every_token_given_to_forward_is_counted(folder: Path) -> None:
+    runner = runner_of(folder)
+    driver = Driver(runner)
+    driver.add([5] * 20, max_tokens=4, temperature=0.0, ignore_eos=True)
+    driver.run()
+    assert (runner.num_forward_tokens, runner.num_steps) == (20 + 3, 4)
+    assert runner.num_forward_tokens == driver.engine.num_computed_tokens
+
+
+def test_a_seeded_sequence_draws_the_same_alone_and_in_a_crowd(folder: Path) -> None:
+    runner = runner_of(folder, num_blocks=256)
+    alone, crowd = Driver(runner), Driver(runner)
+    settings = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95, "seed": 11, "ignore_eos": True}
+    first = alone.add(list(range(30)), **settings)
+    alone.run()
+    for index in range(15):
+        crowd.add([index] * (index + 1), max_tokens=5 * index + 1, temperature=1.0, ignore_eos=True)
+    same = crowd.add(list(range(30)), **settings)
+    crowd.run()
+    assert crowd.tokens[same] == alone.tokens[first]
+
+
+def test_two_engines_may_follow_each_other_on_one_runner(folder: Path) -> None:
+    """Sequence ids start over; nothing of the first engine's sequences may be taken for the second's."""
+    runner = runner_of(folder)
+    runs = []
+    for prompt in ([3] * 17, [9] * 17, [3] * 17):
+        driver = Driver(runner)
+        sequence_id = driver.add(prompt, max_tokens=20, temperature=0.0, ignore_eos=True)
+        driver.run()
+        runs.append(driver.tokens[sequence_id])
+    assert runs[0] == runs[2] != runs[1]
+
+
+def test_a_runner_needs_nothing_but_its_config(folder: Path) -> None:
+    assert Runner(EngineConfig(model_dir=folder)).num_blocks > 0
