@@ -94,11 +94,11 @@ class DataDir:
 
     def read_secrets(self) -> Secrets:
         """Raises FileNotFoundError when no platform was ever started here, ValueError when the file is damaged."""
-        stored = json.loads(self._secrets.read_text())
         try:
+            stored = json.loads(self._secrets.read_text())
             keys = {name: str(stored[name]) for name in _KEYS}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{self._secrets} is damaged: {error} is missing") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._secrets} is damaged: {type(error).__name__}: {error}") from None
         return Secrets(keys, str(stored.get("account_id", "")), str(stored.get("api_token", "")))
 
     def ensure_secrets(self) -> Secrets:

@@ -56,7 +56,8 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except _UsageError as error:
         message = error.format_message()  # type: ignore[attr-defined]
-        print_failure(f"{message} (see `hearth --help`)" if message else "see `hearth --help`", 2, is_json=is_json)
+        if message or is_json:  # without one, the help has just been printed
+            print_failure(f"{message or 'nothing asked'} (see `hearth --help`)", 2, is_json=is_json)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130

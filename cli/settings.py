@@ -26,6 +26,8 @@ def settings(
     from telemetry.settings import SettingError
 
     target = Target.find(data)
+    if target.is_stopped:
+        raise CommandFailed(f"the platform in {target.origin} is not up, and has no settings until it is")
     rows: list[dict[str, Any]] = []
     problems = []
     for name in [process] if process else list(ProcessName):

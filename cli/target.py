@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """`environ` is what every process of that platform reads; `origin` says in words where it came from.
+    """`environ` is what every process of that platform reads; `data_dir` the folder it was found in, if it was.
     `own_environs` is what a running `hearth up` gave to single processes beside that: `gateway`, or a node's id."""
 
     environ: Mapping[str, str]
-    origin: str
+    data_dir: Path | None
     first_account_id: str = ""
     own_environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ class Target:
     def find(cls, data: Path | None) -> Target:
         """Raises CommandFailed when there is no platform to talk to."""
         if data is None and os.environ.get("DATABASE_URL"):
-            return cls(dict(os.environ), "the environment")
+            return cls(dict(os.environ), None)
         data_dir = DataDir(data or DEFAULT_DATA)
         if not data_dir.is_platform:
             raise CommandFailed(f"no platform in {data_dir.path}: start one with `hearth up`, or set DATABASE_URL")
@@ -48,13 +48,23 @@ class Target:
         # What this shell says of some deployment's stores is not about this platform.
         inherited = {env: value for env, value in os.environ.items() if env not in URL_FIELDS.values()}
         environ = {**inherited, **data_dir.environ(), **secrets.keys, **urls}
-        return cls(environ, str(data_dir.path), secrets.account_id, running.get("settings", {}))
+        return cls(environ, data_dir.path, secrets.account_id, running.get("settings", {}))
+
+    @property
+    def origin(self) -> str:
+        """In words, where this platform was found."""
+        return "the environment" if self.data_dir is None else str(self.data_dir)
 
     def processes(self, kind: str) -> dict[str, dict[str, str]]:
         """The whole environment of each process of a kind (`gateway` or `node`), by name. Where none is known to run,
         that of one with nothing of its own."""
         names = [name for name in self.own_environs if (name == "gateway") == (kind == "gateway")] or [kind]
         return {name: {**self.environ, **self.own_environs.get(name, {})} for name in names}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether this is a folder whose platform is not up now."""
+        return self.data_dir is not None and not self.own_environs
 
     def require(self, env: str) -> str:
         """The value of a variable. Raises CommandFailed naming it when it is not there."""

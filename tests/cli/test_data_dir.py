@@ -34,9 +34,10 @@ def test_the_first_account_is_kept_with_the_secrets(data_dir: DataDir):
     assert data_dir.read_secrets() == Secrets(keys, "a" * 32, "cfut_x")
 
 
-def test_a_damaged_secrets_file_is_said_and_never_made_anew(data_dir: DataDir):
-    (data_dir.path / "secrets.json").write_text('{"HEARTH_TOKEN_PEPPER": "00"}')
-    with pytest.raises(ValueError, match="damaged"):
+@pytest.mark.parametrize("content", ['{"HEARTH_TOKEN_PEPPER": "00"}', "{", "[]", ""])
+def test_a_damaged_secrets_file_is_said_and_never_made_anew(data_dir: DataDir, content: str):
+    (data_dir.path / "secrets.json").write_text(content)
+    with pytest.raises(ValueError, match=r"secrets\.json is damaged"):
         data_dir.ensure_secrets()
 
 

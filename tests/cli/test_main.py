@@ -96,11 +96,19 @@ def test_migrating_twice_changes_nothing(hearth: Callable[..., Any]):
     assert done["before"] == done["revision"]
 
 
-def test_settings_show_where_each_value_comes_from_and_mask_secrets(hearth: Callable[..., Any], monkeypatch: Any):
-    monkeypatch.setenv("REDIS_URL", "redis://ignored")
-    monkeypatch.setenv("HEARTH_LOG_LEVEL", "debug")
-    message = hearth("settings", "gateway", status=1)
-    assert message.startswith("gateway: REDIS_URL is not set")
+def test_a_platform_that_is_not_up_has_no_settings(hearth: Callable[..., Any]):
+    assert "is not up" in hearth("settings", status=1)
+
+
+def test_settings_of_a_running_platform_are_those_of_each_of_its_processes(hearth: Callable[..., Any], data: Path):
+    own = {"gateway": {"HEARTH_PORT": "9000"}, "lis-1": {"HEARTH_NODE_LISTEN": "unix:///x", "HEARTH_POP": "lis"}}
+    DataDir(data).write_dev({"redis_url": "unix:///redis", "settings": own})
+    rows = {(row["process"], row["setting"]): row for row in hearth("settings")}
+    assert rows["gateway", "HEARTH_PORT"]["value"] == "9000"
+    assert rows["gateway", "HEARTH_PORT"]["source"] == "set"
+    assert rows["gateway", "HEARTH_MAX_CALLS"]["source"] == "default"
+    assert rows["gateway", "HEARTH_TOKEN_PEPPER"]["value"] == "********"
+    assert rows["lis-1", "HEARTH_POP"]["value"] == "lis"
 
 
 def test_settings_of_a_deployment_are_those_of_its_environment(

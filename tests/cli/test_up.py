@@ -16,18 +16,11 @@ from typing import Any
 import httpx
 import pytest
 
-from catalog import builtin
 from cli.embedded import CHAT_MODEL
 from cli.up import free_port
 from tests.waiting import wait_until_blocking
 
 START_DEADLINE_S = 90.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_the_built_in_model() -> None:
-    if builtin.find_folder(CHAT_MODEL) is None:
-        pytest.skip(f"{CHAT_MODEL} is not in this checkout")
 
 
 class Up:
