@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -128,6 +129,8 @@ class EmbeddedPlatform:
         if self._redis_watcher is not None:
             self._redis_watcher.cancel()
         await asyncio.to_thread(self._redis.stop)
+        if not self._run_dir.is_relative_to(self._data_dir.path):
+            shutil.rmtree(self._run_dir, ignore_errors=True)
 
     def hurry(self, number: int = signal.SIGTERM) -> None:
         """Press on with a drain: the gateway takes a second SIGTERM as "now", SIGKILL ends everything."""

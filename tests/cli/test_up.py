@@ -231,5 +231,6 @@ def test_a_folder_with_a_long_and_strange_path_works_like_any_other(folder: Path
     up = Up(folder / ("a long folder with 100% strange? names # " + "x" * 90)).wait_ready()
     assert up.ask("Hello!").status_code == 200
     run_dir = Path(up.dev["redis_url"].removeprefix("unix://").split("?")[0]).parent
+    assert run_dir.exists()
     assert up.end() == 0
-    shutil.rmtree(run_dir)
+    assert not run_dir.exists()
