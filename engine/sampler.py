@@ -1,8 +1,7 @@
 """Logits -> token ids: greedy, or drawn from what temperature and filters leave, the same for a row in any batch.
 
-A row's random number comes from its seed and the index of the token being drawn; nothing is shared between rows. The
-likeliest candidates are taken first and the draw happens among them, so that the vocabulary is neither sorted nor
-filled with noise; only when the draw may fall outside them is the whole row looked at. Knows no sequences and no text.
+A row's random number, one a token, comes from its seed and the index of the token being drawn; rows share nothing. Where a filter is set, the likeliest candidates are taken first and the draw happens among them if they are all
+that it leaves. The vocabulary is never sorted and never filled with noise. Knows no sequences and no text.
 
 Letters: K rows, V vocabulary, M candidates. Order of the filters: penalties, temperature, top-k, top-p, min-p.
 """
@@ -14,11 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from engine.inputs import Floats, Ints, SamplingInputs, StepOutput, TokenHistory
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
+_SPAN = 128  # ids summed together when the whole vocabulary is drawn from
 _LEAST_REPETITION = np.float32(1e-3)  # it divides
 _LEAST_TEMPERATURE = 1e-5  # below, the division overflows and the draw is the greedy one anyway
 
@@ -36,7 +37,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     token_ids = logits.numpy().argmax(1).astype(np.int32)  # [K]
     drawn = np.flatnonzero((inputs.temperature >= _LEAST_TEMPERATURE) & ~is_failed)
     if len(drawn):
-        token_ids[drawn] = _draw(logits, _Filters.of(inputs, drawn), drawn)
+        token_ids[drawn] = _draw(logits, inputs, drawn)
     failed = is_failed if is_failed.any() else None
     if raw is None:
         return StepOutput(token_ids, failed)
@@ -71,103 +72,119 @@ def _penalise(logits: Floats, history: TokenHistory, inputs: SamplingInputs) -> 
 
 @dataclass(frozen=True, eq=False)
 class _Filters:
-    """The parameters of the rows that draw, and their random numbers; all [K]."""
+    """The parameters of rows that draw; all [K]."""
 
-    temperature: Floats
     top_k: Ints
     top_p: Reals
     min_p: Reals
-    uniforms: Reals
-
-    @classmethod
-    def of(cls, inputs: SamplingInputs, rows: Rows) -> _Filters:
-        return cls(
-            temperature=inputs.temperature[rows],
-            top_k=inputs.top_k[rows],
-            top_p=inputs.top_p[rows].astype(np.float64),
-            min_p=inputs.min_p[rows].astype(np.float64),
-            uniforms=uniform(inputs.seeds[rows], inputs.positions[rows]),
-        )
-
-    @property
-    def is_free(self) -> NDArray[np.bool_]:
-        """Rows that nothing filters: the whole distribution may be drawn."""
-        return (self.top_k == 0) & (self.top_p >= 1) & (self.min_p <= 0)
 
     def only(self, rows: Rows) -> _Filters:
-        return _Filters(
-            self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.uniforms[rows]
-        )
+        return _Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def _draw(logits: torch.Tensor, filters: _Filters, rows: Rows) -> Ints:
+def _draw(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows) -> Ints:
     """One token id for each of `rows` of logits [·, V]. A row's path depends on its own parameters alone."""
+    selected = logits if len(rows) == len(logits) else logits[rows]  # [K, V]
+    scaled = selected / torch.from_numpy(inputs.temperature[rows]).unsqueeze(1)
+    weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()  # [K, V], the likeliest has 1
+    uniforms = uniform(inputs.seeds[rows], inputs.positions[rows])
+    top_k, top_p, min_p = inputs.top_k[rows], inputs.top_p[rows], inputs.min_p[rows]
+    is_filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    if not is_filtered.any():
+        return _draw_by_weight(weights, uniforms)
+    filters = _Filters(top_k, top_p.astype(np.float64), min_p.astype(np.float64))
+    most = np.where(top_k <= _NUM_CANDIDATES, _NUM_CANDIDATES, _MANY_CANDIDATES)
+    most[~is_filtered] = 0
     token_ids = np.empty(len(rows), np.int32)
-    most = np.where(filters.top_k <= _NUM_CANDIDATES, _NUM_CANDIDATES, _MANY_CANDIDATES)
     for num_candidates in np.unique(most):
         chosen = np.flatnonzero(most == num_candidates)
-        selected = logits if len(chosen) == len(logits) else logits[rows[chosen]]  # [K, V]
-        scaled = selected / torch.from_numpy(filters.temperature[chosen]).unsqueeze(1)
-        token_ids[chosen] = _draw_alike(scaled, filters.only(chosen), min(int(num_candidates), logits.shape[1]))
+        part = weights if len(chosen) == len(rows) else weights[chosen]
+        if num_candidates == 0:
+            token_ids[chosen] = _draw_by_weight(part, uniforms[chosen])
+        else:
+            token_ids[chosen] = _draw_filtered(part, uniforms[chosen], filters.only(chosen), int(num_candidates))
     return token_ids
 
 
-def _draw_alike(scaled: torch.Tensor, filters: _Filters, num_candidates: int) -> Ints:
-    """Draw from rows [K, V] that take the same number of candidates."""
-    top, top_ids = scaled.topk(num_candidates)  # [K, M], likeliest first
-    weights = torch.exp(scaled - top[:, :1])  # [K, V], the likeliest has 1
-    total = weights.sum(-1).numpy().astype(np.float64)  # [K]
-    candidates = np.exp((top - top[:, :1]).numpy().astype(np.float64))  # [K, M]
-    kept, is_settled = _filter_candidates(candidates, total, filters, scaled.shape[1])
+def _draw_filtered(weights: torch.Tensor, uniforms: Reals, filters: _Filters, num_candidates: int) -> Ints:
+    """Draw from rows [K, V], likeliest first, where the candidates are all that the filters leave."""
+    num_rows, vocab_size = weights.shape
+    top, top_ids = _likeliest(weights, min(num_candidates, vocab_size))  # [K, M], descending
+    kept, is_settled = _filter_candidates(top.numpy().astype(np.float64), weights, filters)
     cumulative = kept.cumsum(1)  # [K, M]
-    is_free = filters.is_free
-    target = filters.uniforms * np.where(is_free, total, cumulative[:, -1])  # [K]
-    index = (cumulative <= target[:, None]).sum(1)  # [K], first candidate beyond the target
-    is_inside = np.where(is_free, index < num_candidates, is_settled)
-    token_ids = top_ids.numpy()[np.arange(len(index)), np.minimum(index, num_candidates - 1)].astype(np.int32)
-    outside = np.flatnonzero(~is_inside)
-    if len(outside):
-        for row in outside[is_free[outside]]:  # what it drew lies beyond the candidates: draw among all the others
-            weights[row, top_ids[row]] = 0
-        rest = (target - cumulative[:, -1]) / np.maximum(total - cumulative[:, -1], 1e-30)
-        uniforms = np.where(is_free, rest, filters.uniforms)[outside]
-        found = _draw_anywhere(weights[outside], filters.only(outside), uniforms)
-        token_ids[outside] = np.where(found >= 0, found, token_ids[outside])
+    index = (cumulative <= (uniforms * cumulative[:, -1])[:, None]).sum(1)  # first candidate beyond the target
+    token_ids = top_ids.numpy()[np.arange(num_rows), index].astype(np.int32)
+    wide = np.flatnonzero(~is_settled)
+    if len(wide):
+        token_ids[wide] = _draw_by_weight(_filter_all(weights[wide], filters.only(wide)), uniforms[wide])
     return token_ids
 
 
-def _filter_candidates(
-    candidates: Reals, total: Reals, filters: _Filters, vocab_size: int
-) -> tuple[Reals, NDArray[np.bool_]]:
+def _likeliest(weights: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of each row of weights [K, V] and their ids, descending, both [K, M].
+
+    In a large vocabulary they are looked for only in the M spans with the largest maxima, where they must be.
+    """
+    num_rows, vocab_size = weights.shape
+    if vocab_size < 4 * _SPAN * num_candidates:
+        return weights.topk(num_candidates)
+    if vocab_size % _SPAN:
+        weights = functional.pad(weights, (0, -vocab_size % _SPAN))
+    spans = weights.view(num_rows, -1, _SPAN)  # [K, spans, SPAN]
+    best = spans.amax(-1).topk(num_candidates).indices  # [K, M], spans
+    within = spans.gather(1, best.unsqueeze(2).expand(-1, -1, _SPAN)).flatten(1)  # [K, M × SPAN]
+    top, places = within.topk(num_candidates)  # [K, M]
+    return top, best.gather(1, places // _SPAN) * _SPAN + places % _SPAN
+
+
+def _filter_candidates(candidates: Reals, weights: torch.Tensor, filters: _Filters) -> tuple[Reals, NDArray[np.bool_]]:
     """candidates [K, M] with what the filters remove set to 0, and for each row whether nothing beyond M may stay."""
-    num_candidates = candidates.shape[1]
+    num_candidates, vocab_size = candidates.shape[1], weights.shape[1]
     top_k, top_p, min_p = np.minimum(filters.top_k, vocab_size), filters.top_p, filters.min_p
     is_limited = ((top_k > 0) & (top_k <= num_candidates)) | (num_candidates == vocab_size)
     is_removed = (top_k > 0)[:, None] & (np.arange(num_candidates) >= top_k[:, None])
     kept = np.where(is_removed, 0.0, candidates)  # [K, M]
-    mass = np.where(is_limited, kept.sum(1), total)  # [K], what top_p is a part of
     cumulative = kept.cumsum(1)
+    mass = np.where(is_limited, cumulative[:, -1], weights.sum(-1).numpy())  # [K], what top_p is a part of
     is_covered = ((top_p < 1) & (cumulative[:, -1] >= top_p * mass)) | (candidates[:, -1] < min_p)
     is_settled = is_limited | (is_covered & (top_k == 0))
     is_kept = (cumulative - kept < (top_p * mass)[:, None]) & (kept >= min_p[:, None])
     return np.where(is_kept, kept, 0.0), is_settled
 
 
-def _draw_anywhere(weights: torch.Tensor, filters: _Filters, uniforms: Reals) -> Ints:
-    """One token id for each row of weights [K, V] (changed in place), in the order of ids; -1 where all are 0."""
-    for row in np.flatnonzero(filters.top_k > 0):
-        least = weights[row].topk(min(int(filters.top_k[row]), weights.shape[1])).values[-1]
-        weights[row].mul_(weights[row] >= least)
+def _filter_all(weights: torch.Tensor, filters: _Filters) -> torch.Tensor:
+    """weights [K, V] with what the filters remove set to 0, in place. Equal weights stay or go together."""
     thresholds = filters.min_p.copy()
-    for row in np.flatnonzero(filters.top_p < 1):
-        thresholds[row] = max(thresholds[row], _nucleus_threshold(weights[row].numpy(), float(filters.top_p[row])))
-    weights.mul_(weights >= torch.from_numpy(thresholds.astype(np.float32)).unsqueeze(1))
-    cumulative = weights.cumsum(-1)  # [K, V]
-    total = cumulative[:, -1:].clone()  # [K, 1]
-    below_total = torch.nextafter(total, torch.zeros_like(total))
-    target = torch.minimum(torch.from_numpy(uniforms.astype(np.float32)).unsqueeze(1) * total, below_total)
-    found = torch.searchsorted(cumulative, target, right=True)  # [K, 1]
-    return torch.where(total > 0, found, -1).squeeze(1).numpy().astype(np.int32)
+    for row, (top_k, top_p) in enumerate(zip(filters.top_k.tolist(), filters.top_p.tolist(), strict=True)):
+        if top_k > 0:
+            least = weights[row].topk(min(top_k, weights.shape[1])).values[-1]
+            weights[row].mul_(weights[row] >= least)
+        if top_p < 1:
+            thresholds[row] = max(thresholds[row], _nucleus_threshold(weights[row].numpy(), top_p))
+    return weights.mul_(weights >= torch.from_numpy(thresholds.astype(np.float32)).unsqueeze(1))
+
+
+def _draw_by_weight(weights: torch.Tensor, uniforms: Reals) -> Ints:
+    """One id for each row of weights [K, V], whose likeliest is 1: the first at which the sum passes the target.
+
+    Sums of spans first, then inside the span that holds the target.
+    """
+    num_rows, vocab_size = weights.shape
+    if vocab_size % _SPAN:
+        weights = functional.pad(weights, (0, -vocab_size % _SPAN))
+    spans = weights.view(num_rows, -1, _SPAN)  # [K, spans, SPAN]
+    until = spans.sum(-1).cumsum(-1)  # [K, spans]
+    target = _below(torch.from_numpy(uniforms.astype(np.float32)).unsqueeze(1) * until[:, -1:], until[:, -1:])  # [K, 1]
+    span = torch.searchsorted(until, target, right=True)  # [K, 1]
+    before = functional.pad(until, (1, 0)).gather(1, span)  # [K, 1]
+    inside = spans[torch.arange(num_rows), span.squeeze(1)].cumsum(-1)  # [K, SPAN]
+    offset = torch.searchsorted(inside, _below(target - before, inside[:, -1:]), right=True)
+    return (span * _SPAN + offset).squeeze(1).numpy().astype(np.int32)
+
+
+def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """target, but less than total, which rounding may have reached: so that a weight of 0 is never drawn."""
+    return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
 
 
 def _nucleus_threshold(weights: Floats, top_p: float) -> float:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.inputs import SamplingInputs, TokenHistory
-from engine.sampler import sample, uniform
+from engine.sampler import _likeliest, sample, uniform
 from tests.engine import one_thread  # noqa: F401
 
 VOCAB = 300
@@ -112,6 +112,15 @@ def test_draws_follow_the_distribution_that_was_asked_for(name: str) -> None:
 def test_the_same_over_a_vocabulary_of_thousands(parameters: dict[str, Any]) -> None:
     logits = logits_of(1.0, vocab=5_000)
     assert_distributed(draw_many(logits, 4_000, **parameters), expected_probabilities(logits, **parameters))
+
+
+def test_the_likeliest_of_a_large_vocabulary_are_found_without_reading_it_all() -> None:
+    weights = torch.rand(3, 40_001, generator=torch.Generator().manual_seed(0))
+    weights[1, 128:192] += 1  # all in one span
+    expected, expected_ids = weights.topk(64)
+    found, found_ids = _likeliest(weights, 64)
+    assert torch.equal(found, expected)
+    assert torch.equal(found_ids, expected_ids)
 
 
 def test_greedy_takes_the_likeliest() -> None:
