@@ -1,7 +1,8 @@
 """Logits -> token ids: greedy, or drawn from what temperature and filters leave, the same for a row in any batch.
 
-A row's random number, one a token, comes from its seed and the index of the token being drawn; rows share nothing. Where a filter is set, the likeliest candidates are taken first and the draw happens among them if they are all
-that it leaves. The vocabulary is never sorted and never filled with noise. Knows no sequences and no text.
+A row's random number, one a token, comes from its seed and the index of the token being drawn; rows share nothing.
+Where a filter is set, the likeliest candidates are taken first and the draw happens among them if they are all that it
+leaves. The vocabulary is never sorted and never filled with noise. Knows no sequences and no text.
 
 Letters: K rows, V vocabulary, M candidates. Order of the filters: penalties, temperature, top-k, top-p, min-p.
 """
@@ -126,7 +127,7 @@ def _likeliest(weights: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor
     In a large vocabulary they are looked for only in the M spans with the largest maxima, where they must be.
     """
     num_rows, vocab_size = weights.shape
-    if vocab_size < 4 * _SPAN * num_candidates:
+    if vocab_size < 2 * _SPAN * num_candidates:
         return weights.topk(num_candidates)
     if vocab_size % _SPAN:
         weights = functional.pad(weights, (0, -vocab_size % _SPAN))
