@@ -19,9 +19,9 @@ from typing import Any
 
 import httpx
 import msgspec
-from storage.ephemeral import Ephemeral
 
 from engine.protocol.status import NodeStatus
+from storage.ephemeral import Ephemeral
 
 READY_DEADLINE_S = 60
 
@@ -55,18 +55,23 @@ class Platform:
 
     def start(self) -> Platform:
         self.data.mkdir(parents=True, exist_ok=True)
-        log = (self.data / "up.log").open("ab")
-        command = [sys.executable, "-m", "cli.main", "up", "--data", str(self.data), "--port", str(self.port)]
-        command += ["--nodes", str(self._nodes)]
-        self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ)
-        log.close()
+        command = [*self._up, "--port", str(self.port), "--nodes", str(self._nodes)]
+        with (self.data / "up.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ)
         wait_for("hearth up is ready", self._is_ready, READY_DEADLINE_S)
         return self
 
+    @property
+    def _up(self) -> list[str]:
+        return [sys.executable, "-m", "cli.main", "up", "--data", str(self.data)]
+
+    def run_up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another `hearth up` on the same folder, to its end."""
+        return subprocess.run([*self._up, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
     def _is_ready(self) -> bool:
         assert self._process is not None
-        if self._process.poll() is not None:
-            raise AssertionError(f"hearth up ended: {(self.data / 'up.log').read_text()[-4000:]}")
+        assert self._process.poll() is None, f"hearth up ended: {(self.data / 'up.log').read_text()[-4000:]}"
         try:
             is_up = httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=2).status_code == 200
         except httpx.HTTPError:
@@ -78,11 +83,6 @@ class Platform:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         return self._process.wait(timeout=60)
-
-    def kill(self) -> None:
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(timeout=10)
 
     @property
     def dev(self) -> dict[str, Any]:
@@ -151,6 +151,11 @@ class Platform:
             for node in self.statuses()
             if any(replica.model == model and replica.state == "hot" for replica in node.replicas)
         ]
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric of the gateway over its labels."""
+        lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
 
     def usage_rows(self, request_id: str | None = None) -> list[dict[str, Any]]:
         """The ledger's rows, newest last; of one request if given."""

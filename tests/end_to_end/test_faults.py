@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.end_to_end.platform import Platform, wait_for
+from tests.end_to_end.platform import Platform, free_port, wait_for
 
 ENDLESS = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
@@ -35,6 +35,17 @@ def num_running(platform: Platform) -> int:
 
 def events_of(response: httpx.Response) -> Iterator[str]:
     return (line.removeprefix("data: ") for line in response.iter_lines() if line)
+
+
+def num_alive(platform: Platform) -> int:
+    """Nodes that the gateway can reach now; presence lags behind by its time to live."""
+    return len(platform.hot_nodes(platform.chat_model)) if platform.metric("hearth_nodes_alive") == 2 else 1
+
+
+def wait_until_whole(platform: Platform) -> None:
+    """After a node was killed: the gateway has noticed, and both nodes are hot again."""
+    wait_for("the node is missed", lambda: platform.metric("hearth_nodes_alive") == 1)
+    wait_for("the node is back", lambda: num_alive(platform) == 2, 30)
 
 
 def node_that_serves(platform: Platform, affinity: str) -> str:
@@ -86,15 +97,14 @@ def test_a_node_killed_before_the_first_token_goes_unnoticed(fragile: Platform):
 
     caller = threading.Thread(target=ask)
     caller.start()
-    metrics = f"http://127.0.0.1:{fragile.port}/metrics"
-    wait_for("the call is in flight", lambda: "hearth_calls_in_flight 1.0" in httpx.get(metrics).text)
+    wait_for("the call is in flight", lambda: fragile.metric("hearth_calls_in_flight") == 1)
     os.kill(pid, signal.SIGKILL)
     caller.join(timeout=30)
     assert answers[0].status_code == 200, answers[0].text
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[0].headers["cf-ai-req-id"]))
     assert row["node_id"] != node_id
     assert row["attempts"] == 2
-    wait_for("the node is back", lambda: len(fragile.hot_nodes(fragile.chat_model)) == 2, 30)
+    wait_until_whole(fragile)
 
 
 def test_a_node_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
@@ -117,13 +127,14 @@ def test_a_node_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Pla
     assert "error" in json.loads(rest[-1]) or "errors" in json.loads(rest[-1])
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
     assert row["completion_tokens"] > 0
-    wait_for("the node is back", lambda: len(fragile.hot_nodes(fragile.chat_model)) == 2, 30)
+    wait_until_whole(fragile)
 
 
 def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platform):
     with fragile.client() as client:
         url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-        ids = [client.post(url, json={"prompt": "Hello", "max_tokens": 2}).headers["cf-ai-req-id"] for _ in range(5)]
+        answers_before = [client.post(url, json={"prompt": "Hello", "max_tokens": 2}) for _ in range(5)]
+    assert [answer.status_code for answer in answers_before] == [200] * 5, [a.text for a in answers_before]
     os.kill(fragile.dev["pids"]["gateway"], signal.SIGKILL)
 
     def answers() -> bool:
@@ -134,12 +145,13 @@ def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platfor
             return False
 
     wait_for("the gateway answers again", answers, 20)
-    for request_id in ids:
+    for answer in answers_before:
+        request_id = answer.headers["cf-ai-req-id"]
         assert len(wait_for("the usage row", lambda wanted=request_id: fragile.usage_rows(wanted))) == 1
 
 
 def test_started_twice_it_says_so_and_harms_nothing(fragile: Platform):
-    second = Platform(fragile.data, port=fragile.port)
-    with pytest.raises(AssertionError, match=r"already|running"):
-        second.start()
+    second = fragile.run_up("--port", str(free_port()))
+    assert second.returncode == 1
+    assert str(fragile.dev["pid"]) in second.stderr
     assert httpx.get(f"http://127.0.0.1:{fragile.port}/readyz").status_code == 200

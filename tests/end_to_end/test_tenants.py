@@ -71,7 +71,7 @@ def test_a_revoked_token_is_refused_within_five_seconds(platform: Platform):
     with platform.client(created["secret"]) as client:
         url = f"{platform.base_url}/user/tokens/verify"
         assert client.get(url).status_code == 200
-        platform.hearth("token", "revoke", "--account", platform.account_id, created["id"])
+        platform.hearth("token", "revoke", created["api_token_id"], "--account", platform.account_id)
         wait_for("the revoked token is refused", lambda: client.get(url).status_code == 401, deadline_s=5)
 
 
