@@ -1,7 +1,8 @@
 """The kernels as they run on a CPU: the same laws as `reference.py` with few, cheap operators.
 
-At these sizes a step costs what its operator calls cost (1 to 15 µs each), so each kernel is the shortest chain found
-by measurement; `bench/LOG.md` has the figures. Decode rows attend in a dense workspace, prefill rows one by one.
+At these sizes a step costs what its operator calls cost (1 to 15 µs each, twice that once weights have passed through
+the cache), so each kernel is the shortest chain found by measurement. Decode rows attend in a dense workspace, prefill
+rows one by one.
 """
 
 from __future__ import annotations

@@ -70,6 +70,16 @@ def test_greedy_tokens_equal_transformers(kind: str, model_of: Any) -> None:
     assert driver.tokens[sequence_id] == model.greedy
 
 
+@pytest.mark.parametrize("kind", ["tied, with biases", "mistral"])
+@pytest.mark.parametrize("chunk", [1, 3, 16, 17])
+def test_greedy_tokens_are_the_same_whatever_the_chunks(kind: str, chunk: int, model_of: Any) -> None:
+    model = model_of(kind)
+    driver = Driver(model.runner, max_step_tokens=chunk, is_prefix_cache_enabled=False)
+    sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
+    driver.run()
+    assert driver.tokens[sequence_id] == model.greedy
+
+
 @pytest.mark.parametrize("kind", ["llama 3 with scaled positions", "mistral"])
 @pytest.mark.parametrize("budget", [16, 33, 512])
 def test_greedy_tokens_are_the_same_among_fifteen_others(kind: str, budget: int, model_of: Any) -> None:
@@ -86,9 +96,9 @@ def test_greedy_tokens_are_the_same_among_fifteen_others(kind: str, budget: int,
     assert driver.tokens[sequence_id] == model.greedy
 
 
-def test_greedy_tokens_survive_a_pool_that_forces_preemption(model_of: Any) -> None:
+def test_greedy_tokens_survive_preemption_in_a_pool_of_a_quarter_of_the_demand(model_of: Any) -> None:
     model = model_of("llama 2")
-    driver = Driver(runner_of(model.folder, num_blocks=14))
+    driver = Driver(runner_of(model.folder, num_blocks=6 * 7 // 4), is_prefix_cache_enabled=False)
     sequence_ids = [
         driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True, tenant=index)
         for index in range(6)
@@ -101,11 +111,27 @@ def test_greedy_tokens_survive_a_pool_that_forces_preemption(model_of: Any) -> N
 def test_a_prefix_from_the_cache_changes_no_token(model_of: Any) -> None:
     model = model_of("mistral")
     driver = Driver(model.runner)
-    for _ in range(2):
+    for num_prompt_computed in (PROMPT_LEN, PROMPT_LEN % 16):
+        before = model.runner.num_forward_tokens
         sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
         driver.run()
         assert driver.tokens[sequence_id] == model.greedy
-    assert driver.num_cached[sequence_id] >= 32
+        assert model.runner.num_forward_tokens - before == num_prompt_computed + NUM_GREEDY - 1
+    assert driver.num_cached[sequence_id] == PROMPT_LEN - PROMPT_LEN % 16
+
+
+def test_a_cancelled_sequence_gives_forward_nothing_more(model_of: Any) -> None:
+    model = model_of("llama 2")
+    driver = Driver(model.runner)
+    cancelled = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
+    other = driver.add(model.prompt[::-1], max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
+    for _ in range(6):
+        driver.step()
+    driver.abort(cancelled)
+    before, to_come = model.runner.num_forward_tokens, NUM_GREEDY - len(driver.tokens[other])
+    driver.run()
+    assert driver.finishes == {cancelled: "aborted", other: "length"}
+    assert model.runner.num_forward_tokens - before == to_come
 
 
 # ── a real model ──
