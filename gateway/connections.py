@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import random
+import ssl
 from collections.abc import Callable
 from typing import cast
 
@@ -198,13 +199,24 @@ class _Connection(asyncio.Protocol):
 
 
 class NodeLink:
-    """The way to one node. `tokens_in_flight` is what this gateway has asked of it and not yet seen ended."""
+    """The way to one node. `tokens_in_flight` is what this gateway has asked of it and not yet seen ended.
+
+    With `tls`, a `tcp://` node must hold a certificate for its host, and is shown ours.
+    """
 
     def __init__(
-        self, node_id: str, address: str, *, secret: bytes, sender: str, on_change: Callable[[], None]
+        self,
+        node_id: str,
+        address: str,
+        *,
+        secret: bytes,
+        sender: str,
+        on_change: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.node_id = node_id
         self.address = address
+        self._tls = tls
         self.tokens_in_flight = 0
         self._secret = secret
         self._sender = sender
@@ -266,7 +278,7 @@ class NodeLink:
                 _, connection = await loop.create_unix_connection(make, rest)
             else:
                 host, _, port = rest.rpartition(":")
-                _, connection = await loop.create_connection(make, host.strip("[]"), int(port))
+                _, connection = await loop.create_connection(make, host.strip("[]"), int(port), ssl=self._tls)
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                 await connection.is_proven

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import ssl
 from dataclasses import dataclass
 
 import msgspec
@@ -52,8 +53,11 @@ class Candidate:
 class Nodes:
     """Every node this gateway knows, and its links to them."""
 
-    def __init__(self, ephemeral: Ephemeral, *, cluster_secret: bytes, sender: str) -> None:
+    def __init__(
+        self, ephemeral: Ephemeral, *, cluster_secret: bytes, sender: str, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._ephemeral = ephemeral
+        self._tls = tls
         self._cluster_secret = cluster_secret
         self._sender = sender
         self._statuses: dict[str, NodeStatus] = {}
@@ -142,7 +146,12 @@ class Nodes:
         self._statuses[node_id] = status
         if link is None:
             link = NodeLink(
-                node_id, status.address, secret=self._cluster_secret, sender=self._sender, on_change=self._on_change
+                node_id,
+                status.address,
+                secret=self._cluster_secret,
+                sender=self._sender,
+                on_change=self._on_change,
+                tls=self._tls,
             )
             self._links[node_id] = link
             self._jobs[node_id] = asyncio.create_task(link.run(), name=f"link to {node_id}")

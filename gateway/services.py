@@ -59,14 +59,16 @@ class Services:
 async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     """Everything open and its background jobs running; closed again in the reverse order, the usage flushed.
 
-    Raises ValueError or OSError when a setting cannot work.
+    Raises SettingError, ValueError or OSError when a setting cannot work.
     """
+    tls = settings.tls_context()
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
     ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes), database)
     verifier = TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral)
     registry = Registry(database)
-    nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=f"gateway@{socket.gethostname()}")
+    sender = f"gateway@{socket.gethostname()}"
+    nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls)
     for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh)):
         try:
             async with asyncio.timeout(FIRST_READ_TIMEOUT_S):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,15 @@ class GatewaySettings:
     drain_timeout_s: float = setting(
         "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=_at_least(0)
     )
+    tls_cert: Path | None = setting(
+        "HEARTH_GATEWAY_TLS_CERT",
+        "this gateway's certificate towards nodes (PEM); with the key and the CA, mutual TLS to tcp:// nodes",
+        default=None,
+    )
+    tls_key: Path | None = setting("HEARTH_GATEWAY_TLS_KEY", "the certificate's private key (PEM)", default=None)
+    tls_ca: Path | None = setting(
+        "HEARTH_GATEWAY_TLS_CA", "the authority that signed the nodes' certificates (PEM)", default=None
+    )
     log_level: str = setting("HEARTH_LOG_LEVEL", "debug, info, warning or error", default="info", check=_level)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)
     dies_with_parent: bool = setting(
@@ -104,3 +114,18 @@ class GatewaySettings:
             raise SettingError(
                 "HEARTH_TOKEN_PEPPER, HEARTH_CACHE_SECRET and HEARTH_CLUSTER_SECRET must be three different keys"
             )
+        tls_files = (self.tls_cert, self.tls_key, self.tls_ca)
+        if any(tls_files) and not all(tls_files):
+            raise SettingError("HEARTH_GATEWAY_TLS_CERT, _KEY and _CA are set together or not at all")
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """How to connect to nodes over TCP; None without certificates. Raises SettingError for unusable files."""
+        if self.tls_cert is None or self.tls_ca is None:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_3
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingError(f"HEARTH_GATEWAY_TLS_CERT, _KEY or _CA cannot be used: {error}") from error
+        return context

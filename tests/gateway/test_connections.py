@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,10 +13,21 @@ from engine.protocol.events import Finished, Started, Token
 from engine.protocol.tasks import TextGeneration
 from gateway import connections
 from gateway.connections import Inbox, NodeLink, NodeLost, Overrun
+from gateway.settings import GatewaySettings
+from telemetry.settings import read_settings
+from tests.certificates import certificates
 from tests.fakes.node import WORDS, FakeNode
 from tests.waiting import wait_until
 
 SECRET = b"cluster secret of the tests"
+REQUIRED = {
+    "DATABASE_URL": "sqlite:///nowhere",
+    "REDIS_URL": "unix:///nowhere",
+    "HEARTH_SPOOL_DIR": "nowhere",
+    "HEARTH_TOKEN_PEPPER": "01" * 32,
+    "HEARTH_CACHE_SECRET": "02" * 32,
+    "HEARTH_CLUSTER_SECRET": SECRET.hex(),
+}
 STREAM = {"waits_for_end": False, "max_bytes": 1 << 20}
 
 
@@ -175,3 +187,36 @@ async def test_cancel_ends_a_call_with_what_the_node_had_done(node: FakeNode):
         events = await wait_until(lambda: inbox.has_ended and inbox.drain())
         assert events[-1].reason == "aborted"
         assert events[-1].usage.completion_tokens == 1
+
+
+async def test_over_tcp_both_ends_show_certificates(tmp_path: Path):
+    ca, node_files, gateway_files = certificates(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.verify_mode = ssl.CERT_REQUIRED
+    server_side.load_cert_chain(*node_files)
+    server_side.load_verify_locations(ca)
+    greeting = wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16))
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        (hello,) = wire.FrameDecoder().feed(await reader.read(4096))
+        assert wire.is_proven(SECRET, "gateway", hello, b"1" * 16)
+        answer = wire.proof(SECRET, "node", b"1" * 16, hello.nonce)
+        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16, proof=answer)))
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=server_side)
+    address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    ours = {"HEARTH_GATEWAY_TLS_CERT": gateway_files[0], "HEARTH_GATEWAY_TLS_KEY": gateway_files[1]}
+    environ = {**REQUIRED, **{key: str(path) for key, path in ours.items()}, "HEARTH_GATEWAY_TLS_CA": str(ca)}
+    for tls, opens in ((read_settings(GatewaySettings, environ).tls_context(), True), (None, False)):
+        link = NodeLink("n1", address, secret=SECRET, sender="g", on_change=lambda: None, tls=tls)
+        job = asyncio.create_task(link.run())
+        if opens:
+            await wait_until(lambda link=link: link.is_open)
+        else:
+            done, _ = await asyncio.wait([job], timeout=0.5)
+            assert not done
+            assert not link.is_open, "a gateway without a certificate got in"
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+    server.close()
