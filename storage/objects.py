@@ -17,41 +17,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol, TypeVar
+from typing import IO, TypeVar
 from urllib.parse import unquote
 
 from storage.errors import Damaged, StoreUnavailable
+from storage.object_backend import CHUNK_BYTES, Backend, ObjectStat, sync_directory
 
 T = TypeVar("T")
 
-CHUNK_BYTES = 1 << 20
 _KEY = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9._@-]*(/[A-Za-z0-9_@][A-Za-z0-9._@-]*)*")
 _MAX_ATTEMPTS = 4
 _FIRST_PAUSE_S = 0.2
 
 Progress = Callable[[int, int], None]
 """Called on the event loop with bytes done and bytes in all."""
-
-
-@dataclass(frozen=True)
-class ObjectStat:
-    """`sha256` (hex) is what the object was stored under; None when it was put there by other means."""
-
-    size_bytes: int
-    sha256: str | None
-
-
-class Backend(Protocol):
-    """One kind of store; every method may block, and raises StoreUnavailable, Missing or Damaged."""
-
-    def put_file(self, key: str, path: Path, sha256: str | None) -> str: ...
-    def put_bytes(self, key: str, data: bytes, sha256: str) -> None: ...
-    def read(self, key: str, start: int, end: int | None) -> Iterator[bytes]: ...
-    def stat(self, key: str) -> ObjectStat: ...
-    def list(self, prefix: str) -> list[str]: ...
-    def delete(self, key: str) -> None: ...
-    def ping(self) -> None: ...
-    def close(self) -> None: ...
 
 
 class Objects:
@@ -250,15 +229,6 @@ def _is_at(file: IO[bytes], path: Path) -> bool:
 def _sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _checked(key: str) -> str:

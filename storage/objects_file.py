@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from storage.errors import Damaged, Missing, StoreUnavailable
-from storage.objects import CHUNK_BYTES, ObjectStat, sync_directory
+from storage.object_backend import CHUNK_BYTES, ObjectStat, sync_directory
 
 _ATTRIBUTE = "user.hearth.sha256"
 _INCOMING = ".incoming"

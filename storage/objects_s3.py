@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from s3transfer.exceptions import S3UploadFailedError
 
 from storage.errors import Damaged, Missing, StoreUnavailable
-from storage.objects import CHUNK_BYTES, ObjectStat
+from storage.object_backend import CHUNK_BYTES, ObjectStat
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _BEYOND_END = {"416", "InvalidRange"}

@@ -12,7 +12,8 @@ from typing import cast
 import pytest
 
 from storage.errors import Damaged, Missing, StoreUnavailable
-from storage.objects import Backend, Objects, ObjectStat
+from storage.object_backend import Backend, ObjectStat
+from storage.objects import Objects
 from storage.objects_file import FileBackend
 from tests.waiting import wait_until
 

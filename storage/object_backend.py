@@ -1,0 +1,41 @@
+"""What a kind of object store offers to `objects.py`, which is all that the rest of the house sees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ObjectStat:
+    """`sha256` (hex) is what the object was stored under; None when it was put there by other means."""
+
+    size_bytes: int
+    sha256: str | None
+
+
+class Backend(Protocol):
+    """One kind of store; every method may block, and raises StoreUnavailable, Missing or Damaged."""
+
+    def put_file(self, key: str, path: Path, sha256: str | None) -> str: ...
+    def put_bytes(self, key: str, data: bytes, sha256: str) -> None: ...
+    def read(self, key: str, start: int, end: int | None) -> Iterator[bytes]: ...
+    def stat(self, key: str) -> ObjectStat: ...
+    def list(self, prefix: str) -> list[str]: ...
+    def delete(self, key: str) -> None: ...
+    def ping(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a folder durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
