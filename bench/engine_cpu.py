@@ -31,7 +31,7 @@ from engine.sequence import SequenceRequest
 
 NUM_IN, NUM_OUT = 128, 128
 SCENARIOS = {"dec1": 1, "agg16": 16}
-SPARK_SNAPSHOT = Path(".cache/spark/snapshot")
+SPARK = Path("catalog/builtin/spark")
 RANDOM_SHAPES: dict[str, dict[str, Any]] = {
     "spark": {
         "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -77,8 +77,8 @@ def find_model(name: str, folder: Path) -> Path:
     """The real weights where we have them, else random ones of that shape, in bfloat16."""
     if name == "stories260K":
         return Path(os.environ.get("HEARTH_TEST_DATA", "../shared/data")) / "models" / name
-    if name == "spark" and (SPARK_SNAPSHOT / "model.safetensors").exists():
-        return SPARK_SNAPSHOT
+    if name == "spark" and (SPARK / "model.safetensors").exists():
+        return SPARK
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
