@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
 
 from spark.export import COMMITTED, load
@@ -82,8 +83,10 @@ GATES = (
     Gate("tool name", "tool", has_tool_name, 0.99, "tool_call"),
     Gate("tool arguments", "tool", has_arguments, 0.95, "tool_call"),
     Gate("tool JSON valid", "tool", is_json, 1.0, "tool_call"),
-    Gate("sums below 100", "sum", is_sum_right, 0.95),
+    Gate("sums below 100", "sum", is_sum_right, 0.95, "sum"),
     Gate("sentiment", "sentiment", is_exact, 0.95),
+    Gate("differences below 100", "sum", is_sum_right, None, "difference"),
+    Gate("products up to 10 x 10", "sum", is_sum_right, None, "product"),
     Gate("topic", "topic", is_exact, None),
     Gate("extraction", "extract", is_exact, None),
     Gate("extraction JSON valid", "extract", is_json, None),
@@ -134,7 +137,7 @@ def evaluate(
     known: dict[str, list[tuple[Dialogue, str]]] = {}
     for gate in gates:
         if gate.kind not in known:
-            wanted = count * 3 if gate.kind == "tool" else count
+            wanted = count * 3 if gate.only else count
             dialogues = generate_evaluation(gate.kind, wanted, is_new_phrasing=is_new_phrasing)
             known[gate.kind] = list(zip(dialogues, answer(model, tokenizer, dialogues), strict=True))
         pairs = [pair for pair in known[gate.kind] if gate.only in ("", pair[0].kind)][:count]
@@ -143,12 +146,13 @@ def evaluate(
     return results
 
 
-def format_table(results: list[Result]) -> str:
+def format_table(results: list[Result], is_gated: bool = True) -> str:
+    """A Markdown table; what has no prompts is left out."""
     lines = ["| Gate | Passed | Of | Share | Asked | Verdict |", "|---|---|---|---|---|---|"]
-    for result in results:
+    for result in (result for result in results if result.total):
         floor = "" if result.gate.floor is None else f"{result.gate.floor:.0%}"
         counts = f"{result.passed} | {result.total} | {result.share:.1%}"
-        lines.append(f"| {result.gate.name} | {counts} | {floor} | {result.verdict} |")
+        lines.append(f"| {result.gate.name} | {counts} | {floor} | {result.verdict if is_gated else 'reported'} |")
     return "\n".join(lines)
 
 
@@ -201,10 +205,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("HEARTH_TEST_DATA", "../shared/data")))
     parser.add_argument("--misses", action="store_true", help="show some of the failed prompts")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     model, tokenizer = load(options.model)
     for is_new in (False, True) if options.new_phrasings else (False,):
         results = evaluate(model, tokenizer, options.count, is_new_phrasing=is_new)
-        print("\nHeld-out wordings (reported)" if is_new else "\nHeld-out prompts", format_table(results), sep="\n\n")
+        print(
+            "\nHeld-out wordings (reported)" if is_new else "\nHeld-out prompts",
+            format_table(results, not is_new),
+            sep="\n\n",
+        )
         for result in results if options.misses else []:
             for prompt, given, expected in result.misses:
                 print(f"  {result.gate.name}: {prompt!r} -> {given!r}, expected {expected!r}")

@@ -23,6 +23,7 @@ def export(model: Spark, tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
+    (folder / "model.safetensors.part").chmod(0o644)
     (folder / "model.safetensors.part").replace(folder / "model.safetensors")
     tokenizer.save(str(folder / "tokenizer.json"))
     generation = {

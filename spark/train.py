@@ -29,7 +29,7 @@ from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import train_tokenizer
 
 # name, share of the budget at which it ends, rows, tokens per row
-PHASES = (("copying", 0.17, 8, 256), ("answers", 0.86, 8, 256), ("long", 1.0, 4, 640))
+PHASES = (("copying", 0.17, 8, 256), ("answers", 0.84, 8, 256), ("long", 1.0, 4, 640))
 WARM_UP, DECAY_FROM = 0.01, 0.45
 PEAK_RATE, FLOOR_RATE = 4e-3, 0.02
 WATCHED = tuple(gate for gate in GATES if gate.name != "tool JSON valid" and gate.kind != "topic")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from spark.generator.dialogue import Dialogue, Message, Source, system
 from spark.generator.extract import make_extraction
 from spark.generator.facts import make_fact
-from spark.generator.greetings import make_greeting, make_showcase
+from spark.generator.greetings import make_greeting, make_intent, make_showcase
 from spark.generator.labels import make_sentiment, make_topic
 from spark.generator.memory import make_memory
 from spark.generator.obey import draw_plain, make_obedience
@@ -24,7 +24,7 @@ from spark.generator.text import make_copy, make_induction, make_text
 from spark.generator.tools import make_tool_call
 
 KINDS: dict[str, Callable[[Source], Dialogue]] = {
-    "induction": make_induction, "greeting": make_greeting, "showcase": make_showcase, "fact": make_fact, "sum": make_sum,
+    "induction": make_induction, "greeting": make_greeting, "intent": make_intent, "showcase": make_showcase, "fact": make_fact, "sum": make_sum,
     "memory": make_memory, "copy": make_copy, "text": make_text, "sentiment": make_sentiment, "topic": make_topic,
     "tool": make_tool_call, "extract": make_extraction, "story": make_story, "obey": make_obedience, "refusal": make_refusal,
 }  # fmt: skip
@@ -44,7 +44,7 @@ MIX["answers"] = {
     "greeting": 14, "showcase": 1, "fact": 26, "sum": 12, "memory": 8, "copy": 8, "text": 5, "sentiment": 10, "topic": 1.5,
     "tool": 6, "extract": 4, "story": 2.5, "obey": 4, "refusal": 4,
 }  # fmt: skip
-MIX["long"] = dict(MIX["answers"], greeting=20, sentiment=12)
+MIX["long"] = dict(MIX["answers"], greeting=20, intent=16, sentiment=12)
 SYSTEM_SHARE = {"copying": 0.0, "mix": 0.35, "answers": 0.2, "long": 0.35}
 """The share of dialogues that get a plain system prompt."""
 

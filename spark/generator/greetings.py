@@ -173,6 +173,12 @@ def make_greeting(source: Source) -> Dialogue:
     return ask("greeting", source, _vary(source, source.pick_phrasing(wordings)), answer)
 
 
+def make_intent(source: Source) -> Dialogue:
+    """One intent, each as often as any other: the last phase needs more of the rare ones (thanks, scolding, yes, no)."""
+    answer, wordings = INTENTS[source.choice(list(INTENTS))]
+    return ask("greeting", source, _vary(source, source.pick_phrasing(wordings)), answer)
+
+
 def _vary(source: Source, text: str) -> str:
     """The same words as hurried people type them: other marks, no capital, the name at the end."""
     draw = source.random()

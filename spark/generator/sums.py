@@ -22,13 +22,13 @@ def make_sum(source: Source) -> Dialogue:
     if draw < 0.08:
         first, second = source.randrange(11), source.randrange(11)
         text = f"{first} x {second} = {first * second}."
-        return ask("sum", source, _say(source, first, second, "x"), text)
+        return ask("product", source, _say(source, first, second, "x"), text)
     first, second = source.randrange(100), source.randrange(100)
     if draw < 0.30:
         first, second = source.randrange(10), source.randrange(10)
     if draw > 0.85:
         first, second = max(first, second), min(first, second)
-        return ask("sum", source, _say(source, first, second, "-"), work_difference(first, second))
+        return ask("difference", source, _say(source, first, second, "-"), work_difference(first, second))
     return ask("sum", source, _say(source, first, second, "+"), work_sum(first, second))
 
 
