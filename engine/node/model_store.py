@@ -68,7 +68,7 @@ class ModelStore:
         try:
             pointer = msgspec.json.decode(await objects.get_bytes(pointer_key(name)), type=_Pointer)
         except Missing:
-            raise ModelUnavailable(f"{name} is not published") from None
+            raise ModelUnavailable(f"{name} is neither built in here nor published") from None
         except msgspec.DecodeError as error:
             raise ModelUnavailable(f"the pointer of {name} cannot be read") from error
         if pointer.name != name or not _REVISION.fullmatch(pointer.revision):

@@ -19,9 +19,11 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from catalog.errors import CardError
 from engine.node.disk_cache import CacheFull
 from engine.node.loaders import LoadFailed
 from engine.node.model_store import LocalModel, ModelStore, ModelUnavailable
+from engine.protocol.events import Failed
 from engine.protocol.status import ReplicaState, ReplicaStatus
 from engine.report import EngineStatus
 from engine.tasks.work import Refused, TaskModel
@@ -59,7 +61,7 @@ class Resident:
     loaded: TaskModel | None = None
     job: asyncio.Task[None] | None = None  # getting it
     failed_s: float = 0.0
-    failure: Refused | None = None
+    failure: Failed | None = None
     has_crashed: asyncio.Event = field(default_factory=asyncio.Event)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
 
@@ -77,8 +79,8 @@ class Resident:
 class Replicas:
     """The residents of this node, at most `max_replicas` of them loaded.
 
-    `wanted` are the models to keep hot; one that had to make place for another is not wanted any more. `on_change` is
-    called whenever a resident's state changed.
+    `wanted` are the models to keep hot; one that had to make place for another is not wanted any more, one that cannot
+    even be found counts as failed. `on_change` is called whenever a resident's state changed.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Replicas:
         self._clock = clock
         self._residents: dict[tuple[str, str], Resident] = {}
         self._wanted = list(wanted)
+        self._not_found: dict[str, str] = {}  # wanted model -> why no revision of it is known
         self._background: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -117,8 +120,13 @@ class Replicas:
 
     async def acquire_current(self, model: str) -> None:
         """Make the current revision of `model` hot. Raises Refused."""
-        with _as_refusal(model):
-            revision = await self._store.current_revision(model)
+        try:
+            with _as_refusal(model):
+                revision = await self._store.current_revision(model)
+        except Refused as refusal:
+            self._say_not_found(model, refusal.failure)
+            raise
+        self._not_found.pop(model, None)
         self.release(await self.acquire(model, revision))
 
     async def acquire(self, model: str, revision: str, task: str = "") -> Resident:
@@ -133,7 +141,8 @@ class Replicas:
                 assert resident.job is not None
                 await asyncio.shield(resident.job)
             if resident.failure is not None:
-                raise resident.failure
+                failure = resident.failure  # raised anew: one exception for all would hold on to every call it ended
+                raise Refused(failure.reason, failure.message, is_retryable=failure.is_retryable)
             if task and resident.task != task:
                 raise Refused("invalid_input", f"{model} does {resident.task}, not {task}")
         except BaseException:
@@ -144,6 +153,7 @@ class Replicas:
     def release(self, resident: Resident) -> None:
         """One call less needs it."""
         resident.num_calls -= 1
+        resident.last_used_s = self._clock.monotonic_s()
 
     @property
     def is_ready(self) -> bool:
@@ -156,7 +166,9 @@ class Replicas:
 
     def statuses(self) -> tuple[ReplicaStatus, ...]:
         """What the node says of its residents."""
-        return tuple(_status(resident) for resident in self._residents.values())
+        known = tuple(_status(resident) for resident in self._residents.values())
+        models = {status.model for status in known}
+        return known + tuple(_not_found(model, why) for model, why in self._not_found.items() if model not in models)
 
     async def close(self) -> None:
         """End every model's processes; loading stops."""
@@ -238,12 +250,20 @@ class Replicas:
 
     def _fail(self, resident: Resident, refusal: Refused) -> None:
         resident.state, resident.detail = "failed", refusal.failure.message
-        resident.failure = refusal
+        resident.failure = refusal.failure
         resident.has_place = False
         resident.failed_s = self._clock.monotonic_s()
         metrics.MODEL_FAILURES.labels(refusal.failure.reason).inc()
         logger.error("model is not available", extra={"model": resident.model, "why": refusal.failure.message})
         self._on_change()
+
+    def _say_not_found(self, model: str, failure: Failed) -> None:
+        """Have the node's status say why a wanted model is not here; once, however often it is looked for."""
+        if self._not_found.get(model) != failure.message:
+            self._not_found[model] = failure.message
+            metrics.MODEL_FAILURES.labels(failure.reason).inc()
+            logger.error("model is not available", extra={"model": model, "why": failure.message})
+            self._on_change()
 
     async def _make_place(self, newcomer: Resident) -> None:
         """Let idle models go until there is a place. Raises Refused."""
@@ -257,6 +277,7 @@ class Replicas:
                 raise Refused("out_of_capacity", "every model loaded here is in use", is_retryable=True)
             leaving = min(idle, key=lambda each: each.last_used_s)
             self._wanted = [model for model in self._wanted if model != leaving.model]
+            self._not_found.pop(leaving.model, None)
             await self._unload(leaving)
 
     async def _unload(self, resident: Resident) -> None:
@@ -309,7 +330,7 @@ def _as_refusal(model: str) -> Iterator[None]:
     """What keeps a model from being loaded, as what a call is told."""
     try:
         yield
-    except (ModelUnavailable, LoadFailed) as error:
+    except (ModelUnavailable, LoadFailed, CardError) as error:
         raise Refused("model_unavailable", str(error), is_retryable=True) from error
     except CacheFull as error:
         raise Refused("out_of_capacity", str(error), is_retryable=True) from error
@@ -317,6 +338,10 @@ def _as_refusal(model: str) -> Iterator[None]:
         raise Refused("out_of_capacity", f"the files of {model} cannot be fetched now", is_retryable=True) from error
     except OSError as error:
         raise Refused("model_unavailable", f"the files of {model} cannot be read here", is_retryable=True) from error
+
+
+def _not_found(model: str, why: str) -> ReplicaStatus:
+    return ReplicaStatus(model=model, revision="", state="failed", detail=why)
 
 
 def _status(resident: Resident) -> ReplicaStatus:

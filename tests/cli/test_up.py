@@ -183,6 +183,14 @@ def test_a_setting_that_cannot_work_ends_the_start_with_a_line_that_names_it(fol
     assert not (up.data / "dev.json").exists()
 
 
+def test_a_model_that_no_node_can_find_ends_the_start_with_a_line_that_says_so(folder: Path):
+    up = Up(folder / "unknown", HEARTH_NODE_MODELS="@cf/acme/none")
+    assert up.process.wait(timeout=30) == 1
+    (line,) = [line for line in up.err.splitlines() if "cannot load" in line]
+    assert "node local-1 cannot load @cf/acme/none: @cf/acme/none is neither built in here nor published" in line
+    assert "Traceback" not in up.err
+
+
 @pytest.mark.parametrize("index", [0, 1, 2], ids=["redis", "gateway", "node"])
 def test_whichever_child_is_killed_the_platform_comes_back(running: Up, index: int):
     before = running.pids()[index]

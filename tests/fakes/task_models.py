@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from catalog.manifest import Manifest
-from engine.node.model_store import LocalModel
+from engine.node.model_store import LocalModel, ModelUnavailable
 from engine.protocol.events import Event, Usage
 from engine.report import EngineStatus
 from engine.tasks.work import Emit, Work
@@ -57,13 +57,16 @@ class FakeModel:
 
 
 class FakeStore:
-    """Every model is published as revision "r"; `errors` says which are not to be had."""
+    """Every model is published as revision "r"; `errors` says which are not to be had, `unknown` which not at all."""
 
     def __init__(self) -> None:
         self.held: list[str] = []
         self.errors: dict[str, Exception] = {}
+        self.unknown: set[str] = set()
 
     async def current_revision(self, name: str) -> str:
+        if name in self.unknown:
+            raise ModelUnavailable(f"{name} is not published")
         return "r"
 
     async def open(self, name: str, revision: str) -> LocalModel:

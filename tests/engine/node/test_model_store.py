@@ -121,7 +121,7 @@ async def test_what_is_not_there_is_unavailable(place: Place) -> None:
     ):
         with pytest.raises(ModelUnavailable):
             await place.store.open(name, revision)
-    with pytest.raises(ModelUnavailable, match="not published"):
+    with pytest.raises(ModelUnavailable, match="nor published"):
         await place.store.current_revision("@cf/test/unknown")
     place.object_path(manifest).unlink()
     with pytest.raises(ModelUnavailable, match="not in the object store"):

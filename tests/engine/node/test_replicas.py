@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 
 import pytest
 
@@ -227,6 +228,50 @@ async def test_wanted_models_are_made_hot_in_order_and_again(monkeypatch: pytest
 
     await wait_until(is_ready)
     keeping.cancel()
+
+
+async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
+    house = House(wanted=("a",))
+    house.store.unknown.add("a")
+    keeping = asyncio.create_task(house.replicas.keep_hot())
+    await wait_until(lambda: house.state("a") == "failed")
+    (status,) = house.replicas.statuses()
+    assert (status.revision, status.detail) == ("", "a is not published")
+    assert house.num_changes == 1
+    house.store.unknown.clear()
+
+    def is_ready() -> bool:
+        house.clock.now_s += 0.1
+        return house.replicas.is_ready
+
+    await wait_until(is_ready)
+    assert [status.state for status in house.replicas.statuses()] == ["hot"]
+    keeping.cancel()
+
+
+async def test_a_failure_holds_on_to_no_call_that_it_ended() -> None:
+    """One exception raised in many calls grows a traceback through all of them, prompts included."""
+    house = House()
+    house.store.errors["a"] = ModelUnavailable("no such model")
+    refused = [await refusal(house) for _ in range(3)]
+    assert len(set(map(id, refused))) == 3
+    assert len(list(traceback.walk_tb(refused[0].__traceback__))) == len(
+        list(traceback.walk_tb(refused[2].__traceback__))
+    )
+
+
+async def test_a_long_call_counts_as_use_until_its_end() -> None:
+    house = House(max_replicas=2)
+    long = await house.replicas.acquire("a", "r")
+    house.clock.now_s += 1
+    await house.use("b")
+    house.clock.now_s += 1
+    house.replicas.release(long)
+    await house.use("c")
+    assert (house.state("a"), house.state("b")) == ("hot", "absent")
 
 
 async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
