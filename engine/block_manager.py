@@ -8,6 +8,7 @@ A block is in exactly one of three states, and `check_integrity` can prove it:
 
     free --allocate--> held --release--> free            (no name)
                        held --release--> cached          (named) --hold--> held, --allocate--> held, name forgotten
+                       held --forget--> held             (its name is gone)
 
 Only full blocks get names, and only once computed. Knows no sequences, no tokens and no policy. Moving n blocks costs
 O(n), most of it in NumPy: the order of eviction is a doubly linked list inside two int32 arrays.
@@ -107,6 +108,12 @@ class BlockManager:
             self._name_of[block] = name
             self._is_named[block] = True
 
+    def forget(self, blocks: Ints) -> None:
+        """Take the names of held blocks away: nobody finds their content again, and the last release frees them."""
+        assert np.all(self._references[blocks] > 0)
+        for block in blocks[self._is_named[blocks]].tolist():
+            self._unname(block)
+
     def _append(self, blocks: Ints) -> None:
         """Link `blocks` in as the newest, in their order."""
         if not len(blocks):
@@ -130,12 +137,15 @@ class BlockManager:
         block = self._newer_view[self.num_blocks]
         self._unlink(block)
         self.num_cached -= 1
+        self._unname(block)
+        return block
+
+    def _unname(self, block: int) -> None:
         name = self._name_of[block]
         assert name is not None
         del self._block_of[name]
         self._name_of[block] = None
         self._is_named[block] = False
-        return block
 
     def check_integrity(self, holders: list[Ints] | None = None) -> None:
         """Prove that every block has exactly one state. Given every holder's blocks, prove the reference counts too.

@@ -183,6 +183,8 @@ class Engine:
         codes = self._finish_codes(sampled, tokens)
         if output.is_failed is not None:
             codes[output.is_failed] = ERROR
+            for slot in sampled[output.is_failed].tolist():  # its KV may be what is broken
+                self.scheduler.disown(self.scheduler.sequence_at(slot))
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
         report = self._report(sampled, output, tokens, codes)
         for slot in sampled[codes != RUNNING].tolist():

@@ -95,7 +95,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> Sequence | None:
         """Queue it. Returns the sequence that found no place in the queue, if any."""
-        return self.waiting.push(sequence)
+        return self.waiting.push(sequence, len(self._free_slots) - len(self._preempted))
 
     def remove(self, sequence: Sequence) -> None:
         """It ended, wherever it is; its blocks are free before the next plan."""
@@ -103,6 +103,10 @@ class Scheduler:
             self._release(sequence)
         elif self._preempted.pop(sequence.sequence_id, None) is None:
             self.waiting.remove(sequence)
+
+    def disown(self, sequence: Sequence) -> None:
+        """What this running sequence computed or read cannot be trusted: nobody may find its blocks any more."""
+        self.blocks.forget(self.table.block_table[sequence.slot, : self.table.num_blocks[sequence.slot]])
 
     # ── one step ──
 

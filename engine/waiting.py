@@ -14,7 +14,7 @@ from engine.sequence import Sequence
 
 
 class WaitingQueue:
-    """At most `max_waiting` sequences."""
+    """At most `max_waiting` sequences beside those for whom a slot is free already."""
 
     def __init__(self, counters: TenantCounters, max_waiting: int) -> None:
         self._counters = counters
@@ -25,10 +25,10 @@ class WaitingQueue:
     def __len__(self) -> int:
         return self._num_waiting
 
-    def push(self, sequence: Sequence) -> Sequence | None:
+    def push(self, sequence: Sequence, num_free_slots: int = 0) -> Sequence | None:
         """Queue it. Returns the sequence that found no place: none, itself, or one pushed out."""
         refused: Sequence | None = None
-        if self._num_waiting >= self._max_waiting:
+        if self._num_waiting >= self._max_waiting + num_free_slots:
             refused = self._crowded_out_by(sequence)
             if refused is sequence:
                 return sequence

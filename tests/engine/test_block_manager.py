@@ -96,6 +96,18 @@ def test_a_second_block_of_the_same_name_stays_nameless():
     assert blocks.num_free == 2
 
 
+def test_forgotten_blocks_are_found_by_nobody_and_free_once_their_last_holder_leaves():
+    blocks = BlockManager(3)
+    held = named(blocks, [1, 2])
+    blocks.hold(held)
+    blocks.forget(held)
+    assert blocks.match(names(1, 2)).tolist() == []
+    blocks.release(held)
+    assert (blocks.num_free, blocks.num_held) == (1, 2)
+    blocks.release(held)
+    assert (blocks.num_free, blocks.num_cached) == (3, 0)
+
+
 def test_more_than_there_is_cannot_be_allocated():
     with pytest.raises(AssertionError):
         BlockManager(2).allocate(3)
@@ -144,6 +156,15 @@ class Sequences(RuleBasedStateMachine):
         fresh = self.blocks.allocate(1)
         self.content.pop(int(fresh[0]), None)
         self.held[index] = np.concatenate([self.held[index], fresh])
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        blocks = data.draw(st.sampled_from(self.held))
+        self.blocks.forget(blocks)
+        for block in blocks.tolist():
+            block_name = self.content.pop(block, None)
+            assert block_name is None or self.blocks.find(block_name) is None
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())

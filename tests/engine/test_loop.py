@@ -139,6 +139,26 @@ def test_a_row_that_the_device_cannot_answer_ends_with_an_error_alone():
     assert len(driver.tokens[bad]) == 1
 
 
+def test_nobody_is_given_blocks_of_a_sequence_that_the_device_could_not_answer():
+    """Its KV may be what is broken; kept in the prefix cache it would fail every call that begins the same."""
+    driver = Driver()
+    prompt = prompt_of(40)
+    bad = driver.add(prompt, max_tokens=2)
+    driver.runner.failing_ids.add(bad)
+    driver.run()
+    again = driver.add(prompt, max_tokens=2)
+    driver.run()
+    assert driver.finishes[bad] == "error"
+    assert (driver.num_cached[again], driver.tokens[again]) == (0, answer(prompt, 2))
+
+
+def test_with_no_queue_at_all_free_slots_are_still_given():
+    driver = Driver(max_sequences=2, max_waiting=0)
+    ids = [driver.add(prompt_of(10, seed), max_tokens=2) for seed in range(3)]
+    driver.run()
+    assert [driver.finishes[each] == "out_of_capacity" for each in ids] == [False, False, True]
+
+
 def test_logprobs_reach_those_who_asked_and_only_those():
     driver = Driver()
     asking, silent = driver.add(prompt_of(4), logprobs=2), driver.add(prompt_of(5))
@@ -324,7 +344,7 @@ def test_an_abort_alone_is_work_enough_for_a_step():
 
 
 def test_a_full_queue_refuses_with_out_of_capacity():
-    driver = Driver(max_waiting=3)
+    driver = Driver(max_sequences=2, max_waiting=1)
     ids = [driver.add(prompt_of(10, seed), max_tokens=2) for seed in range(5)]
     driver.run()
     assert [driver.finishes[each] == "out_of_capacity" for each in ids] == [False, False, False, True, True]

@@ -18,13 +18,13 @@ class Queue:
         self.queue = WaitingQueue(self.counters, max_waiting)
         self.num_made = 0
 
-    def push(self, tenant: int) -> tuple[Sequence, Sequence | None]:
+    def push(self, tenant: int, num_free_slots: int = 0) -> tuple[Sequence, Sequence | None]:
         """The new sequence, and the one that found no place."""
         self.num_made += 1
         prompt = np.ones(4, dtype=np.int32)
         request = SequenceRequest(self.num_made, prompt, Sampling(), b"n", tenant)
         sequence = Sequence(request, self.counters.join(tenant), 8, (), prompt, 0)
-        return sequence, self.queue.push(sequence)
+        return sequence, self.queue.push(sequence, num_free_slots)
 
 
 def test_a_tenant_s_sequences_come_out_in_the_order_they_came_in():
@@ -69,3 +69,10 @@ def test_a_queue_for_nobody_refuses_everybody():
     made = Queue(0)
     newcomer, refused = made.push(1)
     assert refused is newcomer
+
+
+def test_those_for_whom_a_slot_is_free_do_not_count_as_waiting():
+    made = Queue(1)
+    refused = [made.push(1, num_free_slots=2)[1] for _ in range(4)]
+    assert refused[:3] == [None] * 3
+    assert refused[3] is not None
