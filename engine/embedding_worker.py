@@ -76,6 +76,7 @@ class Embedder:
         self._device = torch.device(device)
         self._model = _load(model_dir).to(self._device)
         self.num_dimensions = int(config["hidden_size"])
+        self.vocab_size = int(config["vocab_size"])
         self._pad_id = int(config.get("pad_token_id") or 0)
 
     @torch.inference_mode()
@@ -147,7 +148,7 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     except (UnsupportedModel, OSError, ValueError, KeyError) as error:
         connection.sendall(encode_frame(Unable(f"{type(error).__name__}: {error}")))
         return
-    connection.sendall(encode_frame(Ready(embedder.num_dimensions, embedder.recipe.pooling)))
+    connection.sendall(encode_frame(Ready(embedder.num_dimensions, embedder.recipe.pooling, embedder.vocab_size)))
     reader = FrameReader()
     while data := connection.recv(1 << 20):
         for payload in reader.feed(data):

@@ -38,10 +38,11 @@ class WorkerArguments(Struct, frozen=True):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded; its vectors have `num_dimensions`, and `pooling` is its own."""
+    """The model is loaded; its vectors have `num_dimensions`, `pooling` is its own, its ids are below `vocab_size`."""
 
     num_dimensions: int
     pooling: str
+    vocab_size: int
 
 
 class Unable(Struct, frozen=True, tag="unable"):

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer as Vocabulary
 
 from engine.protocol.events import Embeddings, Failed, Finished, Result, Started, Usage
@@ -21,8 +24,12 @@ from engine.tasks.work import Emit, Refused, Work
 from engine.tokenizer import TokenizerUnusable
 from engine.zygote import Zygote
 
+logger = logging.getLogger(__name__)
+
 _LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread
 _MAX_CHARS_PER_TOKEN = 128  # what of a text lies beyond max_tokens times this is not even tokenised
+_DEFAULT_MAX_TOKENS = 512
+_OFFSET_POSITIONS = ("roberta", "xlm-roberta", "mpnet")
 
 
 class SentenceTokenizer:
@@ -79,6 +86,9 @@ class TextEmbedder:
             rows = self._tokenizer.encode(texts)
         else:
             rows = await asyncio.to_thread(self._tokenizer.encode, texts)
+        vocab_size = self._worker.info.vocab_size
+        if not all(len(row) and row.max() < vocab_size for row in rows):  # such a row would end the worker
+            raise Refused("invalid_input", "a text has no tokens, or tokens that this model does not know")
         return Embedding(self._worker, rows, work.task.pooling or self._worker.info.pooling, emit)
 
 
@@ -100,12 +110,16 @@ class Embedding:
     async def _run(self) -> None:
         try:
             vectors = await self._worker.run(self._rows, is_cls=self._pooling == "cls")
+            self._emit_result(vectors)
         except WorkerGone:
             self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True))
-            return
         except Overloaded as error:
             self._emit(Failed("out_of_capacity", str(error), is_retryable=True))
-            return
+        except Exception as error:  # nobody else would end this call
+            logger.exception("texts could not be embedded: %s", type(error).__name__)
+            self._emit(Failed("internal", "the node could not do this; its log says why"))
+
+    def _emit_result(self, vectors: NDArray[np.float32]) -> None:
         num_tokens = sum(map(len, self._rows))
         shape = (vectors.shape[0], vectors.shape[1])
         self._emit(Started(num_tokens))
@@ -114,15 +128,23 @@ class Embedding:
 
 
 def _max_tokens(model_dir: Path) -> int:
-    """What the model reads at most: its sentence configuration, tokenizer or positions say so, in this order."""
-    sources = (
-        ("sentence_bert_config.json", "max_seq_length"),
-        ("tokenizer_config.json", "model_max_length"),
-        ("config.json", "max_position_embeddings"),
-    )
-    for file, key in sources:
-        path = model_dir / file
-        value = json.loads(path.read_text()).get(key) if path.exists() else None
-        if isinstance(value, int) and 0 < value < 1_000_000:
-            return value
-    return 512
+    """What the model reads at most: what its sentence configuration or else its tokenizer says, and never more than it
+    has positions for: a longer row would end the process."""
+    config = _facts(model_dir / "config.json")
+    positions = _size(config.get("max_position_embeddings"))
+    if config.get("model_type") in _OFFSET_POSITIONS:  # positions are counted from after that of padding
+        positions -= int(config.get("pad_token_id") or 0) + 1
+    wanted = _size(_facts(model_dir / "sentence_bert_config.json").get("max_seq_length"))
+    wanted = wanted or _size(_facts(model_dir / "tokenizer_config.json").get("model_max_length"))
+    limits = [size for size in (wanted, positions) if size > 0]
+    return min(limits, default=_DEFAULT_MAX_TOKENS)
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return facts
+
+
+def _size(value: object) -> int:
+    """0 for what is none; a tokenizer without a limit of its own has an enormous one."""
+    return value if isinstance(value, int) and 0 < value < 1_000_000 else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -25,7 +26,10 @@ from engine.tasks.work import Emit, Refused, Work
 from engine.tokenizer import Tokenizer
 from engine.zygote import Zygote
 
+logger = logging.getLogger(__name__)
+
 _LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread, where they hold up nobody
+_CHARS_PER_MESSAGE = 100  # what a turn costs beside its text, in characters of text
 _NAMESPACE_BYTES = 32
 _MAX_LOGPROBS = 20
 _MAX_STOPS = 16
@@ -58,6 +62,7 @@ class TextGenerator:
             replica = await Replica.start(zygote, config, revision, on_exit)
         except BaseException:
             tokenizer_ready.cancel()
+            await asyncio.gather(tokenizer_ready, return_exceptions=True)
             raise
         try:
             return cls(replica, await tokenizer_ready)
@@ -81,8 +86,6 @@ class TextGenerator:
         task, info = work.task, self._replica.info
         _refuse_unsound(work, task)
         prompt = await self._prompt(task)
-        if len(prompt) >= info.max_model_len:
-            raise _too_long(f"the prompt has {len(prompt)} tokens", info.max_model_len)
         room = info.max_model_len - len(prompt)
         stops = task.sampling.stop
         controls = [token_id for stop in stops if (token_id := self._tokenizer.control_id(stop)) is not None]
@@ -101,20 +104,23 @@ class TextGenerator:
         return generation
 
     async def _prompt(self, task: TextGeneration) -> Sequence[int]:
-        """The ids of the prompt, at least one."""
+        """The ids of the prompt: at least one, and fewer than the context."""
         if task.prompt_token_ids is not None:
+            self._refuse_long(task.prompt_token_ids)
             vocab_size = self._replica.info.vocab_size
             if not all(0 <= token_id < vocab_size for token_id in task.prompt_token_ids):
                 raise Refused("invalid_input", f"token ids must be from 0 to {vocab_size - 1}")
             prompt: Sequence[int] = task.prompt_token_ids
         else:
             self._refuse_hopeless(task)
-            size = len(task.prompt or "") + sum(len(message.content) for message in task.messages or ())
+            messages = task.messages or ()
+            size = len(task.prompt or "") + sum(len(message.content) + _CHARS_PER_MESSAGE for message in messages)
             encode = self._encode
             try:
                 prompt = encode(task) if size < _LONG_TEXT_CHARS else await asyncio.to_thread(encode, task)
             except TemplateRefused as error:
                 raise Refused("invalid_input", str(error)) from error
+            self._refuse_long(prompt)
         if not prompt:
             raise Refused("invalid_input", "the prompt is empty, and this model needs at least one token")
         return prompt
@@ -130,6 +136,11 @@ class TextGenerator:
         if task.raw or not self._tokenizer.has_chat_template:
             return self._tokenizer.encode(task.prompt, is_raw=task.raw)
         return self._tokenizer.encode_conversation([{"role": "user", "content": task.prompt}])
+
+    def _refuse_long(self, prompt: Sequence[int]) -> None:
+        max_model_len = self._replica.info.max_model_len
+        if len(prompt) >= max_model_len:
+            raise _too_long(f"the prompt has {len(prompt)} tokens", max_model_len)
 
     def _refuse_hopeless(self, task: TextGeneration) -> None:
         """Texts whose very size rules them out are not tokenised."""
@@ -173,9 +184,17 @@ class Generation:
         return self._usage()
 
     def on_output(self, output: Output) -> None:
-        """One step's news of the sequence."""
+        """One step's news of the sequence. Whatever goes wrong with telling it, the call has its end."""
         if self._is_over:
             return
+        try:
+            self._tell(output)
+        except Exception as error:
+            logger.exception("an answer could not be told: %s", type(error).__name__)
+            self._replica.abort(self._sequence_id)
+            self._end(msgspec.structs.replace(_FAILURES["error"], usage=self._usage()))
+
+    def _tell(self, output: Output) -> None:
         self._num_cached = output.num_cached_tokens or self._num_cached
         if output.token_ids:
             self._start()

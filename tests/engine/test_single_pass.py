@@ -218,3 +218,41 @@ async def test_a_tokenizer_reads_as_many_tokens_as_the_model_says(minilm: Path, 
         tokenizer = SentenceTokenizer(tmp_path)
         assert tokenizer.max_tokens == expected
         assert len(tokenizer.encode(["word " * 1000])[0]) == expected
+
+
+async def test_no_row_is_longer_than_the_model_has_positions_for(minilm: Path, tmp_path: Path) -> None:
+    """Whatever the tokenizer's files say: a longer row would end the worker. RoBERTa's begin after padding's."""
+    (tmp_path / "tokenizer.json").write_bytes((minilm / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1000000000}')
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 4096}')
+    for config, expected in (
+        ('{"model_type": "bert", "max_position_embeddings": 512, "pad_token_id": 0}', 512),
+        ('{"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1}', 512),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        assert SentenceTokenizer(tmp_path).max_tokens == expected
+
+
+@pytest.mark.parametrize("token_ids", [[], [101, 30522, 102]])
+async def test_a_row_that_would_end_the_worker_is_refused(
+    embedder: TextEmbedder, monkeypatch: pytest.MonkeyPatch, token_ids: list[int]
+) -> None:
+    """No tokens, or one that the model has no vector for: the tokenizer's files are the publisher's."""
+    row = np.array(token_ids, dtype=np.int32)
+    monkeypatch.setattr(embedder._tokenizer, "encode", lambda texts: [row for _ in texts])
+    with pytest.raises(Refused):
+        await embedder.start(Work(TextEmbeddings(texts=("x", "")), b"", 0), lambda _: None)
+
+
+async def test_a_call_has_its_end_even_if_its_vectors_cannot_be_told(embedder: TextEmbedder) -> None:
+    heard: list[Event] = []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, Result):
+            raise ValueError("a bug")
+        heard.append(event)
+
+    await embedder.start(Work(TextEmbeddings(texts=("x",)), b"", 0), emit)
+    await wait_until(lambda: heard and isinstance(heard[-1], Finished | Failed))
+    assert isinstance(heard[-1], Failed)
+    assert heard[-1].reason == "internal"

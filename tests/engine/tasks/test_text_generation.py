@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.detokenizer import Detokenizer
 from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.tasks import ChatMessage, Sampling, TextGeneration
 from engine.replica import TokenIdLogprob
@@ -237,6 +238,26 @@ async def test_a_prompt_longer_than_the_context_is_refused(bench: Bench, words: 
 async def test_a_prompt_that_fills_the_context_is_refused_since_no_answer_fits(stories: Path) -> None:
     bench = Bench(stories, max_model_len=5)
     assert (await refused(bench, prompt="Once upon a time")).failure.reason == "context_too_long"
+
+
+async def test_a_call_has_its_end_even_if_its_answer_cannot_be_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.start(prompt="Once upon a time")
+    bench.replica.say(432)
+    monkeypatch.setattr(Detokenizer, "push", lambda *_: 1 / 0)
+    bench.replica.say(383)
+    bench.replica.say(383)
+    failed = bench.heard[-1]
+    assert isinstance(failed, Failed)
+    assert (failed.reason, failed.usage.completion_tokens) == ("internal", 2)
+    assert sum(isinstance(event, Failed) for event in bench.heard) == 1
+    assert bench.replica.aborted == [bench.replica.requests[0].sequence_id]
+
+
+async def test_token_ids_that_cannot_fit_are_refused_before_each_is_looked_at(bench: Bench) -> None:
+    failure = (await refused(bench, prompt=None, prompt_token_ids=(-1,) * 64)).failure
+    assert failure.reason == "context_too_long"
 
 
 @pytest.mark.parametrize("token_ids", [(512,), (0, -1), (2**40,), ()])
