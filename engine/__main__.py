@@ -18,7 +18,13 @@ from engine.node.settings import NodeSettings
 from engine.zygote import Zygote
 from telemetry.settings import SettingError, read_settings
 
-_KEPT_FROM_CHILDREN = ("HEARTH_CLUSTER_SECRET", "REDIS_URL", "OBJECTS_URL", "AWS_SECRET_ACCESS_KEY")
+_KEPT_FROM_CHILDREN = (
+    "HEARTH_CLUSTER_SECRET",
+    "REDIS_URL",
+    "OBJECTS_URL",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+)
 
 
 async def _run(settings: NodeSettings) -> int:

@@ -35,7 +35,10 @@ def main(connection: socket.socket, arguments: bytes) -> None:
         return
     info = msgspec.structs.replace(engine.info, load_s=round(time.monotonic() - started, 3))
     logger.info("loaded", extra={"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks})
-    connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(info, engine.status())))
+    try:
+        connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(info, engine.status())))
+    except (BrokenPipeError, ConnectionResetError):
+        return  # the replica was closed meanwhile
     serve(connection, engine)
 
 

@@ -39,7 +39,7 @@ class Call:
         self._resident: Resident | None = None
         self._run: Run | None = None
         loop = asyncio.get_running_loop()
-        deadline_s = min(max(execute.deadline_s, 0.0), MAX_DEADLINE_S)
+        deadline_s = max(0.0, min(MAX_DEADLINE_S, execute.deadline_s))  # in this order NaN is the longest
         self._timer = loop.call_later(deadline_s, self._end_early, _LATE)
         self._start = loop.create_task(self._begin())
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine import replica as module
 from engine.config import EngineConfig
 from engine.protocol.tasks import Sampling
 from engine.replica import Output, Replica, ReplicaLoadError
@@ -214,6 +215,18 @@ async def test_a_model_that_cannot_be_loaded_says_why(zygote: Zygote):
         await Replica.start(zygote, CONFIG, "r1", lambda _: None)
     with pytest.raises(ReplicaLoadError, match="ended while loading"):
         await Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:leaving")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+async def test_a_start_that_is_given_up_leaves_no_process_however_deaf(zygote: Zygote, monkeypatch):
+    monkeypatch.setattr(module, "_EXIT_TIMEOUT_S", 0.05)
+    before = os.listdir("/proc/self/fd")
+    starting = asyncio.create_task(Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:deaf"))
+    (pid,) = await wait_until(lambda: list(zygote._children))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not is_running(pid)
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 
 def echo(connection: socket.socket, arguments: bytes) -> None:
@@ -10,6 +11,11 @@ def echo(connection: socket.socket, arguments: bytes) -> None:
     connection.sendall(arguments)
     while data := connection.recv(65536):
         connection.sendall(data)
+
+
+def deaf(_connection: socket.socket, _arguments: bytes) -> None:
+    """Say nothing and hear nothing, as a rank does while it loads."""
+    time.sleep(600)
 
 
 def leaving(_connection: socket.socket, arguments: bytes) -> None:

@@ -149,6 +149,14 @@ async def test_a_draining_node_refuses_new_calls_and_finishes_old_ones() -> None
     assert house.heard[-1] == Finished("stop")
 
 
+@pytest.mark.parametrize("deadline_s", [float("nan"), float("inf")])
+async def test_a_deadline_that_is_no_number_is_a_distant_one(deadline_s: float) -> None:
+    house = House()
+    run = await house.run(deadline_s=deadline_s)
+    run.say(Finished("stop"))
+    assert house.ends == [Finished("stop")]
+
+
 async def test_a_drain_does_not_last_for_ever() -> None:
     house = House()
     run = await house.run()
