@@ -107,6 +107,17 @@ def test_stop_strings_are_found_whatever_the_pieces(text: str, stops: list[str],
     assert released + finder.flush() == (text[: min(ends)[1]] if ends else text)
 
 
+@pytest.mark.parametrize("stop", ["x", "ab", "aab", "</s>", "\n\nuser:", "aaaa"])
+def test_no_part_of_a_stop_string_is_ever_shown(stop: str) -> None:
+    """Cut at every place, and one character at a time."""
+    text = f"so {stop} on"
+    pieces = [(text[:cut], text[cut:]) for cut in range(len(text) + 1)]
+    for parts in (*pieces, tuple(text)):
+        finder = StopFinder([stop])
+        assert "".join(map(finder.push, parts)) == "so "
+        assert finder.is_stopped
+
+
 def test_text_that_cannot_become_a_stop_string_is_not_held_back() -> None:
     finder = StopFinder(["\n\nuser:"])
     assert finder.push("Hello\n") == "Hello"
