@@ -83,8 +83,11 @@ class InputSchema:
         if field in self._refused:
             raise not_accepted(field)
         gate = self._gates[field]
-        if not any(value == neutral and type(value) is type(neutral) for neutral in gate.neutral):
-            raise needs_capability(field, gate.capability, gate.code)
+        if any(value == neutral and type(value) is type(neutral) for neutral in gate.neutral):
+            return
+        if gate.grammar is not None and not gate.grammar.is_valid({field: value}):
+            raise describe(gate.grammar.iter_errors({field: value}))
+        raise needs_capability(field, gate.capability, gate.code)
 
     def _choose(self, body: Body) -> _Variant:
         present = [key for key in self._precedence if key in body]
@@ -96,11 +99,13 @@ class InputSchema:
 
 @dataclass(frozen=True)
 class _Gate:
-    """Why a top-level field is not for this card, and which values of it are harmless."""
+    """Why a top-level field is not for this card, and which values of it are harmless. A refusal with a code of its own
+    is for values that keep to the field's grammar; others are told so first."""
 
     capability: str
     neutral: tuple[Any, ...]
     code: int
+    grammar: jsonschema_rs.Validator | None
 
 
 @dataclass(frozen=True)
@@ -175,8 +180,17 @@ def _gates(source: Any, card: ModelCard) -> dict[str, _Gate]:
         for field, schema in shape.get("properties", {}).items():
             if _is_lacking(schema, card):
                 neutral = tuple(schema.get("x-neutral", ()))
-                gates[field] = _Gate(schema["x-capability"], neutral, schema.get("x-code", 5006))
+                gates[field] = _Gate(
+                    schema["x-capability"], neutral, schema.get("x-code", 5006), _grammar(field, schema)
+                )
     return gates
+
+
+def _grammar(field: str, schema: Body) -> jsonschema_rs.Validator | None:
+    if "x-code" not in schema:
+        return None
+    bare = {key: value for key, value in schema.items() if not key.startswith("x-")}
+    return jsonschema_rs.Draft202012Validator({"properties": {field: bare}})
 
 
 def _is_lacking(schema: Any, card: ModelCard) -> bool:

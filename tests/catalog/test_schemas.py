@@ -237,6 +237,13 @@ def test_a_lora_name_follows_its_grammar() -> None:
     assert refusal({"prompt": "x", "lora": "../x"}, ABLE).code == 5006
 
 
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "x" * 129, 5, ["a"]])
+def test_a_lora_name_against_the_grammar_is_told_so_even_by_a_model_without_lora(name: Any) -> None:
+    for face in ("native", "openai"):
+        refused = refusal({"messages": [USER], "lora": name}, face=face)  # type: ignore[arg-type]
+        assert (refused.pointer, refused.code) == ("/lora", 5006)
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
