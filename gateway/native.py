@@ -17,7 +17,7 @@ def text_generation(body: Mapping[str, Any], *, default_max_tokens: int, context
     """`messages`, or `prompt` with an optional `raw`. Raises BadInput."""
     sampling = openai.sampling(body, default_max_tokens=default_max_tokens, context_window=context_window)
     if body.get("messages") is not None:
-        messages = openai.chat_messages(body, is_null_content_allowed=False)
+        messages = openai.chat_messages(body)
         return TextGeneration(messages=messages, sampling=sampling)
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt:

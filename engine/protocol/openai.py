@@ -47,7 +47,7 @@ def text_generation(body: Mapping[str, Any], *, default_max_tokens: int, context
         raise BadInput("'/logit_bias' is not supported")
     limit_name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
     return TextGeneration(
-        messages=chat_messages(body, is_null_content_allowed=True),
+        messages=chat_messages(body),
         sampling=sampling(body, limit_name, default_max_tokens=default_max_tokens, context_window=context_window),
     )
 
@@ -62,17 +62,17 @@ def refuse_unsafe_fields(body: Mapping[str, Any]) -> None:
         raise BadInput("'/chat_template_kwargs' accepts enable_thinking and clear_thinking only")
 
 
-def chat_messages(body: Mapping[str, Any], *, is_null_content_allowed: bool) -> tuple[ChatMessage, ...]:
-    """`messages` as plain-text turns. OpenAI lets an assistant's content be null; the native shape does not."""
+def chat_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
+    """`messages` as plain-text turns; only an assistant's content may be null. Raises BadInput."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise BadInput("required properties at '/' are 'messages'")
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise BadInput(f"'/messages' must have 1 to {MAX_MESSAGES} items")
-    return tuple(_message(i, message, is_null_content_allowed) for i, message in enumerate(messages))
+    return tuple(_message(i, message) for i, message in enumerate(messages))
 
 
-def _message(index: int, message: Any, is_null_content_allowed: bool) -> ChatMessage:
+def _message(index: int, message: Any) -> ChatMessage:
     if not isinstance(message, dict):
         raise BadInput(f"Type mismatch of '/messages/{index}', expected 'object'")
     role = message.get("role")
@@ -82,7 +82,7 @@ def _message(index: int, message: Any, is_null_content_allowed: bool) -> ChatMes
     content = message.get("content")
     if isinstance(content, str):
         return ChatMessage(known_role, content)
-    if content is None and known_role == "assistant" and is_null_content_allowed:
+    if content is None and known_role == "assistant":
         return ChatMessage(known_role)
     if isinstance(content, list):
         return ChatMessage(known_role, _joined_parts(index, content))
@@ -115,6 +115,7 @@ def sampling(
         max_tokens=integer(
             body, limit_name, min(default_max_tokens, context_window), minimum=1, maximum=context_window
         ),
+        must_fit=body.get(limit_name) is not None,
         temperature=number(body, "temperature", 0.6, minimum=0, maximum=5),
         top_p=max(_MIN_TOP_P, number(body, "top_p", 1.0, minimum=0, maximum=1)),
         top_k=integer(body, "top_k", 0, minimum=0, maximum=1000),
@@ -196,7 +197,8 @@ def logprobs_object(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _logprob(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+    """`bytes` is null for a token that is no whole character: its text is a stand-in."""
+    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
 
 
 def chat_completion(
@@ -248,8 +250,9 @@ class ChatChunks:
         return self._before + _encode(delta) + b',"logprobs":' + shown + b',"finish_reason":null' + self._tail
 
     def end(self, reason: FinishReason) -> bytes:
-        """The chunk that says why the stream ends."""
-        return self._before + b'{},"logprobs":null,"finish_reason":' + _encode(reason) + self._tail
+        """The chunk that says why the stream ends; of an answer without text, it names the role too."""
+        delta = b"{}" if self._has_role else b'{"role":"assistant","content":""}'
+        return self._before + delta + b',"logprobs":null,"finish_reason":' + _encode(reason) + self._tail
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that `include_usage` asks for."""

@@ -18,10 +18,12 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1, `min_p` 0 switch those filters off. `repetition_penalty` divides
     (positive) or multiplies (negative) the logits of every token seen in prompt or completion; `presence_penalty` and
     `frequency_penalty` are subtracted for completion tokens only. `seed` None draws one per call. `logprobs` None
-    gives none, k >= 0 gives that of the sampled token and of the k likeliest.
+    gives none, k >= 0 gives that of the sampled token and of the k likeliest. `must_fit` says that `max_tokens` is the
+    caller's own word: it is refused when the prompt leaves less of the context, where a default would be shortened.
     """
 
     max_tokens: int = 256
+    must_fit: bool = False
     temperature: float = 0.6
     top_p: float = 1.0
     top_k: int = 0

@@ -87,6 +87,8 @@ class TextGenerator:
         _refuse_unsound(work, task)
         prompt = await self._prompt(task)
         room = info.max_model_len - len(prompt)
+        if task.sampling.must_fit and task.sampling.max_tokens > room:
+            raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
         stops = task.sampling.stop
         controls = [token_id for stop in stops if (token_id := self._tokenizer.control_id(stop)) is not None]
         request = SequenceRequest(

@@ -98,6 +98,24 @@ def test_defaults_of_the_contract_reach_the_node(client: httpx.Client, running: 
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (256, 0.6, 1.0, None)
 
 
+def test_only_a_max_tokens_that_the_caller_named_must_fit_the_context(client: httpx.Client, running: Running):
+    def must_fit(answer: httpx.Response) -> bool:
+        return running.site.execute_of(answer).task.sampling.must_fit
+
+    assert not must_fit(run(client, running, {"prompt": "x", "max_tokens": None}))
+    assert must_fit(run(client, running, {"prompt": "x", "max_tokens": "3"}))
+    assert not must_fit(chat(client, running, {"messages": HELLO}))
+    assert must_fit(chat(client, running, {"messages": HELLO, "max_completion_tokens": 3}))
+
+
+def test_an_assistants_turn_without_text_is_taken_by_both_families(client: httpx.Client, running: Running):
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant"}, *HELLO]
+    for ask in (run, chat):
+        messages = running.site.execute_of(ask(client, running, {"messages": turns})).task.messages
+        assert [message.content for message in messages] == [HELLO[0]["content"], "", "", HELLO[0]["content"]]
+
+
 @pytest.mark.parametrize("written", [PARROT, "@cf%2Ftest%2Fparrot", "%40cf/test/parrot", "workers-ai/" + PARROT])
 def test_a_model_id_may_be_written_in_many_ways(client: httpx.Client, running: Running, written: str):
     assert run(client, running, {"prompt": "x"}, written).status_code == 200

@@ -131,6 +131,18 @@ def test_chunks_parse_and_join_to_the_text():
     assert [c["usage"] for c in read_back[:3]] == [None, None, None]
 
 
+def test_a_stream_without_text_still_names_the_role():
+    (choice,) = json.loads(openai.ChatChunks("i", 1, "m", has_usage_chunk=False).end("stop"))["choices"]
+    assert (choice["delta"], choice["finish_reason"]) == ({"role": "assistant", "content": ""}, "stop")
+
+
+def test_a_token_that_is_no_whole_character_has_no_bytes_to_show():
+    entry = TokenLogprob("\ufffd", -1.0, (("x", -2.0),))
+    (shown,) = openai.logprobs_object([entry])["content"]
+    assert shown["bytes"] is None
+    assert shown["top_logprobs"][0]["bytes"] == [120]
+
+
 def test_logprobs_show_bytes_and_alternatives_whole_and_streamed():
     entry = TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5)))
     whole = openai.chat_completion("i", 1, "m", "é", "stop", Usage(), [entry])["choices"][0]["logprobs"]["content"]

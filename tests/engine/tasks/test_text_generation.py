@@ -228,6 +228,17 @@ async def test_the_answer_is_capped_to_the_context_that_is_left(bench: Bench) ->
     assert bench.replica.requests[0].sampling.max_tokens == 64 - 5
 
 
+async def test_a_callers_own_max_tokens_may_fill_the_context_that_is_left(bench: Bench) -> None:
+    await bench.start(prompt="Once upon a time", sampling=Sampling(max_tokens=59, must_fit=True))
+    assert bench.replica.requests[0].sampling.max_tokens == 59
+
+
+async def test_a_callers_own_max_tokens_beyond_the_context_that_is_left_is_refused(bench: Bench) -> None:
+    failure = (await refused(bench, prompt="Once upon a time", sampling=Sampling(max_tokens=60, must_fit=True))).failure
+    assert (failure.reason, failure.is_retryable) == ("invalid_input", False)
+    assert failure.message.startswith("'/max_tokens' must be <= 59")
+
+
 @pytest.mark.parametrize("words", [70, 5_000])
 async def test_a_prompt_longer_than_the_context_is_refused(bench: Bench, words: int) -> None:
     failure = (await refused(bench, prompt="word " * words)).failure
