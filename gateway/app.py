@@ -6,6 +6,7 @@ Inference routes run on plain ASGI (`exchange.py`, `pipeline.py`); the others ar
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from typing import BinaryIO
 
@@ -46,7 +47,7 @@ ROUTES = (
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
     Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
 )
-_OPENAI_PREFIX = ACCOUNT + "/ai/v1/"
+_is_openai = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(/|$)").match
 
 
 def build_app(services: Services) -> App:
@@ -83,12 +84,14 @@ class _Front:
                 await exchange.end_stream(streaming.error_frame(refusal))
             else:
                 await exchange.refuse(refusal)
+        finally:
+            exchange.close()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        exchange.is_openai = _is_openai(scope["raw_path"]) is not None
         exchange.check_size_of_head()
         route, parameters = self._router.match(scope["method"], scope["raw_path"])
         scope["hearth.route"] = route.path
-        exchange.is_openai = route.path.startswith(_OPENAI_PREFIX)
         if isinstance(route.endpoint, Door):
             account_id, model = parameters["account_id"], parameters.get("model")
             await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)

@@ -52,9 +52,13 @@ async def prove(verifier: TokenVerifier, headers: Sequence[tuple[bytes, bytes]])
     secret = secret_in(headers)
     verdict = await verifier.verify(secret)
     if isinstance(verdict, Refused):
-        is_malformed = verdict.reason == "malformed" and not _JWT.fullmatch(secret)
-        raise Refusal(Reason.CREDENTIAL_MALFORMED if is_malformed else Reason.CREDENTIAL_REFUSED)
+        raise Refusal(Reason.CREDENTIAL_MALFORMED if is_malformed(verdict, secret) else Reason.CREDENTIAL_REFUSED)
     return verdict
+
+
+def is_malformed(refused: Refused, secret: str) -> bool:
+    """Whether `secret` has not even the form of a credential; a signed token has one, though it opens nothing here."""
+    return refused.reason == "malformed" and not _JWT.fullmatch(secret)
 
 
 def permit(principal: Principal, account_id: str, scope: str) -> None:

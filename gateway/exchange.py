@@ -155,6 +155,9 @@ class Exchange:
     async def end_stream(self, data: bytes = b"") -> None:
         """Send the last piece."""
         await self._send_in_time({"type": "http.response.body", "body": data})
+
+    def close(self) -> None:
+        """The exchange is over, however it ended: nothing watches it any more."""
         if self._stall_timer is not None:
             self._stall_timer.cancel()
 

@@ -41,6 +41,7 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         resolved = _find_model(services.registry, path_model) if path_model is not None else None
         body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
         resolved = resolved or _find_model(services.registry, _model_in(body))
+        exchange.answer_headers = _headers_of(exchange, resolved)
         asked = door.read(resolved.card, body)
 
         call = _make_call(services, exchange, principal, resolved, asked, session, started_s)
@@ -52,7 +53,6 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         events = MeteredEvents(call, dispatch, services.ledger, settings.pop, services.clock)
         exchange.when_client_leaves(dispatch.abandon)
         place.stop = dispatch.stop
-        exchange.answer_headers = _headers_of(call, resolved)
         shape = asked.make_shape(call)
         try:
             if call.is_stream:
@@ -120,9 +120,9 @@ def _make_call(
     )
 
 
-def _headers_of(call: Call, resolved: Resolved) -> list[tuple[bytes, bytes]]:
-    """What every answer that reached a model carries."""
-    headers = [(b"cf-ai-req-id", call.request_id.encode())]
+def _headers_of(exchange: Exchange, resolved: Resolved) -> list[tuple[bytes, bytes]]:
+    """What every answer that reached a model carries, refusals of its input included."""
+    headers = [(b"cf-ai-req-id", exchange.request_id.encode())]
     if resolved.alias_of is not None:
         headers.append((b"x-hearth-model", resolved.alias_of.encode()))
     return headers

@@ -67,7 +67,8 @@ class Router:
             raise Refusal(Reason.ACCOUNT_ID_MALFORMED, raw_path[:256].decode("ascii", "replace"))
         route = branch.routes.get("GET" if method == "HEAD" else method)
         if route is None:
-            raise Refusal(Reason.METHOD_NOT_ALLOWED, method, allow=", ".join(sorted(branch.routes)))
+            methods = {*branch.routes, "HEAD"} if "GET" in branch.routes else branch.routes
+            raise Refusal(Reason.METHOD_NOT_ALLOWED, method, allow=", ".join(sorted(methods)))
         return route, {name: _decoded(value) for name, value in found.items()}
 
 

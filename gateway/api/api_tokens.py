@@ -33,8 +33,9 @@ async def verify_account_token(services: Services, request: Request) -> Response
 
 
 async def _verdict(services: Services, request: Request) -> Principal | Refused:
-    verdict = await services.verifier.verify(authentication.secret_in(request.scope["headers"]))
-    if isinstance(verdict, Refused) and verdict.reason == "malformed":
+    secret = authentication.secret_in(request.scope["headers"])
+    verdict = await services.verifier.verify(secret)
+    if isinstance(verdict, Refused) and authentication.is_malformed(verdict, secret):
         raise Refusal(Reason.CREDENTIAL_MALFORMED)
     return verdict
 

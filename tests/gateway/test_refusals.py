@@ -350,6 +350,7 @@ def test_messages_of_refusals_never_repeat_a_value(client: httpx.Client, running
 
 def test_lora_is_refused_where_there_is_none(client: httpx.Client, running: Running):
     assert code_of(client.post(run_url(running), json=GOOD_BODY | {"lora": "my-lora"})) == (405, 5005)
+    assert code_of(client.post(run_url(running), json=GOOD_BODY | {"lora": "../my-lora"})) == (400, 5006)
 
 
 def test_size_is_refused_by_what_is_declared_and_by_what_arrives(client: httpx.Client, running: Running):
@@ -445,6 +446,12 @@ def test_verify_says_how_a_token_stands_to_its_own_kind_of_route(running: Runnin
         assert answer.json()["messages"] == [{"code": 10000, "message": "This API Token is valid and active"}]
 
 
+def test_verify_knows_no_signed_token(running: Running):
+    headers = {"authorization": "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0."}
+    for path in ("/user/tokens/verify", f"/accounts/{running.tenants.account_id}/tokens/verify"):
+        assert code_of(httpx.get(running.gateway.base_url + path, headers=headers)) == (401, 1000)
+
+
 def test_verify_without_a_credential_is_refused_like_everywhere(running: Running):
     assert code_of(httpx.get(f"{running.gateway.base_url}/user/tokens/verify")) == (400, 9106)
 
@@ -459,6 +466,32 @@ def test_openai_routes_carry_both_shapes_of_an_error(running: Running):
     assert body["error"] == {"message": body["errors"][0]["message"], "type": "invalid_request_error", "param": None,
                              "code": 9106}  # fmt: skip
     assert body["result"] == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("GET", "/ai/v1/chat/completions", (405, 7001)),
+        ("POST", "/ai/v1/nothing", (400, 7000)),
+        ("POST", "/ai/v1", (400, 7000)),
+        ("POST", "/ai/v1/embeddings?x=" + "y" * 9000, (414, 3006)),
+    ],
+)
+def test_openai_paths_that_no_route_answers_carry_both_shapes_too(running: Running, method: str, path: str, expected):
+    answer = httpx.request(method, running.account_url + path)
+    assert code_of(answer) == expected
+    assert answer.json()["error"]["code"] == expected[1]
+    malformed = httpx.post(f"{running.gateway.base_url}/accounts/x/ai/v1/embeddings")
+    assert code_of(malformed) == (404, 7003)
+    assert malformed.json()["error"]["code"] == 7003
+    assert "error" not in httpx.get(run_url(running)).json()
+
+
+def test_a_refused_input_reached_a_model_and_a_body_that_is_no_json_did_not(client: httpx.Client, running: Running):
+    refused = client.post(run_url(running), json={"prompt": "x", "temperature": 9})
+    assert refused.headers["cf-ai-req-id"] == refused.headers["x-hearth-request-id"]
+    for answer in (client.post(run_url(running), content=b"{"), client.post(run_url(running, "@cf/no/x"), json={})):
+        assert "cf-ai-req-id" not in answer.headers
 
 
 def test_nothing_here_was_an_internal_error(running: Running):

@@ -69,7 +69,7 @@ def test_an_account_id_is_32_lowercase_hex(account: str):
 def test_a_wrong_method_is_told_the_right_ones():
     refusal = refusal_of("DELETE", "/healthz")
     assert refusal.reason is Reason.METHOD_NOT_ALLOWED
-    assert (b"allow", b"GET") in refusal.headers()
+    assert (b"allow", b"GET, HEAD") in refusal.headers()
 
 
 def test_head_is_answered_where_get_is():
