@@ -55,7 +55,7 @@ bench: $(STAMP)  ## run the benchmarks of bench/ one after the other
 	@for bench in $(BENCHES); do echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
 	@echo "== bench.fork_to_ready"; $(BIN)/python -m bench.fork_to_ready catalog/builtin/spark
 
-docs: $(STAMP)  ## write docs/settings.md and docs/metrics.md from the code
+docs: $(STAMP)  ## write the pages of docs/ that are made from the code
 	$(BIN)/python -m scripts.write_docs
 
 lock: $(STAMP)  ## write requirements.lock from what .venv holds

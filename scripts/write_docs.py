@@ -1,17 +1,21 @@
-"""Writes docs/settings.md and docs/metrics.md from the declarations in the code, so that they cannot drift from it.
+"""Writes docs/settings.md, docs/metrics.md and docs/layout.md from the code itself, so that they cannot drift from it.
 
 `tests/test_docs.py` compares the files with what this would write.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 
 from cli.settings import ProcessName, settings_class
 from telemetry import metrics
 from telemetry.settings import SettingInfo, describe
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PACKAGES = ("cli", "gateway", "engine", "tenants", "catalog", "storage", "telemetry", "migrations", "spark", "bench")
 SOURCES = {ProcessName.gateway: "gateway/settings.py", ProcessName.node: "engine/node/settings.py"}
 STARTS = {ProcessName.gateway: "python -m gateway", ProcessName.node: "python -m engine"}
 
@@ -34,6 +38,14 @@ Counters are exposed with the suffix `_total`. Labels are few and bounded: never
 
 This page is written by `make docs` from `telemetry/metrics.py`.
 """
+LAYOUT_HEAD = """\
+# Layout
+
+One idea a file: the first sentence of each. [Architecture](architecture.md) says how the parts go together; read
+`gateway/pipeline.py` first. Tests mirror the packages file for file.
+
+This page is written by `make docs` from the modules themselves.
+"""
 
 
 def settings_page() -> str:
@@ -52,6 +64,23 @@ def metrics_page() -> str:
     return METRICS_HEAD + "\n" + "\n".join(rows) + "\n"
 
 
+def layout_page() -> str:
+    parts = [LAYOUT_HEAD]
+    for package in PACKAGES:
+        parts.append(f"\n## {package}\n\n| File | Idea |\n|---|---|")
+        for file in sorted((ROOT / package).rglob("*.py")):
+            docstring = ast.get_docstring(ast.parse(file.read_text()))
+            if docstring:
+                parts.append(f"| `{file.relative_to(ROOT / package)}` | {_cell(_first_sentence(docstring))} |")
+    return "\n".join(parts) + "\n"
+
+
+def _first_sentence(docstring: str) -> str:
+    """Without a code block that follows it, on one line."""
+    paragraph = " ".join(docstring.split("\n\n")[0].split())
+    return re.split(r"(?<=[a-z)`\]])[.:] (?=[A-Z`])", paragraph)[0].rstrip(".:")
+
+
 def _setting_row(info: SettingInfo) -> str:
     kind = {"bytes": "hex", "Path": "path", "str": "text"}.get(info.kind.__name__, info.kind.__name__)
     if info.is_required:
@@ -68,7 +97,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "layout.md": layout_page}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():
