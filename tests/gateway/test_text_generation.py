@@ -1,10 +1,12 @@
 """Text generation, whole and streamed, in the native and the OpenAI shape: the wire as the contract has it."""
 
 import json
+import time
 
 import httpx
 import pytest
 
+from gateway.streaming import COALESCE_S
 from tests.fakes.node import WORDS
 from tests.gateway.process import ALIAS, CHATTY, PARROT
 from tests.gateway.site import Running
@@ -173,11 +175,14 @@ def test_tokens_that_come_close_together_share_a_frame_and_the_first_does_not_wa
 ):
     words = [f" w{i}" for i in range(60)]
     prompt = script(tokens=words, gap_s=0.002)
+    started_s = time.monotonic()
     *events, _usage, _done = events_of(run(client, running, {"prompt": prompt, "stream": True}))
+    elapsed_s = time.monotonic() - started_s  # on a busy machine the words come more slowly
     texts = [json.loads(event)["response"] for event in events]
     assert "".join(texts) == "".join(words)
     assert texts[0] == " w0"
-    assert len(texts) < 30
+    assert len(texts) <= elapsed_s / COALESCE_S + 2
+    assert len(texts) < len(words)
 
 
 def test_every_call_leaves_one_entry_that_agrees_with_its_answer(client: httpx.Client, running: Running):
