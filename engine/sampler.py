@@ -150,6 +150,7 @@ def _filter_candidates(candidates: Reals, weights: torch.Tensor, filters: _Filte
     is_covered = ((top_p < 1) & (cumulative[:, -1] >= top_p * mass)) | (candidates[:, -1] < min_p)
     is_settled = is_limited | (is_covered & (top_k == 0))
     is_kept = (cumulative - kept < (top_p * mass)[:, None]) & (kept >= min_p[:, None])
+    is_kept[:, 0] = True  # whatever was asked, the likeliest stays
     return np.where(is_kept, kept, 0.0), is_settled
 
 

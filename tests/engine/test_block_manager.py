@@ -145,8 +145,10 @@ class Sequences(RuleBasedStateMachine):
         for block in fresh.tolist():
             self.content.pop(block, None)
         for block, block_name in zip(fresh.tolist(), wanted[len(matched) :], strict=False):
+            is_taken = self.blocks.find(block_name) is not None
             self.blocks.register(block, block_name)
-            self.content[block] = block_name
+            if not is_taken:  # else the name stays with the block that has it
+                self.content[block] = block_name
         self.held.append(np.concatenate([matched, fresh]))
 
     @precondition(lambda self: self.held and self.blocks.num_available)

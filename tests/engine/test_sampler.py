@@ -255,3 +255,11 @@ def test_a_row_that_is_not_finite_is_marked_and_leaves_its_mates_alone(bad: floa
 
 def test_no_rows_give_no_tokens() -> None:
     assert len(sample(torch.empty(0, VOCAB), inputs_of([])).token_ids) == 0
+
+
+@pytest.mark.parametrize("parameters", [{"top_p": 0.0}, {"top_p": -1.0, "min_p": 5.0}, {"min_p": 2.0, "top_k": 3}])
+@pytest.mark.parametrize("vocab_size", [VOCAB, 40_000])
+def test_filters_that_leave_nothing_leave_the_likeliest(parameters: dict[str, float], vocab_size: int) -> None:
+    logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(1))
+    expected = logits.argmax(-1).tolist()
+    assert sample(logits, inputs_of([parameters, parameters])).token_ids.tolist() == expected
