@@ -7,7 +7,7 @@ on whole. Watches the clocks: first event, stall, deadline. Knows links and even
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.protocol import wire
@@ -43,11 +43,16 @@ class DeadlinePassed(Exception):
 
 
 class Dispatch:
-    """One call on its way: at most two attempts, one after the other. `take` until the last event, then it is over."""
+    """One call on its way: at most two attempts, one after the other. `take` until the last event, then it is over.
 
-    def __init__(self, call: Call, links: Sequence[NodeLink], patience: Patience) -> None:
+    `find_links` says which nodes could take the call now, best first: a second attempt asks again, since a node may
+    have come back while the first was under way.
+    """
+
+    def __init__(self, call: Call, find_links: Callable[[], Sequence[NodeLink]], patience: Patience) -> None:
         self._call = call
-        self._waiting_links = list(links)
+        self._find_links = find_links
+        self._tried: list[NodeLink] = []
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._unwanted: Exception | None = None  # why nobody waits for this call any more
@@ -88,8 +93,8 @@ class Dispatch:
         """Send the call to the best node left that can be reached. Raises Refusal when there is none."""
         if self._unwanted is not None:
             raise self._unwanted
-        while self._waiting_links:
-            link = self._waiting_links.pop(0)
+        for link in self._untried():
+            self._tried.append(link)
             inbox = Inbox(
                 waits_for_end=not self._call.is_stream,
                 max_bytes=MAX_UNREAD_BYTES if self._call.is_stream else MAX_GATHERED_BYTES,
@@ -132,7 +137,10 @@ class Dispatch:
         return True
 
     def _has_another(self) -> bool:
-        return self.num_attempts < MAX_ATTEMPTS and any(link.is_open for link in self._waiting_links)
+        return self.num_attempts < MAX_ATTEMPTS and any(link.is_open for link in self._untried())
+
+    def _untried(self) -> list[NodeLink]:
+        return [link for link in self._find_links() if link not in self._tried]
 
     def _refusal(self, error: Exception) -> Refusal:
         if isinstance(error, NodeLost):

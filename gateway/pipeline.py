@@ -14,6 +14,7 @@ from catalog.card import parse_model_id
 from catalog.registry import Registry, Resolved
 from gateway import authentication, json_body, placement, streaming
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
+from gateway.connections import NodeLink
 from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
 from gateway.exchange import Exchange
@@ -45,11 +46,8 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         asked = door.read(resolved.card, body)
 
         call = _make_call(services, exchange, principal, resolved, asked, session, started_s)
-        candidates = services.nodes.candidates(call.card)
-        nodes = placement.order(call.affinity, settings.pop, candidates)
-        dispatch = Dispatch(
-            call, [node.link for node in nodes], Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
-        )
+        patience = Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
+        dispatch = Dispatch(call, lambda: _place(services, call), patience)
         events = MeteredEvents(call, dispatch, services.ledger, settings.pop, services.clock)
         exchange.when_client_leaves(dispatch.abandon)
         place.stop = dispatch.stop
@@ -64,6 +62,12 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         finally:
             exchange.when_client_leaves(None)
             await events.close()
+
+
+def _place(services: Services, call: Call) -> list[NodeLink]:
+    """The nodes that could take the call now, best first."""
+    candidates = services.nodes.candidates(call.card)
+    return [node.link for node in placement.order(call.affinity, services.settings.pop, candidates)]
 
 
 def _session_of(exchange: Exchange) -> bytes | None:

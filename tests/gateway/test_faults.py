@@ -230,3 +230,25 @@ def test_near_nodes_are_preferred(new_site: Callable[..., Site]):
 def test_nothing_here_was_an_internal_error(fragile: Running):
     assert fragile.gateway.metric("hearth_internal_errors_total") == 0
     assert not [line for line in fragile.gateway.log_lines() if line["level"] in ("error", "critical")]
+
+
+def test_a_node_that_came_up_meanwhile_takes_a_call_whose_node_died(new_site: Callable[..., Site]):
+    site = new_site()
+    first = site.add_node("n1")
+    running = Running(site, site.gateway().start())
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with httpx.Client(headers=running.headers(), timeout=20) as client:
+            answers.append(run(client, running, {"prompt": script(on="n1", first_s=30)}))
+
+    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 1, 10)
+    caller = threading.Thread(target=ask)
+    caller.start()
+    wait_until_blocking(lambda: first.num_open_calls == 1)
+    site.add_node("n2")
+    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 2, 10)
+    first.stop()
+    caller.join(timeout=20)
+    assert answers[0].json()["result"]["response"] == TEXT
+    assert site.usage_row(answers[0].headers["cf-ai-req-id"])["node_id"] == "n2"
