@@ -143,6 +143,16 @@ def test_the_victim_is_the_one_with_least_work_to_lose():
     assert list(driver.finishes) == [old, mid, new]
 
 
+def test_of_equals_the_victim_is_the_newest():
+    driver = Driver(num_blocks=12, max_sequences=4, is_prefix_cache_enabled=False)
+    ids = [driver.add(prompt_of(40, seed), max_tokens=60, ignore_eos=True) for seed in range(3)]
+    while not driver.engine.scheduler._preempted:
+        work = driver.engine.table.num_computed[driver.engine.scheduler.running].copy()
+        driver.step()
+    assert len(set(work.tolist())) == 1, "they were equal"
+    assert list(driver.engine.scheduler._preempted) == ids[-1:]
+
+
 def test_a_sequence_preempted_too_often_is_admitted_only_with_room_for_its_whole_answer():
     driver = Driver(num_blocks=20, max_sequences=4)
     protected = driver.add(prompt_of(40), max_tokens=200, ignore_eos=True)
