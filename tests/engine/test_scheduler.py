@@ -149,7 +149,7 @@ def test_of_equals_the_victim_is_the_newest():
     while not driver.engine.scheduler._preempted:
         work = driver.engine.table.num_computed[driver.engine.scheduler.running].copy()
         driver.step()
-    assert len(set(work.tolist())) == 1, "they were equal"
+    assert np.count_nonzero(work == work.min()) > 1, "several had the least to lose"
     assert list(driver.engine.scheduler._preempted) == ids[-1:]
 
 
