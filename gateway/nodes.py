@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 import ssl
+from collections import Counter
 from dataclasses import dataclass
 
 import msgspec
@@ -63,6 +64,7 @@ class Nodes:
         self._statuses: dict[str, NodeStatus] = {}
         self._links: dict[str, NodeLink] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._num_hot: Counter[str] = Counter()
         self._candidates: dict[tuple[str, str], tuple[Candidate, ...]] = {}
 
     def candidates(self, card: ModelCard) -> tuple[Candidate, ...]:
@@ -97,15 +99,7 @@ class Nodes:
 
     def hot_models(self) -> list[str]:
         """Names of the models that a reachable node can answer with right now."""
-        return sorted(
-            {
-                replica.model
-                for node_id, status in self._statuses.items()
-                if not status.is_draining and self._links[node_id].is_open
-                for replica in status.replicas
-                if replica.state == "hot"
-            }
-        )
+        return sorted(self._num_hot)
 
     @property
     def num_reachable(self) -> int:
@@ -164,6 +158,20 @@ class Nodes:
     def _on_change(self) -> None:
         self._candidates = {}
         metrics.NODES_ALIVE.set(self.num_reachable)
+        gone = self._num_hot.keys()
+        self._num_hot = self._count_hot()
+        for model in gone | self._num_hot.keys():
+            metrics.HOT_REPLICAS.labels(model).set(self._num_hot[model])
+
+    def _count_hot(self) -> Counter[str]:
+        """Hot replicas on reachable nodes, by model."""
+        return Counter(
+            replica.model
+            for node_id, status in self._statuses.items()
+            if not status.is_draining and self._links[node_id].is_open
+            for replica in status.replicas
+            if replica.state == "hot"
+        )
 
     async def close(self) -> None:
         """Drop every connection."""

@@ -36,6 +36,7 @@ PROMPT_TOKENS = _counter("hearth_prompt_tokens", "Prompt tokens of ended calls",
 CACHED_TOKENS = _counter("hearth_cached_tokens", "Prompt tokens served from the prefix cache", ("model",))
 COMPLETION_TOKENS = _counter("hearth_completion_tokens", "Completion tokens of ended calls", ("model",))
 DISPATCH_RETRIES = _counter("hearth_dispatch_retries", "Calls given to another node before their first event")
+HOT_REPLICAS = _gauge("hearth_hot_replicas", "Hot replicas on nodes that this gateway can reach", ("model",))
 NODES_ALIVE = _gauge("hearth_nodes_alive", "Nodes that this gateway can reach")
 USAGE_SPOOLED = _counter("hearth_usage_spooled", "Usage entries made durable in the spool")
 USAGE_LEDGERED = _counter("hearth_usage_ledgered", "Usage entries written to the ledger")

@@ -76,7 +76,7 @@ class Platform:
             is_up = httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=2).status_code == 200
         except httpx.HTTPError:
             return False
-        return is_up and (self.data / "dev.json").exists() and len(self.hot_nodes(self.chat_model)) == self._nodes
+        return is_up and (self.data / "dev.json").exists() and self.num_hot == self._nodes
 
     def stop(self) -> int:
         assert self._process is not None
@@ -145,17 +145,16 @@ class Platform:
     def database_url(self) -> str:
         return str(self.dev["database_url"])
 
-    def hot_nodes(self, model: str) -> list[NodeStatus]:
-        return [
-            node
-            for node in self.statuses()
-            if any(replica.model == model and replica.state == "hot" for replica in node.replicas)
-        ]
-
-    def metric(self, name: str) -> float:
-        """The sum of a metric of the gateway over its labels."""
+    def metric(self, name: str, model: str = "") -> float:
+        """The sum of a metric of the gateway over its labels, or over those of one model."""
         lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+        wanted = [line for line in lines if line.split("{")[0].split(" ")[0] == name and model in line]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
+
+    @property
+    def num_hot(self) -> float:
+        """Nodes that hold the chat model, as the gateway knows them: presence may be ahead of it or behind."""
+        return self.metric("hearth_hot_replicas", self.chat_model)
 
     def usage_rows(self, request_id: str | None = None) -> list[dict[str, Any]]:
         """The ledger's rows, newest last; of one request if given."""
