@@ -3,38 +3,14 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from telemetry.settings import SettingError, setting
-
-MIN_SECRET_BYTES = 16
-
-
-def _at_least(minimum: float) -> Callable[[Any], str | None]:
-    return lambda value: None if value >= minimum else f"must be at least {minimum:g}"
+from telemetry.settings import SettingError, at_least, log_level, setting, starts_with, strong_secret
 
 
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be a port, 0 to 65535"
-
-
-def _strong(value: bytes) -> str | None:
-    return (
-        None
-        if len(value) >= MIN_SECRET_BYTES
-        else f"must be at least {MIN_SECRET_BYTES} bytes ({MIN_SECRET_BYTES * 2} hexadecimal digits)"
-    )
-
-
-def _scheme(*schemes: str) -> Callable[[str], str | None]:
-    return lambda value: None if value.startswith(schemes) else f"must start with {' or '.join(schemes)}"
-
-
-def _level(value: str) -> str | None:
-    return None if value.lower() in ("debug", "info", "warning", "error") else "must be debug, info, warning or error"
 
 
 @dataclass(frozen=True)
@@ -42,57 +18,59 @@ class GatewaySettings:
     """What one gateway process is told."""
 
     database_url: str = setting(
-        "DATABASE_URL", "SQL database: sqlite:///path or postgresql://…", check=_scheme("sqlite://", "postgresql://")
+        "DATABASE_URL",
+        "SQL database: sqlite:///path or postgresql://…",
+        check=starts_with("sqlite://", "postgresql://"),
     )
     redis_url: str = setting(
-        "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=_scheme("redis://", "rediss://", "unix://")
+        "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=starts_with("redis://", "rediss://", "unix://")
     )
     token_pepper: bytes = setting(
-        "HEARTH_TOKEN_PEPPER", "key of the hash under which API tokens are stored", secret=True, check=_strong
+        "HEARTH_TOKEN_PEPPER", "key of the hash under which API tokens are stored", secret=True, check=strong_secret
     )
     cache_secret: bytes = setting(
-        "HEARTH_CACHE_SECRET", "key from which accounts' cache namespaces are derived", secret=True, check=_strong
+        "HEARTH_CACHE_SECRET", "key from which accounts' cache namespaces are derived", secret=True, check=strong_secret
     )
     cluster_secret: bytes = setting(
-        "HEARTH_CLUSTER_SECRET", "what gateways and nodes prove to each other", secret=True, check=_strong
+        "HEARTH_CLUSTER_SECRET", "what gateways and nodes prove to each other", secret=True, check=strong_secret
     )
     spool_dir: Path = setting("HEARTH_SPOOL_DIR", "folder of this process's usage spool; never shared")
     spool_max_bytes: int = setting(
         "HEARTH_SPOOL_MAX_BYTES",
         "usage spooled while the database is away; when full, new calls are refused",
         default=1 << 30,
-        check=_at_least(1 << 20),
+        check=at_least(1 << 20),
     )
     host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)
     pop: str = setting("HEARTH_POP", "the place this process is in; near nodes are preferred", default="local")
-    max_calls: int = setting("HEARTH_MAX_CALLS", "inference calls in flight at once", default=1024, check=_at_least(1))
+    max_calls: int = setting("HEARTH_MAX_CALLS", "inference calls in flight at once", default=1024, check=at_least(1))
     max_body_bytes: int = setting(
-        "HEARTH_MAX_BODY_BYTES", "largest request body", default=10 * 1024 * 1024, check=_at_least(1024)
+        "HEARTH_MAX_BODY_BYTES", "largest request body", default=10 * 1024 * 1024, check=at_least(1024)
     )
     body_timeout_s: float = setting(
-        "HEARTH_BODY_TIMEOUT_S", "time for a request body to arrive", default=60.0, check=_at_least(0.1)
+        "HEARTH_BODY_TIMEOUT_S", "time for a request body to arrive", default=60.0, check=at_least(0.1)
     )
     call_timeout_s: float = setting(
-        "HEARTH_CALL_TIMEOUT_S", "time for a whole inference call", default=120.0, check=_at_least(0.1)
+        "HEARTH_CALL_TIMEOUT_S", "time for a whole inference call", default=120.0, check=at_least(0.1)
     )
     first_event_timeout_s: float = setting(
         "HEARTH_FIRST_EVENT_TIMEOUT_S",
         "time for a node's first output before another node is tried",
         default=20.0,
-        check=_at_least(0.1),
+        check=at_least(0.1),
     )
     stall_timeout_s: float = setting(
-        "HEARTH_STALL_TIMEOUT_S", "time without a token after which a call ends", default=20.0, check=_at_least(0.1)
+        "HEARTH_STALL_TIMEOUT_S", "time without a token after which a call ends", default=20.0, check=at_least(0.1)
     )
     client_stall_timeout_s: float = setting(
         "HEARTH_CLIENT_STALL_TIMEOUT_S",
         "time a streaming client may read nothing before it is cut off",
         default=30.0,
-        check=_at_least(0.1),
+        check=at_least(0.1),
     )
     drain_timeout_s: float = setting(
-        "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=_at_least(0)
+        "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)
     )
     tls_cert: Path | None = setting(
         "HEARTH_GATEWAY_TLS_CERT",
@@ -103,7 +81,12 @@ class GatewaySettings:
     tls_ca: Path | None = setting(
         "HEARTH_GATEWAY_TLS_CA", "the authority that signed the nodes' certificates (PEM)", default=None
     )
-    log_level: str = setting("HEARTH_LOG_LEVEL", "debug, info, warning or error", default="info", check=_level)
+    log_level: str = setting(
+        "HEARTH_LOG_LEVEL",
+        "debug, info, warning or error",
+        default="info",
+        check=log_level,
+    )
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)
     dies_with_parent: bool = setting(
         "HEARTH_DIE_WITH_PARENT", "stop when the process that started this one is gone", default=False

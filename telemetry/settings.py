@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+MIN_SECRET_BYTES = 16
+
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
@@ -53,6 +55,32 @@ def setting(
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def at_least(minimum: float) -> Callable[[Any], str | None]:
+    """A check: a number no smaller than `minimum`."""
+    return lambda value: None if value >= minimum else f"must be at least {minimum:g}"
+
+
+def one_of(*choices: str) -> Callable[[str], str | None]:
+    """A check: one of these words, as written."""
+    return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
+
+
+def log_level(value: str) -> str | None:
+    """A check: a level that the logs know, in any case."""
+    return one_of("debug", "info", "warning", "error")(value.lower())
+
+
+def starts_with(*schemes: str) -> Callable[[str], str | None]:
+    """A check: a URL of one of these schemes."""
+    return lambda value: None if value.startswith(schemes) else f"must start with {' or '.join(schemes)}"
+
+
+def strong_secret(value: bytes) -> str | None:
+    """A check: a key that nobody guesses."""
+    size = MIN_SECRET_BYTES
+    return None if len(value) >= size else f"must be at least {size} bytes ({size * 2} hexadecimal digits)"
 
 
 def describe(settings_class: type) -> list[SettingInfo]:

@@ -14,22 +14,9 @@ from typing import Any
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
 from engine.node.addresses import parse_address, parse_http_address
-from telemetry.settings import SettingError, setting
+from telemetry.settings import SettingError, at_least, log_level, one_of, setting, starts_with, strong_secret
 
-MIN_SECRET_BYTES = 16
 DEFAULT_MODELS = "@cf/hearth/spark,@cf/hearth/minilm"
-
-
-def _at_least(minimum: float) -> Callable[[Any], str | None]:
-    return lambda value: None if value >= minimum else f"must be at least {minimum:g}"
-
-
-def _one_of(*choices: str) -> Callable[[str], str | None]:
-    return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
-
-
-def _scheme(*schemes: str) -> Callable[[str], str | None]:
-    return lambda value: None if value.startswith(schemes) else f"must start with {' or '.join(schemes)}"
 
 
 def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], str | None]:
@@ -50,13 +37,6 @@ def _plain_name(value: str) -> str | None:
     return None if is_plain else "must be 1 to 64 letters, digits, '.', '-' or '_'"
 
 
-def _strong(value: bytes) -> str | None:
-    is_strong = len(value) >= MIN_SECRET_BYTES
-    return (
-        None if is_strong else f"must be at least {MIN_SECRET_BYTES} bytes ({MIN_SECRET_BYTES * 2} hexadecimal digits)"
-    )
-
-
 def parse_models(text: str) -> tuple[str, ...]:
     """Model ids in a comma list; none for "none". Raises InvalidModelId."""
     if text.strip() == "none":
@@ -69,10 +49,10 @@ class NodeSettings:
     """What one node process is told."""
 
     redis_url: str = setting(
-        "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=_scheme("redis://", "rediss://", "unix://")
+        "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=starts_with("redis://", "rediss://", "unix://")
     )
     cluster_secret: bytes = setting(
-        "HEARTH_CLUSTER_SECRET", "what gateways and nodes prove to each other", secret=True, check=_strong
+        "HEARTH_CLUSTER_SECRET", "what gateways and nodes prove to each other", secret=True, check=strong_secret
     )
     listen: str = setting(
         "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=_parsed_by(parse_address)
@@ -109,7 +89,7 @@ class NodeSettings:
         "OBJECTS_URL",
         "object store with published models: file:///folder or s3://bucket/prefix; built-in models need none",
         default="",
-        check=_scheme("file://", "s3://"),
+        check=starts_with("file://", "s3://"),
     )
     models: str = setting(
         "HEARTH_NODE_MODELS",
@@ -121,52 +101,52 @@ class NodeSettings:
         "HEARTH_NODE_MAX_REPLICAS",
         "models loaded at once; the least recently used idle one leaves for another",
         default=4,
-        check=_at_least(1),
+        check=at_least(1),
     )
     cache_dir: Path = setting(
         "HEARTH_NODE_CACHE_DIR", "folder for weights fetched from the object store", default=Path(".hearth/cache/node")
     )
     cache_max_bytes: int = setting(
-        "HEARTH_NODE_CACHE_BYTES", "most that folder may hold", default=64 << 30, check=_at_least(1 << 20)
+        "HEARTH_NODE_CACHE_BYTES", "most that folder may hold", default=64 << 30, check=at_least(1 << 20)
     )
     device: str = setting(
-        "HEARTH_NODE_DEVICE", "where models run: cpu or cuda", default="cpu", check=_one_of("cpu", "cuda")
+        "HEARTH_NODE_DEVICE", "where models run: cpu or cuda", default="cpu", check=one_of("cpu", "cuda")
     )
     dtype: str = setting(
         "HEARTH_NODE_DTYPE",
         "precision of weights and KV: auto, float32 or bfloat16",
         default="auto",
-        check=_one_of("auto", "float32", "bfloat16"),
+        check=one_of("auto", "float32", "bfloat16"),
     )
     num_threads: int = setting(
-        "HEARTH_NODE_THREADS", "threads a model computes with; 0 takes all cores but one", default=0, check=_at_least(0)
+        "HEARTH_NODE_THREADS", "threads a model computes with; 0 takes all cores but one", default=0, check=at_least(0)
     )
     kv_memory_bytes: int = setting(
-        "HEARTH_NODE_KV_BYTES", "memory for the KV cache of each model", default=256 << 20, check=_at_least(1 << 20)
+        "HEARTH_NODE_KV_BYTES", "memory for the KV cache of each model", default=256 << 20, check=at_least(1 << 20)
     )
     max_sequences: int = setting(
-        "HEARTH_NODE_MAX_SEQUENCES", "sequences a model generates at once", default=64, check=_at_least(1)
+        "HEARTH_NODE_MAX_SEQUENCES", "sequences a model generates at once", default=64, check=at_least(1)
     )
     max_waiting: int = setting(
-        "HEARTH_NODE_MAX_WAITING", "sequences queued behind them", default=1024, check=_at_least(0)
+        "HEARTH_NODE_MAX_WAITING", "sequences queued behind them", default=1024, check=at_least(0)
     )
     max_step_tokens: int = setting(
         "HEARTH_NODE_STEP_TOKENS",
         "tokens computed in one step: decoding first, then prefill",
         default=512,
-        check=_at_least(16),
+        check=at_least(16),
     )
     max_calls: int = setting(
-        "HEARTH_NODE_MAX_CALLS", "calls this node has open at once", default=2048, check=_at_least(1)
+        "HEARTH_NODE_MAX_CALLS", "calls this node has open at once", default=2048, check=at_least(1)
     )
     drain_timeout_s: float = setting(
-        "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=_at_least(0)
+        "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)
     )
     log_level: str = setting(
         "HEARTH_LOG_LEVEL",
         "debug, info, warning or error",
         default="info",
-        check=_one_of("debug", "info", "warning", "error"),
+        check=log_level,
     )
     dies_with_parent: bool = setting(
         "HEARTH_DIE_WITH_PARENT", "stop when the process that started this one is gone", default=False
