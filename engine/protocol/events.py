@@ -1,4 +1,5 @@
-"""What a node says about one call, in order: Started, then Token* or one Result, then exactly one Finished or Failed.
+"""What a node says about one call, in order: Started, then pieces (Token, ToolCallDelta) or one Result, then exactly
+one Finished or Failed.
 
 Started is sent together with the first piece of output, not at arrival: until the first event a gateway may give the
 call to another node. Knows nothing of HTTP status or of how a reply is rendered.
@@ -10,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 FailureReason = Literal[
     "invalid_input",  # only the node could see that the input cannot be served; the message names the field
@@ -20,6 +21,7 @@ FailureReason = Literal[
     "timeout",  # the deadline passed
     "aborted",  # cancelled by the caller
     "draining",  # the node is leaving
+    "constraint_failed",  # the output could not be brought to the asked format within the token limit
     "internal",  # a crash; the node logged it
 ]
 
@@ -55,6 +57,17 @@ class Token(Struct, frozen=True, tag="token", omit_defaults=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class ToolCallDelta(Struct, frozen=True, tag="tool_call", omit_defaults=True, kw_only=True):
+    """A piece of the call number `index`. The first piece of a call has its `id` and whole `name`; `arguments` of all
+    its pieces, joined, are JSON text. `num_tokens` counts the completion tokens that came with this piece."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    num_tokens: int = 0
+
+
 class Embeddings(Struct, frozen=True, tag="embeddings", omit_defaults=True):
     """Vectors as little-endian float32, row after row; `shape` is (texts, dimensions)."""
 
@@ -86,4 +99,4 @@ class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
     usage: Usage = Usage()
 
 
-Event = Started | Token | Result | Finished | Failed
+Event = Started | Token | ToolCallDelta | Result | Finished | Failed

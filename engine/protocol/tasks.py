@@ -7,7 +7,7 @@ else. Knows nothing of HTTP, accounts or prices.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -37,12 +37,44 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: int | None = None
 
 
+class ToolCall(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A call an assistant made in an earlier turn. `arguments` is JSON text, an object."""
+
+    id: str = ""
+    name: str
+    arguments: str
+
+
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
-    """One turn. `content` is plain text; control tokens inside it stay text."""
+    """One turn. `content` is plain text; control tokens inside it stay text. `tool_calls` are an assistant's own,
+    `tool_call_id` names the call that a tool's turn answers."""
 
     role: str
     content: str = ""
     name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+class Tool(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A function the model may call. `parameters` is a JSON schema of type object; `is_strict` holds the arguments to
+    it even where the caller left the choice to the model."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    is_strict: bool = False
+
+
+class Constraint(Struct, frozen=True, omit_defaults=True):
+    """What the completion must match from its first token to its last, as text in the language of `kind`.
+
+    json_schema: a JSON schema; json_object: any JSON object, no text; regex: a Rust regular expression; choice: a JSON
+    array of strings; grammar: Lark in llguidance's dialect, where `<name>` is a control token of the model.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    text: str = ""
 
 
 class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=True, kw_only=True):
@@ -50,6 +82,9 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
 
     `messages` go through the model's chat template. `prompt` is one user turn through the template, unless `raw` is
     true or the model has no template: then it is the text itself.
+
+    `tools` are shown to the model by its template; `tool_choice` required makes it call one, `named_tool` that one.
+    `constraint` is the caller's own output format; with tools it holds only for an answer that calls none.
     """
 
     messages: tuple[ChatMessage, ...] | None = None
@@ -57,6 +92,11 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     prompt_token_ids: tuple[int, ...] | None = None
     raw: bool = False
     sampling: Sampling = Sampling()
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Literal["auto", "none", "required"] = "auto"
+    named_tool: str | None = None
+    is_parallel_tool_calls: bool = True
+    constraint: Constraint | None = None
 
 
 class TextEmbeddings(Struct, frozen=True, tag="text-embeddings", omit_defaults=True, kw_only=True):
