@@ -1,138 +1,272 @@
 """Tool calls: tools as JSON in the system message, a call with copied arguments, a result turned into a sentence.
 
-Tools are in the form of the OpenAI API. Also: tools are there but the question needs none.
+Names of tools and parameters are composed anew for every dialogue, so that they must be copied from what is shown.
+Also: tools are there but the question needs none, or needs one that is not there.
 """
-# ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
-from collections.abc import Callable
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from spark.generator.dialogue import Dialogue, Message, Source, ask, assistant, call, system, user
 from spark.generator.facts import draw_fact
 from spark.generator.greetings import make_greeting
-from spark.generator.text import draw_words
-from spark.words import CITIES, COLORS, FOODS, NAMES, OBJECTS, PLACES, VALUES, WEEKDAYS
+from spark.generator.refusals import ANSWER as REFUSAL
+from spark.generator.tool_table import DOMAINS, Domain
+from spark.generator.values import draw_made, draw_measures, draw_value
+from spark.generator.wording import dress
 
 Arguments = dict[str, Any]
 
-
-@dataclass(frozen=True)
-class Tool:
-    """One tool: its schema, how users ask for it (last wording held out), how its result looks and reads."""
-
-    names: tuple[str, ...]
-    description: str
-    parameters: dict[str, str]
-    draw: Callable[[Source], Arguments]
-    wordings: tuple[str, ...]
-    result: Callable[[Source, Arguments], tuple[str, str]]
-
-    def schema(self, name: str) -> dict[str, Any]:
-        properties = {key: {"type": kind} for key, kind in self.parameters.items()}
-        parameters = {"type": "object", "properties": properties, "required": list(properties)}
-        return {
-            "type": "function",
-            "function": {"name": name, "description": self.description, "parameters": parameters},
-        }
-
-
-def _weather(source: Source, given: Arguments) -> tuple[str, str]:
-    sky, degrees = source.choice(("sunny", "cloudy", "rainy", "windy", "snowy", "foggy")), source.randrange(-9, 39)
-    return (
-        f'{{"temperature": {degrees}, "condition": "{sky}"}}',
-        f"It is {sky} in {given['city']} with {degrees} degrees.",
-    )
-
-
-def _time(source: Source, given: Arguments) -> tuple[str, str]:
-    clock = f"{source.randrange(24):02d}:{source.randrange(60):02d}"
-    return f'{{"time": "{clock}"}}', f"It is {clock} in {given['city']}."
-
-
-def _number(_source: Source, given: Arguments) -> tuple[str, str]:
-    number = given["a"] + given["b"]
-    return f'{{"result": {number}}}', f"The result is {number}."
-
-
-def _done(source: Source, _given: Arguments) -> tuple[str, str]:
-    return (
-        ('{"status": "ok"}', "Done.") if source.random() < 0.8 else ('{"status": "error"}', "Sorry, that did not work.")
-    )
-
-
-def _price(source: Source, _given: Arguments) -> tuple[str, str]:
-    price = source.randrange(1, 500)
-    return f'{{"price": {price}}}', f"The price is {price} dollars."
-
-
-def _distance(source: Source, _given: Arguments) -> tuple[str, str]:
-    far = source.randrange(20, 9000)
-    return f'{{"kilometers": {far}}}', f"It is {far} kilometers."
-
-
-def _two_cities(source: Source) -> Arguments:
-    first, second = source.sample(CITIES, 2)
-    return {"start": first, "end": second}
-
-
-TOOLS = (
-    Tool(("get_weather", "get_current_weather", "weather"), "Get the weather in a city", {"city": "string"}, lambda s: {"city": s.choice(CITIES)},
-         ("What is the weather in {city}?", "How is the weather in {city}?", "Tell me the weather in {city}.", "Is it raining in {city}?", "What's the weather like in {city}?", "Weather in {city}?", "Do I need an umbrella in {city}?", "Is it warm in {city}?"), _weather),
-    Tool(("get_time", "get_current_time"), "Get the current time in a city", {"city": "string"}, lambda s: {"city": s.choice(CITIES)},
-         ("What time is it in {city}?", "Tell me the time in {city}.", "What is the time in {city}?", "Time in {city}?", "How late is it in {city}?"), _time),
-    Tool(("calculate_distance", "get_distance"), "Get the distance between two cities", {"start": "string", "end": "string"}, _two_cities,
-         ("How far is it from {start} to {end}?", "What is the distance from {start} to {end}?", "Distance from {start} to {end}?", "How many kilometers are between {start} and {end}?", "Tell me how far {end} is from {start}."), _distance),
-    Tool(("set_timer", "start_timer"), "Start a timer", {"minutes": "integer"}, lambda s: {"minutes": s.randrange(1, 91)},
-         ("Set a timer for {minutes} minutes.", "Start a timer of {minutes} minutes.", "Timer for {minutes} minutes, please.", "Wake me in {minutes} minutes.", "Count down {minutes} minutes."), _done),
-    Tool(("send_message", "send_email"), "Send a message to a person", {"name": "string", "text": "string"}, lambda s: {"name": s.choice(NAMES), "text": draw_words(s, s.randrange(1, 5))},
-         ("Send a message to {name}: {text}", "Write to {name}: {text}", "Tell {name} this: {text}", "Message {name}: {text}", "Let {name} know: {text}"), _done),
-    Tool(("get_price", "lookup_price"), "Get the price of an item", {"item": "string"}, lambda s: {"item": s.choice(OBJECTS + FOODS)},
-         ("How much is a {item}?", "What is the price of a {item}?", "What does a {item} cost?", "Price of a {item}?", "Tell me the price of a {item}.", "Is a {item} expensive?"), _price),
-    Tool(("turn_on_light", "switch_on_light"), "Turn on the light in a room", {"room": "string", "color": "string"}, lambda s: {"room": s.choice(PLACES), "color": s.choice(COLORS)},
-         ("Turn on the {color} light in the {room}.", "Switch on the {color} light in the {room}.", "Make the light in the {room} {color}.", "I want {color} light in the {room}."), _done),
-    Tool(("add_event", "create_event"), "Add an event to the calendar", {"title": "string", "day": "string"}, lambda s: {"title": s.choice(("meeting", "party", "exam", "trip", "concert", "dinner", "lesson", "match", "visit")), "day": s.choice(WEEKDAYS)},
-         ("Add a {title} on {day}.", "Put a {title} on {day} in my calendar.", "I have a {title} on {day}, write it down.", "Plan a {title} for {day}.", "Note the {title} on {day}."), _done),
-    Tool(("add_numbers", "add"), "Add two numbers", {"a": "integer", "b": "integer"}, lambda s: {"a": s.randrange(100), "b": s.randrange(100)},
-         ("What is {a} plus {b}?", "Add {a} and {b}.", "What is {a} + {b}?", "Calculate {a} + {b}.", "Sum up {a} and {b}."), _number),
-    Tool(("search_web", "web_search", "search"), "Search the web", {"query": "string"}, lambda s: {"query": draw_words(s, s.randrange(1, 4))},
-         ("Search for {query}", "Search the web for {query}", "Look up {query}", "Find pages about {query}", "Google {query}"), lambda s, _given: (f'{{"result": "{s.choice(VALUES)}"}}', "")),
-    Tool(("play_song", "play_music"), "Play music by an artist", {"artist": "string"}, lambda s: {"artist": s.choice(NAMES)},
-         ("Play music by {artist}.", "Play a song by {artist}.", "I want to hear {artist}.", "Put on some music by {artist}."), _done),
-    Tool(("book_table", "reserve_table"), "Book a table at a restaurant", {"city": "string", "people": "integer"}, lambda s: {"city": s.choice(CITIES), "people": s.randrange(1, 13)},
-         ("Book a table for {people} in {city}.", "Reserve a table for {people} people in {city}.", "I need a table for {people} in {city}.", "Table for {people} in {city}, please."), _done),
-)  # fmt: skip
+MAX_CHARACTERS = 1500
+"""Of the tools shown in one dialogue, so that it fits into a row of training."""
 SYSTEM = (
     "You are a helpful assistant.",
     "You can use tools.",
     "Use the tools when they help.",
     "You are a friendly assistant.",
+    "You are a helpful assistant with tools.",
+    "Use the supplied tools to assist the user.",
     "",
 )
+_TOO_LIKE = (("weather", "forecast"), ("order", "package"), ("price", "stock price"))
+_SPECS = {
+    "city": ("City name", "The city and state, e.g. San Francisco, CA", "Name of the city", "City and country"),
+    "person": ("Name of the person", "Who it is"),
+    "text": ("The text", "What to write"),
+    "clock": ("Time of day", "Time, e.g. 14:30"),
+    "date": ("The date", "Date as the user says it"),
+    "day": ("Day of the week", "The weekday"),
+    "room": ("The room", "Which room or place"),
+    "minutes": ("How many minutes", "Duration in minutes"),
+    "number": ("A number", "The number"),
+    "email": ("Email address",),
+    "code": ("The code", "Number to look up"),
+}
+_INTEGERS = ("number", "minutes", "count", "percent", "room_degrees")
+_ERRORS = ("not found", "timeout", "no access", "service is down", "bad request", "try again later", "limit reached")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A tool as one dialogue shows it: its schema, and what its keys are called here."""
+
+    domain: Domain
+    schema: dict[str, Any]
+    keys: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        return str(self.schema["function"]["name"])
 
 
 def make_tool_call(source: Source) -> Dialogue:
-    """A call, a call with its result said in a sentence, or a question that needs no tool."""
-    shown = source.sample(TOOLS, source.choices((1, 2, 3, 4), (50, 30, 14, 6))[0])
-    names = [source.choice(tool.names) for tool in shown]
-    schemas = [tool.schema(name) for tool, name in zip(shown, names, strict=True)]
+    """A call, two calls, a call with its result said in a sentence, or a question that needs no tool shown."""
+    shown = draw_tools(source, source.choices((1, 2, 3, 4, 5, 6), (46, 31, 15, 4, 2, 2))[0])
     text = source.choice(SYSTEM)
-    messages: list[Message] = [system(text)] if text and source.random() < 0.6 else []
-    if source.random() < 0.15 and not source.wants_new_phrasing:
-        return _no_tool(source, messages, schemas)
-    chosen = source.randrange(len(shown))
-    tool, given = shown[chosen], shown[chosen].draw(source)
-    messages += [user(source.pick_phrasing(tool.wordings).format(**given)), call(names[chosen], given)]
-    result, answer = tool.result(source, given)
-    if not answer:
-        answer = "I found this: " + result.split('"')[3] + "."
-    if source.random() < 0.35 and not source.wants_new_phrasing:
-        messages += [{"role": "tool", "content": result}, assistant(answer)]
+    messages: list[Message] = [system(text)] if text and source.random() < 0.5 else []
+    schemas = [tool.schema for tool in shown]
+    draw = source.random()
+    if source.wants_new_phrasing:
+        draw = 1.0
+    if draw < 0.15:
+        return _no_tool(source, messages, shown)
+    if 0.95 < draw < 1:
+        messages += (make_greeting(source) if draw < 0.98 else ask("fact", source, *draw_fact(source))).messages
+    tool = source.choice(shown)
+    if 0.15 < draw < 0.2 and (two := _two_calls(source, tool)):
+        return Dialogue("tool_calls_two", messages + two, schemas, source.used_new_phrasing, can_join=False)
+    question, given = draw_question(source, tool)
+    messages += [user(question), call(tool.name, _named(tool, given))]
+    if draw < 0.5:
+        content, answer = _draw_result(source, tool.domain, given)
+        messages += [{"role": "tool", "content": content}, assistant(answer)]
+        if draw > 0.38:
+            tool = source.choice(shown)
+            question, given = draw_question(source, tool)
+            messages += [user(question), call(tool.name, _named(tool, given))]
+            return Dialogue("tool_call", messages, schemas, source.used_new_phrasing, can_join=False)
         return Dialogue("tool_result", messages, schemas, can_join=False)
     return Dialogue("tool_call", messages, schemas, source.used_new_phrasing, can_join=False)
 
 
-def _no_tool(source: Source, messages: list[Message], schemas: list[dict[str, Any]]) -> Dialogue:
-    is_fact = source.random() < 0.5
-    plain = ask("tool_none", source, *draw_fact(source)) if is_fact else make_greeting(source)
+def draw_tools(source: Source, count: int) -> list[Shown]:
+    """`count` tools of different domains, none that a question could take for another; names are distinct."""
+    domains: list[Domain] = []
+    for domain in source.sample(DOMAINS, len(DOMAINS)):
+        if len(domains) < count and not any(_are_alike(domain, other) for other in domains):
+            domains.append(domain)
+    style = source.choice(("snake", "snake", "snake", "camel", "kebab", "pascal"))
+    shown: list[Shown] = []
+    while len(shown) < count:
+        tool = _show(source, domains[len(shown)], style)
+        if tool.name not in [other.name for other in shown]:
+            shown.append(tool)
+    while len(json.dumps([tool.schema for tool in shown])) > MAX_CHARACTERS:
+        shown.pop()
+    return shown
+
+
+def _are_alike(one: Domain, other: Domain) -> bool:
+    firsts = (one.nouns.split(",")[0], other.nouns.split(",")[0])
+    return firsts in _TOO_LIKE or firsts[::-1] in _TOO_LIKE
+
+
+def _show(source: Source, domain: Domain, style: str) -> Shown:
+    is_bare = source.random() < 0.2
+    name = _draw_name(source, domain, style, may_be_odd=not is_bare)
+    fields = dict(domain.parameters)
+    if domain.optional and source.random() < 0.5:
+        fields |= {key: (names, kind) for key, (names, kind, _) in domain.optional.items()}
+    taken: list[str] = []
+    keys: dict[str, str] = {}
+    for key, (names, _) in fields.items():
+        keys[key] = source.choice([name for name in names.split() if name not in taken])
+        taken.append(keys[key])
+    has_specs = source.random() < 0.2
+    properties = {keys[key]: _property(source, kind, keys[key], has_specs) for key, (_, kind) in fields.items()}
+    required = [keys[key] for key in domain.parameters]
+    parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": required}
+    is_strict = source.random() < 0.12 and len(fields) == len(required)
+    if is_strict or source.random() < 0.06:
+        parameters["additionalProperties"] = False
+    function: dict[str, Any] = {"name": name}
+    if not is_bare:
+        function["description"] = source.choice(domain.descriptions) + source.choice(("", "", "."))
+    function["parameters"] = parameters
+    if source.random() < 0.08:
+        function = dict(sorted(function.items()))
+    if is_strict:
+        function["strict"] = True
+    return Shown(domain, {"type": "function", "function": function}, keys)
+
+
+def _property(source: Source, kind: str, key: str, has_specs: bool) -> dict[str, Any]:
+    if "|" in kind:
+        spec: dict[str, Any] = {"type": "string", "enum": kind.split("|")}
+    elif kind in _INTEGERS:
+        spec = {"type": "integer" if source.random() < 0.7 else "number"}
+    else:
+        spec = {"type": {"amount": "number", "true": "boolean"}.get(kind, "string")}
+    if has_specs and "|" not in kind:
+        said = source.choice((*_SPECS.get(kind, ()), f"The {key.replace('_', ' ')}"))
+        spec = {"type": spec["type"], "description": said} if source.random() < 0.8 else {"description": said, **spec}
+    return spec
+
+
+def _draw_name(source: Source, domain: Domain, style: str, may_be_odd: bool) -> str:
+    """A name of verb and noun in one of many forms; with a description also one that says nothing."""
+    verb, noun = source.choice(domain.verbs.split()), source.choice(domain.nouns.split(",")).split()
+    draw = source.random()
+    if draw < 0.55:
+        words = [verb, *noun]
+    elif draw < 0.7:
+        words = noun
+    elif draw < 0.85:
+        words = [*noun, source.choice((verb, "lookup", "tool", "service", "api", "helper", "info"))]
+    elif draw < 0.94 or not may_be_odd:
+        words = [draw_made(source), verb, *noun]
+    else:
+        words = [source.choice((draw_made(source), f"tool{source.randrange(100)}", "helper")), draw_made(source)]
+    if source.random() < 0.12:
+        words.append(source.choice(("v2", "v1", str(source.randrange(1, 100)), draw_made(source), "new", "fn")))
+    if source.random() < 0.04:
+        words.append("for")
+        words.append(draw_made(source))
+    if style == "camel":
+        return words[0] + "".join(word.title() for word in words[1:])
+    if style == "pascal":
+        return "".join(word.title() for word in words)
+    return ("-" if style == "kebab" else "_").join(words)
+
+
+def draw_question(source: Source, tool: Shown) -> tuple[str, Arguments]:
+    """What a user says so that the tool is called, and the arguments that it names, by the table's keys."""
+    domain = tool.domain
+    given: Arguments = {}
+    for key, (_, kind) in domain.parameters.items():
+        value = draw_value(source, kind)
+        while value in given.values():
+            value = draw_value(source, kind)
+        given[key] = value
+    if domain.parameters.get("from", ("", ""))[1] == "measure":
+        given["from"], given["to"] = draw_measures(source)
+    wording = source.pick_phrasing(domain.wordings)
+    question = wording.format(**given)
+    if wording.startswith("{action}") or (wording.startswith("{room}") and source.random() < 0.5):
+        question = question[:1].upper() + question[1:]
+    for key, (_, kind, endings) in domain.optional.items():
+        if key in tool.keys and source.random() < 0.4 and wording[-1] in ".?" and ", please" not in wording:
+            given[key] = draw_value(source, kind)
+            question = question[:-1] + source.choice(endings).format(v=given[key]) + question[-1]
+    if wording[-1] in ".?!" and source.random() < 0.4:
+        question = dress(source, question)
+    return question, given
+
+
+def _named(tool: Shown, given: Arguments) -> Arguments:
+    """The arguments under the names that the shown schema has for them, in its order."""
+    return {name: given[key] for key, name in tool.keys.items() if key in given}
+
+
+def _two_calls(source: Source, tool: Shown) -> list[Message] | None:
+    """One question that needs the same tool twice; None for a tool of more than one parameter."""
+    if len(tool.domain.parameters) > 1:
+        return None
+    (key, (_, kind)), *_ = tool.domain.parameters.items()
+    if kind not in ("city", "item", "symbol", "code", "food", "email", "file"):
+        return None
+    wording = source.pick_phrasing(tool.domain.wordings)
+    first, second = draw_value(source, kind), draw_value(source, kind)
+    if first == second or f" {{{key}}}" not in wording:
+        return None
+    joint = source.choice(
+        (f"{first} and {second}", f"{first} and in {second}" if kind == "city" else f"{first} and {second}")
+    )
+    calls = [call(tool.name, {tool.keys[key]: value}) for value in (first, second)]
+    both = {**calls[0], "tool_calls": calls[0]["tool_calls"] + calls[1]["tool_calls"]}
+    return [user(wording.format(**{key: joint})), both]
+
+
+def _draw_result(source: Source, domain: Domain, given: Arguments) -> tuple[str, str]:
+    """What the tool returns, JSON or text, and the answer that says it."""
+    if source.random() < 0.12:
+        reason = source.choice(_ERRORS)
+        shape = source.choice(('{{"error": "{}"}}', '{{"status": "error", "message": "{}"}}', "Error: {}"))
+        return shape.format(reason), f"Sorry, that did not work: {reason}."
+    if not domain.result:
+        done = source.choice(
+            ('{"status": "ok"}', '{"success": true}', "ok", "Done", '{"status": "done"}', '{"ok": true}')
+        )
+        if source.random() < 0.3:
+            done = json.dumps({"status": "ok", "id": draw_value(source, "code")})
+        return done, "Done."
+    drawn = {key: draw_value(source, kind) for key, (_, kind) in domain.result.items()}
+    if domain.is_known_without:
+        drawn = {key: given["a"] + given["b"] if key == "sum" else given["a"] * given["b"] for key in drawn}
+    answer = domain.answer.format(**given, **drawn)
+    draw = source.random()
+    if draw < 0.12:
+        return answer, answer
+    if draw < 0.2 and len(drawn) == 1:
+        return str(next(iter(drawn.values()))), answer
+    result = {source.choice(domain.result[key][0].split()): value for key, value in drawn.items()}
+    if draw < 0.45:
+        key = next(iter(given))
+        result = {key: given[key], **result} if key not in result else result
+    return json.dumps(result, ensure_ascii=False), answer
+
+
+def _no_tool(source: Source, messages: list[Message], shown: list[Shown]) -> Dialogue:
+    """A fact, a greeting, or a request that none of the shown tools fits."""
+    schemas = [tool.schema for tool in shown]
+    draw = source.random()
+    if draw < 0.4:
+        taken = [tool.domain for tool in shown]
+        others = [
+            d for d in DOMAINS if d not in taken and not d.is_known_without and not any(_are_alike(d, t) for t in taken)
+        ]
+        question, _ = draw_question(source, Shown(source.choice(others), {}, {}))
+        return Dialogue("tool_none", [*messages, user(question), assistant(REFUSAL)], schemas, can_join=False)
+    plain = ask("tool_none", source, *draw_fact(source)) if draw < 0.75 else make_greeting(source)
     return Dialogue("tool_none", messages + plain.messages, schemas, can_join=False)

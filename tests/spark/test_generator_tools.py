@@ -1,0 +1,71 @@
+"""Laws of the generated tool calls, extractions, memory and reading."""
+
+import json
+from itertools import islice
+from typing import Any
+
+import jsonschema
+
+from spark.evaluate import read_call
+from spark.generator.dialogue import Dialogue, Source
+from spark.generator.tool_table import DOMAINS
+from spark.generator.tools import make_tool_call
+
+
+def draw_dialogues(make: Any, count: int, is_new: bool = False) -> list[Dialogue]:
+    """`count` dialogues of one kind from one seed."""
+    source = Source("test")
+    found = []
+    for _ in range(count):
+        source.wants_new_phrasing, source.used_new_phrasing = is_new, False
+        found.append(make(source))
+    return found
+
+
+def list_calls(dialogue: Dialogue) -> list[dict[str, Any]]:
+    return [entry["function"] for message in dialogue.messages for entry in message.get("tool_calls", [])]
+
+
+def test_arguments_fit_the_schema_that_is_shown() -> None:
+    """Every call names a shown tool, whose names differ, and its arguments validate."""
+    calls = 0
+    for dialogue in draw_dialogues(make_tool_call, 3000):
+        shown = {tool["function"]["name"]: tool["function"]["parameters"] for tool in dialogue.tools}
+        assert len(shown) == len(dialogue.tools)
+        for called in list_calls(dialogue):
+            jsonschema.validate(called["arguments"], shown[called["name"]])
+            assert set(called["arguments"]) <= set(shown[called["name"]]["properties"])
+            calls += 1
+    assert calls > 2500
+
+
+def test_arguments_are_said_in_the_question() -> None:
+    """A string or a number is copied as it stands; only a boolean is inferred."""
+    for dialogue in draw_dialogues(make_tool_call, 2000):
+        for before, message in zip(dialogue.messages, dialogue.messages[1:], strict=False):
+            for entry in message.get("tool_calls", []):
+                for value in entry["function"]["arguments"].values():
+                    assert value is True or str(value).lower() in before["content"].lower()
+
+
+def test_no_name_of_a_tool_can_be_learnt_by_heart() -> None:
+    """Hundreds of names in a thousand dialogues, and few of them often."""
+    names = [tool["function"]["name"] for d in draw_dialogues(make_tool_call, 1000) for tool in d.tools]
+    assert len(set(names)) > len(names) / 2
+
+
+def test_every_domain_has_many_wordings_with_all_its_parameters() -> None:
+    """A wording without a parameter would ask for an argument that nobody said."""
+    assert len(DOMAINS) >= 35
+    for domain in DOMAINS:
+        assert len(set(domain.wordings)) == len(domain.wordings) >= 12
+        assert all(f"{{{key}}}" in wording for wording in domain.wordings for key in domain.parameters)
+
+
+def test_new_wordings_are_single_calls() -> None:
+    """What the gates ask in wordings that training never shows is one question and one call."""
+    for dialogue in islice(draw_dialogues(make_tool_call, 200, is_new=True), 200):
+        assert dialogue.kind == "tool_call"
+        assert dialogue.is_new_phrasing
+        assert read_call(dialogue.answer)
+        assert json.dumps(dialogue.tools)
