@@ -80,7 +80,7 @@ def test_a_dialogue_ends_with_an_answer(kind: str) -> None:
 def test_the_work_of_a_sum_is_written_out() -> None:
     """Carry and borrow are said; the answer is right for all operands below 100."""
     assert work_sum(47, 38) == "47 + 38: 7 + 8 = 15, carry 1; 4 + 3 + 1 = 8. Answer: 85."
-    assert work_difference(52, 38) == "52 - 38: 12 - 8 = 4, borrow 1; 5 - 3 - 1 = 1. Answer: 14."
+    assert work_difference(52, 38) == "52 - 38: 2 - 8 borrow, 12 - 8 = 4; 5 - 1 = 4, 4 - 3 = 1. Answer: 14."
     for first in range(100):
         for second in range(100):
             assert work_sum(first, second).endswith(f" {first + second}.")
