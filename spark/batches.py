@@ -1,6 +1,7 @@
-"""Batches for training: dialogues as token ids, several packed into one row, with weights and document numbers.
+"""Steps for training: dialogues as token ids, several packed into one row, with weights and document numbers.
 
-Knows the corpus and the tokenizer; not the network, not the optimizer.
+A step holds rows of two lengths, so that short dialogues do not pay for the attention of long ones. Knows the corpus
+and the tokenizer; not the network, not the optimizer.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ OTHER_WEIGHT = 0.1
 counts, so that the scores of the others need not be computed."""
 FULL_LENGTH, MAX_WEIGHT = 10, 4.0
 """Tokens of shorter answers weigh more, up to this: a label of one token must not drown among written-out sums."""
-
+SHORT_ROW = 128
+"""Tokens of a row of short dialogues; longer ones share rows as long as the longest of them."""
 
 Encoded = tuple[list[int], list[float]]
 
@@ -31,13 +33,17 @@ class Batch:
 
     ids: Tensor  # B T
     positions: Tensor  # B T
-    mask: Tensor  # B 1 T T
+    mask: Tensor  # B T T
     counted: Tensor  # N, places in the flat B*T whose next token counts
     targets: Tensor  # N
     num_tokens: int
 
+    def to(self, device: str) -> "Batch":
+        tensors = (self.ids, self.positions, self.mask, self.counted, self.targets)
+        return Batch(*(tensor.to(device) for tensor in tensors), self.num_tokens)
 
-def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[float]]:
+
+def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
     """Token ids of a dialogue and the weight of each in the loss."""
     ids: list[int] = []
     weights: list[float] = []
@@ -49,30 +55,40 @@ def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[fl
     return ids, weights
 
 
-def make_batches(tokenizer: Tokenizer, seed: int, phase: str, num_rows: int, length: int) -> Iterator[Batch]:
-    """Endless batches of one phase; a dialogue longer than a row is passed over, none is cut."""
+def make_steps(tokenizer: Tokenizer, seed: int, phase: str, num_tokens: int, max_length: int) -> Iterator[list[Batch]]:
+    """Endless steps of about `num_tokens` tokens; a dialogue longer than `max_length` is passed over, none is cut."""
     random = np.random.default_rng(seed)
     stream = generate_training(seed, phase)
-    waiting: list[Encoded] = []
     while True:
-        while len(waiting) < num_rows * 40:
+        drawn: list[Encoded] = []
+        total = 0
+        while total < num_tokens:
             encoded = encode(tokenizer, next(stream))
-            if len(encoded[0]) <= length:
-                waiting.append(encoded)
-        rows = [_take_row(waiting, length) for _ in range(num_rows)]
-        yield _build(rows, length, random)
+            if len(encoded[0]) <= max_length:
+                drawn.append(encoded)
+                total += len(encoded[0])
+        short = [entry for entry in drawn if len(entry[0]) <= SHORT_ROW]
+        long = [entry for entry in drawn if len(entry[0]) > SHORT_ROW]
+        longest = max((len(ids) for ids, _ in long), default=0)
+        groups = ((short, SHORT_ROW), (long, longest))
+        yield [_build(_pack(entries, length), length, random) for entries, length in groups if entries]
 
 
-def _take_row(waiting: list[Encoded], length: int) -> list[Encoded]:
-    """Dialogues for one row, first come first served, later shorter ones filling the gap."""
-    row, free, i = [], length, 0
-    while i < len(waiting) and free > 8 and i < 60:
-        if len(waiting[i][0]) <= free:
-            row.append(waiting.pop(i))
-            free -= len(row[-1][0])
+def _pack(entries: list[Encoded], length: int) -> list[list[Encoded]]:
+    """Rows of at most `length` tokens: each entry, longest first, into the first row that has room."""
+    rows: list[list[Encoded]] = []
+    free: list[int] = []
+    for entry in sorted(entries, key=lambda entry: -len(entry[0])):
+        size = len(entry[0])
+        for i, room in enumerate(free):
+            if room >= size:
+                rows[i].append(entry)
+                free[i] -= size
+                break
         else:
-            i += 1
-    return row
+            rows.append([entry])
+            free.append(length - size)
+    return rows
 
 
 def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) -> Batch:
@@ -93,9 +109,7 @@ def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) 
     times = np.floor(weight + random.random(weight.shape)).astype(np.int64).ravel()
     counted = np.repeat(np.arange(times.size), times)
     documents = torch.from_numpy(document)
-    mask = (documents[:, None, :, None] == documents[:, None, None, :]) & torch.ones(
-        length, length, dtype=torch.bool
-    ).tril()
+    mask = (documents[:, :, None] == documents[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     flat = torch.from_numpy(ids).reshape(-1)
     places = torch.from_numpy(counted)
     return Batch(

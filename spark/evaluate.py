@@ -98,6 +98,10 @@ GATES = (
 )
 
 
+WATCHED = tuple(gate for gate in GATES if gate.name != "tool JSON valid" and gate.kind != "topic")
+"""What training looks at every few minutes."""
+
+
 @dataclass(frozen=True)
 class Result:
     gate: Gate

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Cache = list[tuple[Tensor, Tensor]]
+_UNSEEN = -30000.0  # what is added to the score of a token that may not be seen
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the network; the defaults are those of Spark."""
+    """The sizes of the network; the defaults are those of Spark, `DRAFT` those of its draft model."""
 
     hidden_size: int = 256
     num_hidden_layers: int = 6
@@ -50,6 +51,9 @@ class Shape:
         }
 
 
+DRAFT = Shape(hidden_size=128, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1, intermediate_size=384)
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -64,26 +68,28 @@ class Attention(nn.Module):
         super().__init__()
         self.shape = shape
         queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
-        self.sizes = (queries, keys, keys)
         self.q_proj = nn.Linear(shape.hidden_size, queries, bias=False)
         self.k_proj = nn.Linear(shape.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, past: tuple[Tensor, Tensor] | None
+        self, x: Tensor, cos: Tensor, sin: Tensor, bias: Tensor, past: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """`bias` [B*KV, G*T, keys] is added to the scores; G query heads share a key head."""
         batch, length, _ = x.shape
+        size, num_kv = self.shape.head_dim, self.shape.num_key_value_heads
         fused = torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
-        parts = functional.linear(x, fused).split(self.sizes, dim=-1)
-        q, k, v = (part.view(batch, length, -1, self.shape.head_dim).transpose(1, 2) for part in parts)  # B H T D
-        q, k = rotate(q, cos, sin).to(v.dtype), rotate(k, cos, sin).to(v.dtype)
+        heads = functional.linear(x, fused).view(batch, length, -1, size).transpose(1, 2)  # B H+2KV T D
+        turned, v = heads.split((self.shape.num_attention_heads + num_kv, num_kv), dim=1)
+        q, k = rotate(turned, cos, sin).to(v.dtype).split((self.shape.num_attention_heads, num_kv), dim=1)
         if past is not None:
             k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
-        groups = self.shape.num_attention_heads // self.shape.num_key_value_heads
-        y = functional.scaled_dot_product_attention(
-            q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), attn_mask=mask
+        scores = torch.baddbmm(
+            bias, q.reshape(batch * num_kv, -1, size), k.reshape(batch * num_kv, -1, size).mT, alpha=size**-0.5
         )
+        weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+        y = torch.bmm(weights, v.reshape(batch * num_kv, -1, size)).view(batch, -1, length, size)  # B H T D
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)), (k, v)
 
 
@@ -134,25 +140,37 @@ class Spark(nn.Module):
                 nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
 
     def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
-        """Final states [B, T, C] of `ids` [B, T] and the keys and values; `mask` [B, 1, T, keys] is true where seen."""
+        """Final states [B, T, C] of `ids` [B, T] and the keys and values; `mask` [B, T, keys] is true where seen."""
         x = self.model.embed_tokens(ids)
+        bias = self._make_bias(mask, torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype)
         cos, sin = make_rotation(positions, self.shape)
         cache: Cache = []
         for i, layer in enumerate(self.model.layers):
-            y, seen = layer.self_attn(layer.input_layernorm(x), cos, sin, mask, past[i] if past else None)
+            y, seen = layer.self_attn(layer.input_layernorm(x), cos, sin, bias, past[i] if past else None)
             x = x + y
             x = x + layer.mlp(layer.post_attention_layernorm(x))
             cache.append(seen)
         return self.model.norm(x), cache
 
+    def _make_bias(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B*KV, G*T, keys], 0 where seen, as `mask` [B, T, keys] says."""
+        num_kv = self.shape.num_key_value_heads
+        groups = self.shape.num_attention_heads // num_kv
+        bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, _UNSEEN)
+        return bias[:, None].expand(-1, num_kv, -1, -1).repeat(1, 1, groups, 1).flatten(0, 1)
+
     def logits(self, states: Tensor) -> Tensor:
         return functional.linear(states, self.model.embed_tokens.weight)
+
+
+def is_autocast(x: Tensor) -> bool:
+    return torch.is_autocast_enabled(x.device.type)
 
 
 def make_rotation(positions: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """cos and sin [B, 1, T, D] for `positions` [B, T]."""
     half = shape.head_dim // 2
-    frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float32, device=positions.device) / half)
     angle = positions[:, None, :, None].float() * frequency
     angle = torch.cat((angle, angle), dim=-1)
     return angle.cos(), angle.sin()
@@ -173,7 +191,7 @@ def generate(
     is_text = torch.tensor([[False] * (longest - len(prompt)) + [True] * len(prompt) for prompt in prompts])
     positions = (is_text.cumsum(1) - 1).clamp(min=0)
     causal = torch.ones(longest, longest, dtype=torch.bool).tril()
-    mask = (causal & is_text[:, None, None, :]) | torch.eye(longest, dtype=torch.bool)  # a padding token sees itself
+    mask = (causal & is_text[:, None, :]) | torch.eye(longest, dtype=torch.bool)  # a padding token sees itself
     answers: list[list[int]] = [[] for _ in prompts]
     is_open = [True] * len(prompts)
     past: Cache | None = None
@@ -188,5 +206,5 @@ def generate(
             break
         ids, positions = chosen[:, None], positions[:, -1:] + 1
         is_text = torch.cat((is_text, torch.ones(len(prompts), 1, dtype=torch.bool)), dim=1)
-        mask = is_text[:, None, None, :]
+        mask = is_text[:, None, :]
     return answers

@@ -1,43 +1,57 @@
-"""Training by the clock: `python -m spark.train --minutes 75` gives a tokenizer, a model and a log on one CPU core.
+"""Training by the clock: `python -m spark.train --minutes 100` gives a tokenizer, a model and a log.
 
-Phase and learning rate follow the elapsed share of the budget. Every few minutes it saves a checkpoint to resume from
-(`--resume`), exports a snapshot and scores a few held-out prompts. Knows no templates and no network internals.
+One process per core, one thread each (or one process on a GPU with `--device cuda`): every process draws dialogues of
+its own, gradients are averaged over gloo. Phase and learning rate follow the elapsed share of the budget. Every few
+minutes it saves a checkpoint to resume from (`--resume`), exports a snapshot and scores a few held-out prompts. With
+`--shape draft` it trains the draft model, which also learns from the scores of its teacher. Knows no templates and no
+network internals.
 """
 
 import argparse
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, distributed, multiprocessing
 from torch.nn import functional
 
-from spark.batches import Batch, make_batches
-from spark.evaluate import GATES, evaluate
-from spark.export import export
-from spark.model import Spark
+from spark.batches import Batch, make_steps
+from spark.evaluate import WATCHED, evaluate
+from spark.export import export, load
+from spark.model import DRAFT, Shape, Spark
 from spark.optimizer import Muon
 from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import train_tokenizer
 
-# name, share of the budget at which it ends, rows, tokens per row
-PHASES = (("copying", 0.17, 8, 256), ("answers", 0.84, 8, 256), ("long", 1.0, 4, 640))
+# name, share of the budget at which it ends, tokens of the longest dialogue
+PHASES = (("copying", 0.10, 128), ("answers", 0.86, 384), ("long", 1.0, 768))
+STEP_TOKENS = 2048
+"""Tokens of one process in one step."""
 WARM_UP, DECAY_FROM = 0.01, 0.45
 PEAK_RATE, FLOOR_RATE = 4e-3, 0.02
-WATCHED = tuple(gate for gate in GATES if gate.name != "tool JSON valid" and gate.kind != "topic")
+SHAPES = {"spark": Shape(), "draft": DRAFT}
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # Keep freed memory: a seventh of a step goes to page faults otherwise.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
+    "MALLOC_TOP_PAD_": str(1 << 26),
+}
+TEACHER_WEIGHT = 0.5
+"""Share of the draft model's loss that comes from its teacher's scores."""
 
 
 @dataclass
 class Progress:
-    """What a checkpoint remembers beside the weights."""
+    """What a checkpoint remembers beside the weights. `num_tokens` counts all processes."""
 
     step: int = 0
     num_tokens: int = 0
@@ -46,9 +60,37 @@ class Progress:
     log: list[dict[str, Any]] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class World:
+    """This process among the others."""
+
+    rank: int = 0
+    size: int = 1
+    device: str = "cpu"
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace each tensor by its mean over all processes, in place."""
+        if self.size > 1:
+            flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+            distributed.all_reduce(flat)
+            flat /= self.size
+            for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def gather(self, value: Any) -> list[Any]:
+        """`value` of every process, by rank."""
+        values = [value] * self.size
+        if self.size > 1:
+            distributed.all_gather_object(values, value)
+        return values
+
+
+ALONE = World()
+
+
 @dataclass
 class Trainer:
-    """Model, optimizers and progress; one process, one thread."""
+    """Model, optimizers and progress of one process."""
 
     budget_s: float
     seed: int
@@ -59,42 +101,55 @@ class Trainer:
     adam: torch.optim.AdamW
     progress: Progress
     families: Tensor
+    world: World = ALONE
+    teacher: Spark | None = None
 
     def run(self, report_every_s: float) -> None:
         """Train until the budget is spent."""
-        batches: Iterator[Batch] | None = None
-        phase, last, since_report, loss = "", time.monotonic(), 0.0, 0.0
+        steps: Iterator[list[Batch]] | None = None
+        phase, loss, since_report = "", 0.0, 0.0
         self.progress.num_starts += 1
+        last = time.monotonic()
         while (share := self.progress.elapsed_s / self.budget_s) < 1:
-            name, _, rows, length = next(entry for entry in PHASES if share < entry[1])
-            if name != phase or batches is None:
+            name, _, max_length = next(entry for entry in PHASES if share < entry[1])
+            if name != phase or steps is None:
                 phase = name
-                batches = make_batches(self.tokenizer, self.seed + 1000 * self.progress.num_starts, name, rows, length)
-            current = self.step(next(batches), share)
+                seed = self.seed + 1000 * self.progress.num_starts + 100 * self.world.rank
+                steps = make_steps(self.tokenizer, seed, phase, STEP_TOKENS, max_length)
+            current = self.step(next(steps), share)
             loss = current if loss == 0 else 0.98 * loss + 0.02 * current
-            now = time.monotonic()
-            self.progress.elapsed_s, since_report, last = (
-                self.progress.elapsed_s + now - last,
-                since_report + now - last,
-                now,
-            )
-            if self.progress.step % 50 == 0:
-                self._print(phase, loss)
             if since_report > report_every_s:
                 self._report(phase, loss, 24)
                 since_report = 0.0
-                now = time.monotonic()
-                self.progress.elapsed_s, last = self.progress.elapsed_s + now - last, now
+            passed = self._time_since(last)
+            last += passed
+            self.progress.elapsed_s += passed
+            since_report += passed
+            if self.progress.step % 50 == 0 and self.world.rank == 0:
+                self._print(phase, loss)
         self._report(phase, loss, 100)
 
-    def step(self, batch: Batch, share: float) -> float:
-        """One update; returns the loss."""
+    def _time_since(self, last: float) -> float:
+        """Seconds since `last`, the same in all processes, so that all change phase and end in the same step."""
+        passed = torch.tensor([time.monotonic() - last], dtype=torch.float64)
+        if self.world.size > 1:
+            distributed.broadcast(passed, 0)
+        return float(passed.item())
+
+    def step(self, batches: list[Batch], share: float) -> float:
+        """One update from the batches of this process and the others; returns this process's loss."""
         warm = min(1.0, share / WARM_UP + 0.02)
         rate = PEAK_RATE * warm * min(1.0, max(FLOOR_RATE, (1 - share) / (1 - DECAY_FROM)))
         for group in self.muon.param_groups + self.adam.param_groups:
             group["lr"] = rate
-        loss = compute_loss(self.model, batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        num_counted = sum(len(batch.counted) for batch in batches)
+        total = 0.0
+        for batch in batches:
+            loss = compute_loss(self.model, batch.to(self.world.device), self.teacher) / num_counted
+            loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.item()
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        self.world.average(gradients)
         embeddings = self.model.model.embed_tokens.weight
         assert embeddings.grad is not None
         share_gradients(embeddings.grad, self.families)
@@ -103,8 +158,8 @@ class Trainer:
         self.adam.step()
         self.model.zero_grad()
         self.progress.step += 1
-        self.progress.num_tokens += batch.num_tokens
-        return loss.item()
+        self.progress.num_tokens += sum(batch.num_tokens for batch in batches) * self.world.size
+        return total
 
     def _print(self, phase: str, loss: float) -> None:
         done = self.progress
@@ -116,79 +171,139 @@ class Trainer:
         )
 
     def _report(self, phase: str, loss: float, count: int) -> None:
-        """Score, log, save and export."""
+        """Score, log, save and export; with several processes, one asks in known wordings and one in new ones."""
+        world, done = self.world, self.progress
         self.model.eval()
-        results = evaluate(self.model, self.tokenizer, count, WATCHED)
+        scored = []
+        for is_new in (False, True):
+            if world.size == 1 or world.rank == int(is_new):
+                results = evaluate(self.model, self.tokenizer, count, WATCHED, is_new_phrasing=is_new)
+                scored.append((is_new, {r.gate.name: round(r.share, 3) for r in results if r.total}))
         self.model.train()
-        done = self.progress
-        gates = {result.gate.name: round(result.share, 3) for result in results}
-        entry = {
-            "phase": phase,
-            "step": done.step,
-            "tokens": done.num_tokens,
-            "minutes": round(done.elapsed_s / 60, 1),
-            "loss": round(loss, 4),
-        }
-        done.log.append({**entry, "prompts_per_gate": count, "gates": gates})
-        print(json.dumps(done.log[-1]), flush=True)
-        (self.folder / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in done.log))
-        self.save()
-        export(self.model, self.tokenizer, self.folder / "snapshot")
+        gates = {is_new: shares for entry in world.gather(scored) for is_new, shares in entry}
+        done.log.append(
+            {
+                "phase": phase, "step": done.step, "tokens": done.num_tokens, "minutes": round(done.elapsed_s / 60, 1),
+                "loss": round(loss, 4), "processes": world.size, "prompts_per_gate": count, "gates": gates[False],
+                "new_wordings": gates[True],
+            }
+        )  # fmt: skip
+        if world.rank == 0:
+            print(json.dumps(done.log[-1]), flush=True)
+            (self.folder / "training_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in done.log))
+            self.save()
+            export(self.model, self.tokenizer, self.folder / "snapshot")
 
     def save(self) -> None:
         state = {
             "model": self.model.state_dict(), "muon": self.muon.state_dict(), "adam": self.adam.state_dict(),
-            "progress": vars(self.progress), "tokenizer": self.tokenizer.to_str(),
+            "progress": vars(self.progress), "tokenizer": self.tokenizer.to_str(), "shape": vars(self.model.shape),
         }  # fmt: skip
         torch.save(state, self.folder / "checkpoint.part")
         (self.folder / "checkpoint.part").replace(self.folder / "checkpoint.pt")
 
 
-def compute_loss(model: Spark, batch: Batch) -> Tensor:
-    """Mean cross entropy of the counted tokens; products in bf16, scores in float32."""
-    with torch.autocast("cpu", torch.bfloat16):
-        states, _ = model.hidden(batch.ids, batch.positions, batch.mask)
-        logits = model.logits(states.reshape(-1, states.shape[-1])[batch.counted])
-    return functional.cross_entropy(logits.float(), batch.targets)
+def compute_loss(model: Spark, batch: Batch, teacher: Spark | None = None) -> Tensor:
+    """Summed cross entropy of the counted tokens; products in bf16, scores in float32.
+
+    With a teacher, part of it is the distance from the teacher's distribution.
+    """
+    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+        scores = _score(model, batch)
+        wanted = None
+        if teacher is not None:
+            with torch.no_grad():
+                wanted = _score(teacher, batch)
+    loss = functional.cross_entropy(scores, batch.targets, reduction="sum")
+    if wanted is None:
+        return loss
+    distance = functional.kl_div(scores.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True)
+    return (1 - TEACHER_WEIGHT) * loss + TEACHER_WEIGHT * distance
+
+
+def _score(model: Spark, batch: Batch) -> Tensor:
+    """float32 scores [N, V] of what follows the counted tokens."""
+    states, _ = model.hidden(batch.ids, batch.positions, batch.mask)
+    return model.logits(states.reshape(-1, states.shape[-1])[batch.counted]).float()
 
 
 def make_trainer(
-    minutes: float, seed: int, folder: Path, is_resumed: bool, tokenizer: Tokenizer | None = None
+    minutes: float,
+    seed: int,
+    folder: Path,
+    is_resumed: bool,
+    tokenizer: Tokenizer | None = None,
+    *,
+    world: World = ALONE,
+    shape: Shape | None = None,
+    teacher: Spark | None = None,
 ) -> Trainer:
     """A trainer at its start or, resumed, as the folder's checkpoint left it; makes a tokenizer if none is given."""
     torch.manual_seed(seed)
-    model = Spark()
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
-    muon = Muon(matrices, PEAK_RATE)
-    adam = torch.optim.AdamW(others, PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     progress = Progress()
-    if is_resumed:
-        state = torch.load(folder / "checkpoint.pt", weights_only=True)
-        model.load_state_dict(state["model"])
-        muon.load_state_dict(state["muon"])
-        adam.load_state_dict(state["adam"])
-        progress = Progress(**state["progress"])
+    state = torch.load(folder / "checkpoint.pt", weights_only=True) if is_resumed else None
+    if state is not None:
+        shape = Shape(**state["shape"])
         tokenizer = Tokenizer.from_str(state["tokenizer"])
+        progress = Progress(**state["progress"])
     tokenizer = tokenizer or train_tokenizer(seed)
     families = find_families(tokenizer)
-    if not is_resumed:
+    model = Spark(shape)
+    if state is not None:
+        model.load_state_dict(state["model"])
+    else:
         align_embeddings(model.model.embed_tokens.weight, families)
-    return Trainer(minutes * 60, seed, folder, tokenizer, model, muon, adam, progress, families)
+    model.to(world.device)
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embed" in name]
+    muon = Muon(matrices, PEAK_RATE, rank=world.rank, world_size=world.size)
+    adam = torch.optim.AdamW(others, PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    if state is not None:
+        muon.load_state_dict(state["muon"])
+        adam.load_state_dict(state["adam"])
+    return Trainer(
+        minutes * 60, seed, folder, tokenizer, model, muon, adam, progress, families.to(world.device), world,
+        teacher.to(world.device) if teacher is not None else None,
+    )  # fmt: skip
+
+
+def train(rank: int, options: argparse.Namespace, port: int) -> None:
+    """The whole run of one process."""
+    torch.set_num_threads(1)
+    world = World(rank, options.processes, options.device)
+    if world.size > 1:
+        distributed.init_process_group(
+            "gloo", f"tcp://127.0.0.1:{port}", timedelta(minutes=30), world_size=world.size, rank=rank
+        )
+    teacher, tokenizer = load(options.teacher) if options.shape == "draft" else (None, None)
+    trainer = make_trainer(
+        options.minutes, options.seed, options.folder, options.resume, tokenizer,
+        world=world, shape=SHAPES[options.shape], teacher=teacher,
+    )  # fmt: skip
+    trainer.run(options.report_minutes * 60)
+    if world.size > 1:
+        distributed.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=75.0, help="the whole budget, time before a resume included")
+    parser.add_argument("--minutes", type=float, default=100.0, help="the whole budget, time before a resume included")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path(".cache/spark"), help="checkpoint, log and snapshot")
     parser.add_argument("--report-minutes", type=float, default=5.0)
     parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="one thread each, on a CPU")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for one process on a GPU")
+    parser.add_argument("--shape", choices=SHAPES, default="spark")
+    parser.add_argument("--teacher", type=Path, default=Path(".cache/spark/snapshot"), help="whom the draft follows")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    options.processes = max(1, options.processes) if options.device == "cpu" else 1
     options.folder.mkdir(parents=True, exist_ok=True)
-    make_trainer(options.minutes, options.seed, options.folder, options.resume).run(options.report_minutes * 60)
+    os.environ.update(ENVIRONMENT)  # read by the processes started below
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(train, (options, port), options.processes)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ particular kind.
 from spark.generator.dialogue import Source
 
 OPENINGS = (
-    "Please tell me: ", "Tell me, ", "Quick question: ", "I have a question. ", "One more question: ", "Hey, ", "Hello! ",
-    "Hi! ", "Hi Spark, ", "Spark, ", "Hey Spark! ", "So, ", "Okay, ", "Now: ", "Next question: ", "Can you help me? ",
+    "Please tell me: ", "Tell me, ", "Quick question: ", "I have a question. ", "One more question: ", "Hey, ",
+    "Hello! ", "Hi! ", "Hi Spark, ", "Spark, ", "Hey Spark! ", "So, ", "Okay, ", "Now: ", "Next question: ",
+    "Can you help me? ",
     "I need your help. ", "Good morning! ", "Excuse me, ", "Just curious: ", "Let me ask you: ", "A question: ",
     "Please help: ", "Thanks! ", "Great. ", "And now: ", "Help me with this: ", "Question: ", "I was wondering: ",
 )  # fmt: skip

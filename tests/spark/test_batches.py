@@ -3,7 +3,7 @@
 import torch
 from tokenizers import Tokenizer
 
-from spark.batches import MAX_WEIGHT, OTHER_WEIGHT, encode, make_batches
+from spark.batches import MAX_WEIGHT, OTHER_WEIGHT, SHORT_ROW, encode, make_steps
 from spark.generator.dialogue import Dialogue, assistant, user
 from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import END_ID, END_OF_TEXT_ID
@@ -18,15 +18,18 @@ def test_only_the_assistants_tokens_weigh_fully(tokenizer: Tokenizer) -> None:
     assert max(weights) == MAX_WEIGHT
 
 
-def test_a_batch_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) -> None:
+def test_a_step_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) -> None:
     """Targets are the next ids; no target crosses into another dialogue; the mask keeps dialogues apart."""
-    batch = next(make_batches(tokenizer, 0, "answers", 2, 256))
-    flat, positions = batch.ids.reshape(-1), batch.positions.reshape(-1)
-    assert torch.equal(flat[batch.counted + 1], batch.targets)
-    assert torch.equal(positions[batch.counted + 1], positions[batch.counted] + 1)
-    is_start = (batch.positions == 0) & (batch.ids != END_OF_TEXT_ID)  # B T
-    assert is_start.sum() > 4
-    assert batch.mask[:, 0].sum(dim=-1)[is_start].unique().tolist() == [1]
+    batches = next(make_steps(tokenizer, 0, "long", 1024, 640))
+    assert sum(batch.num_tokens for batch in batches) >= 1024
+    for batch in batches:
+        flat, positions = batch.ids.reshape(-1), batch.positions.reshape(-1)
+        assert torch.equal(flat[batch.counted + 1], batch.targets)
+        assert torch.equal(positions[batch.counted + 1], positions[batch.counted] + 1)
+        is_start = (batch.positions == 0) & (batch.ids != END_OF_TEXT_ID)  # B T
+        assert is_start.sum() >= len(batch.ids)
+        assert batch.mask.sum(dim=-1)[is_start].unique().tolist() == [1]
+    assert batches[0].ids.shape[1] == SHORT_ROW
 
 
 def test_the_same_word_with_and_without_a_blank_is_one_family(tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from spark.batches import make_batches
+from spark.batches import make_steps
 from spark.evaluate import GATES, evaluate, has_arguments, is_sum_right, read_call, report_real_text
 from spark.export import COMMITTED, export, hash_file, load
 from spark.generator.greetings import SHOWCASE
@@ -33,10 +33,10 @@ def test_packed_dialogues_do_not_see_each_other() -> None:
     model = Spark(TINY)
     first, second = torch.arange(20, 27), torch.arange(40, 45)
     document = torch.tensor([[0] * 7 + [1] * 5])
-    mask = (document[:, None, :, None] == document[:, None, None, :]) & torch.ones(12, 12, dtype=torch.bool).tril()
+    mask = (document[:, :, None] == document[:, None, :]) & torch.ones(12, 12, dtype=torch.bool).tril()
     positions = torch.cat((torch.arange(7), torch.arange(5)))[None]
     packed, _ = model.hidden(torch.cat((first, second))[None], positions, mask)
-    alone, _ = model.hidden(second[None], torch.arange(5)[None], torch.ones(5, 5, dtype=torch.bool).tril()[None, None])
+    alone, _ = model.hidden(second[None], torch.arange(5)[None], torch.ones(5, 5, dtype=torch.bool).tril()[None])
     assert torch.allclose(packed[0, 7:], alone[0], atol=1e-5)
 
 
@@ -60,12 +60,11 @@ def test_a_few_steps_of_training_lower_the_loss_and_can_be_resumed(
 ) -> None:
     """The trainer learns, and goes on from its checkpoint with the same weights and counts."""
     trainer = make_trainer(1, 0, tmp_path, False, committed[1])
-    batches = make_batches(trainer.tokenizer, 0, "mix", 2, 160)
-    batch = next(batches)
-    before = compute_loss(trainer.model, batch).item()
+    batches = next(make_steps(trainer.tokenizer, 0, "mix", 320, 160))
+    before = compute_loss(trainer.model, batches[0]).item()
     for _ in range(4):
-        trainer.step(batch, 0.1)
-    assert compute_loss(trainer.model, batch).item() < before - 1
+        trainer.step(batches, 0.1)
+    assert compute_loss(trainer.model, batches[0]).item() < before - len(batches[0].counted)
     trainer.save()
     resumed = make_trainer(1, 0, tmp_path, True)
     assert resumed.progress.step == 4
