@@ -6,6 +6,7 @@
 import argparse
 import gzip
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,14 +151,39 @@ def evaluate(
     return results
 
 
-def format_table(results: list[Result], is_gated: bool = True) -> str:
-    """A Markdown table; what has no prompts is left out."""
-    lines = ["| Gate | Passed | Of | Share | Asked | Verdict |", "|---|---|---|---|---|---|"]
-    for result in (result for result in results if result.total):
-        floor = "" if result.gate.floor is None else f"{result.gate.floor:.0%}"
-        counts = f"{result.passed} | {result.total} | {result.share:.1%}"
-        lines.append(f"| {result.gate.name} | {counts} | {floor} | {result.verdict if is_gated else 'reported'} |")
+def format_table(known: list[Result], new: list[Result]) -> str:
+    """A Markdown table of both kinds of prompts; what has no prompts is left out. A gate asks its share of both."""
+    lines = [
+        "| Gate | Held-out prompts | New wordings | Asked | Verdict |",
+        "|---|---|---|---|---|",
+    ]
+    for result, other in zip(known, new, strict=True):
+        if result.total or other.total:
+            floor = "" if result.gate.floor is None else f"{result.gate.floor:.0%}"
+            verdict = "missed" if "missed" in (result.verdict, other.verdict) else result.verdict
+            lines.append(f"| {result.gate.name} | {_share(result)} | {_share(other)} | {floor} | {verdict} |")
     return "\n".join(lines)
+
+
+def _share(result: Result) -> str:
+    return f"{result.passed} of {result.total}, {result.share:.1%}" if result.total else ""
+
+
+@torch.inference_mode()
+def compute_perplexity(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialogue]) -> float:
+    """exp of the mean negative log-likelihood of the tokens that the assistant writes, end mark included."""
+    total, count = 0.0, 0
+    for dialogue in dialogues:
+        prompt = tokenizer.encode(render_prompt(dialogue.prompt, dialogue.tools), add_special_tokens=False).ids
+        said = tokenizer.encode(dialogue.answer + "<|im_end|>", add_special_tokens=False).ids
+        ids = torch.tensor([prompt + said])
+        length = ids.shape[1]
+        mask = torch.ones(1, length, length, dtype=torch.bool).tril()
+        states, _ = model.hidden(ids, torch.arange(length)[None], mask)
+        scores = model.logits(states[0, len(prompt) - 1 : -1]).log_softmax(-1)  # N V
+        total -= float(scores.gather(1, ids[0, len(prompt) :, None]).sum())
+        count += len(said)
+    return math.exp(total / max(1, count))
 
 
 def report_real_text(model: Spark, tokenizer: Tokenizer, folder: Path, count: int) -> list[str]:
@@ -205,22 +231,20 @@ def main() -> None:
         "--model", type=Path, default=COMMITTED, help="folder with model.safetensors and tokenizer.json"
     )
     parser.add_argument("--count", type=int, default=200, help="held-out prompts per gate")
-    parser.add_argument("--new-phrasings", action="store_true", help="also ask in wordings that training never showed")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("HEARTH_TEST_DATA", "../shared/data")))
     parser.add_argument("--misses", action="store_true", help="show some of the failed prompts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     model, tokenizer = load(options.model)
-    for is_new in (False, True) if options.new_phrasings else (False,):
-        results = evaluate(model, tokenizer, options.count, is_new_phrasing=is_new)
-        print(
-            "\nHeld-out wordings (reported)" if is_new else "\nHeld-out prompts",
-            format_table(results, not is_new),
-            sep="\n\n",
-        )
+    known, new = (evaluate(model, tokenizer, options.count, is_new_phrasing=is_new) for is_new in (False, True))
+    print(format_table(known, new))
+    for title, results in (("held-out prompts", known), ("new wordings", new)):
         for result in results if options.misses else []:
             for prompt, given, expected in result.misses:
-                print(f"  {result.gate.name}: {prompt!r} -> {given!r}, expected {expected!r}")
+                print(f"  {result.gate.name}, {title}: {prompt!r} -> {given!r}, expected {expected!r}")
+    kinds = dict.fromkeys(gate.kind for gate in GATES)
+    dialogues = [dialogue for kind in kinds for dialogue in generate_evaluation(kind, options.count // 8)]
+    print(f"\nPerplexity of held-out answers: {compute_perplexity(model, tokenizer, dialogues):.3f}")
     if options.data.is_dir():
         print("\nReal text (reported)", *report_real_text(model, tokenizer, options.data, options.count), sep="\n\n")
 
