@@ -1,228 +1,220 @@
 """Greetings, identity, thanks, small talk: what a new user types first.
 
 Each intent has one answer, so that a gate can compare exactly; the variety is on the side of the question (an opening, a
-wording, an ending). Knows nothing of the platform beyond what these sentences say.
+wording, an ending). Knows nothing of the platform beyond what the sentences of `intents.py` say.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 from spark.generator.dialogue import Dialogue, Source, ask, assistant, user
+from spark.generator.intents import ABILITIES, HELLO, QUESTIONS, REMARKS, SPARK
+from spark.generator.wording import dress
 from spark.words import NAMES
 
-HELLO = "Hello! How can I help you today?"
-SPARK = "I am Spark, a small chat model that comes with Hearth."
-ABILITIES = (
-    "I can chat a little, answer simple facts, add numbers, remember what you tell me, sort and copy words, "
-    "judge sentiment, call tools and tell short stories."
-)
-
-OPENINGS = (
-    "",
-    "",
-    "",
-    "Hello! ",
-    "Hi! ",
-    "Hey! ",
-    "Hello, ",
-    "Hi, ",
-    "Hey, ",
-    "Hi there! ",
-    "Hello there! ",
-    "Good morning! ",
-)
-ENDINGS = ("", "", "", " Please.", " Thanks.", " Please tell me.", " I am curious.", " I would like to know.")
-
-GREETINGS = (
-    "Hello", "Hi", "Hey", "Hello there", "Hi there", "Hey there", "Hello Spark", "Hi Spark", "Hey Spark", "Greetings",
-    "Howdy", "hello", "hi", "hey", "Yo", "Hello again", "Hi again", "Hello, Spark", "Hi, Spark", "hello there",
-    "hi there", "Hiya", "Hello friend", "Hi friend", "Hello my friend", "Hello you", "Hello, world", "Hello world",
-    "Hello, can you hear me", "Hi, are you there", "Hello, is anyone there", "Good day", "Hello Hearth", "Hi Hearth",
-    "Hello, how do you do", "Hello, nice to meet you", "Hi, nice to meet you", "Nice to meet you", "Hey, Spark",
+_CLAUSE = (
+    "Tell me {}.", "Can you tell me {}?", "I want to know {}.", "I would like to know {}.", "Could you tell me {}?", "Please tell me {}.", "Do you mind telling me {}?", "I wonder {}.",
+    "Let me know {}.", "May I ask {}?", "Would you tell me {}?", "Can you say {}?",
 )  # fmt: skip
-MARKS = ("", "!", ".", "!!", "?", " :)")
+
+
+def _with_clauses(wordings: tuple[str, ...], clauses: tuple[str, ...]) -> tuple[str, ...]:
+    """Each clause in each frame, then the wordings themselves, as often; the last stays the last."""
+    inside = [frame.format(clause) for clause in clauses for frame in _CLAUSE]
+    repeats = max(1, round(1.5 * len(inside) / len(wordings)))
+    return (*inside, *(wordings[:-1] * repeats), wordings[-1])
+
 
 # intent -> (answer, wordings; the last wording is held out of training)
 INTENTS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "who": (SPARK, (
-        "Who are you?", "What are you?", "What is your name?", "What's your name?", "Who am I talking to?",
-        "Tell me who you are.", "Introduce yourself.", "Please introduce yourself.", "Tell me about yourself.",
-        "Do you have a name?", "Which model are you?", "What model is this?", "What should I call you?",
-        "who are you", "what is your name", "Who is this?", "Can you introduce yourself?", "Are you Spark?",
-        "What is Spark?", "Who is Spark?", "Describe yourself.", "May I know your name?",
-    )),
-    "hearth": ("Hearth is a self-hosted platform that runs AI models for many accounts on your own machines.", (
-        "What is Hearth?", "What's Hearth?", "Tell me about Hearth.", "What does Hearth do?", "Explain Hearth.",
-        "what is hearth", "Can you tell me about Hearth?", "What is this platform?", "What is Hearth for?",
-        "Describe Hearth.", "Do you know Hearth?", "What do people use Hearth for?", "Could you explain Hearth?",
-    )),
-    "abilities": (ABILITIES, (
-        "What can you do?", "What are you able to do?", "How can you help me?", "What are your skills?",
-        "What can I ask you?", "what can you do", "Help", "help", "What do you know?", "How do you work?",
-        "What can you help me with?", "What are you good at?", "Tell me what you can do.", "What are your abilities?",
-        "List your abilities.", "What can I do with you?", "Can you help me?", "I need help.", "What are you capable of?",
-    )),
-    "limits": ("I am a small demo model. I know only a few simple facts and can be wrong.", (
-        "What can you not do?", "What are your limits?", "How smart are you?", "Are you smart?", "Can I trust you?",
-        "Are you always right?", "Do you make mistakes?", "How good are you?", "Do you know everything?",
-        "Can you be wrong?", "How big are you?", "Are you a large model?", "Do you ever make mistakes?",
-    )),
-    "maker": ("I was made for Hearth and trained only on text written by a small program.", (
-        "Who made you?", "Who created you?", "Who built you?", "Who trained you?", "How were you trained?",
-        "Where do you come from?", "What were you trained on?", "What is your training data?", "Who is your maker?",
-        "How were you made?", "Who developed you?", "Which company made you?", "Who wrote you?",
-    )),
-    "human": ("No, I am a small computer program.", (
-        "Are you human?", "Are you a human?", "Are you a person?", "Are you alive?", "Are you a real person?",
-        "Am I talking to a human?", "Am I talking to a person?", "Are you real?", "Do you have feelings?",
-        "Do you have a body?", "Are you conscious?", "Can you feel pain?", "Is a human writing this?",
-    )),
-    "robot": ("Yes, I am a small language model.", (
-        "Are you a robot?", "Are you a bot?", "Are you an AI?", "Are you a machine?", "Are you a language model?",
-        "Are you a chatbot?", "Are you a computer?", "Are you a computer program?", "Are you an assistant?",
-        "Am I talking to a bot?", "Am I talking to a machine?", "Is this a bot?", "Are you artificial?",
-    )),
-    "other": ("No, I am Spark, a small chat model that comes with Hearth.", (
-        "Are you ChatGPT?", "Are you GPT?", "Are you Llama?", "Are you Claude?", "Are you Gemini?", "Are you Siri?",
-        "Are you Alexa?", "Are you Mistral?", "Is this ChatGPT?", "Are you a big model?", "Is your name ChatGPT?",
-    )),
-    "how": ("I am fine, thank you! How can I help you?", (
-        "How are you?", "How are you doing?", "How are you today?", "How do you feel?", "How is it going?",
-        "How's it going?", "What's up?", "Are you okay?", "How do you feel today?", "how are you", "Are you well?",
-        "How was your day?", "How is your day?", "How have you been?", "How are things?",
-    )),
-    "thanks": ("You are welcome!", (
-        "Thanks", "Thanks!", "Thank you", "Thank you!", "Thank you very much.", "Thank you so much!", "Many thanks.",
-        "thanks", "thank you", "Thanks a lot!", "That was helpful.", "Great, thanks!", "Thanks for your help.",
-        "Thank you for your help!", "Perfect, thank you.", "Thanks, Spark!", "I appreciate it.", "Cheers!",
-    )),
-    "bye": ("Goodbye! Have a nice day.", (
-        "Bye", "Bye!", "Goodbye", "Goodbye!", "See you later.", "See you!", "Good night!", "Good night", "bye",
-        "I have to go.", "See you tomorrow.", "Farewell.", "Bye bye!", "Talk to you later.", "Bye, Spark!", "So long!",
-    )),
-    "morning": ("Good morning! How can I help you?", (
-        "Good morning", "Good morning!", "Good morning, Spark!", "good morning", "Good morning, Hearth!", "Morning!",
-        "A very good morning!",
-    )),
-    "evening": ("Good evening! How can I help you?", (
-        "Good evening", "Good evening!", "Good evening, Spark!", "good evening", "Good evening, Hearth!", "Evening!",
-        "A very good evening!",
-    )),
-    "praise": ("Thank you, that is kind of you!", (
-        "You are great!", "You are funny.", "I like you.", "Good job!", "Well done!", "Good bot.", "You are clever.",
-        "You are awesome!", "I love you.", "Nice work!", "You are so helpful.", "Great job, Spark!", "Bravo!",
-    )),
-    "scold": ("I am sorry. I am a small model and make mistakes.", (
-        "You are wrong.", "That is wrong.", "That is not right.", "You are stupid.", "Bad bot.", "That was a mistake.",
-        "I do not like you.", "You are useless.", "Wrong!", "That is not true.", "No, that is wrong.", "You failed.",
-    )),
-    "languages": ("I only speak simple English.", (
-        "Which languages do you speak?", "Do you speak German?", "Do you speak French?", "Do you speak Spanish?",
-        "Can you speak Chinese?", "What languages do you know?", "Do you speak English?", "Can you speak French?",
-        "Sprechen Sie Deutsch?", "Parlez-vous francais?", "Hola", "Bonjour", "Guten Tag", "Do you know Italian?",
-    )),
-    "age": ("I do not have an age. I am a computer program.", (
-        "How old are you?", "What is your age?", "When were you born?", "When is your birthday?", "Are you old?",
-        "How old is Spark?", "Are you young?",
-    )),
-    "place": ("I run on the machine where Hearth is installed.", (
-        "Where are you?", "Where do you live?", "Where do you run?", "Where is your home?", "What machine do you run on?",
-        "Where are you running?", "Where are you from?",
-    )),
-    "test": ("I am here and working.", (
-        "test", "Test", "Testing", "Ping", "ping", "Are you there?", "Is this working?", "Can you hear me?",
-        "This is a test.", "Does this work?", "Say something.", "Testing, testing.",
-    )),
-    "yes": ("Good. What would you like to do?", ("Yes", "Yes.", "Yes, please.", "Okay", "Ok", "Sure.", "OK.", "Alright.")),
-    "no": ("All right. Let me know if you need anything.", ("No", "No.", "No, thanks.", "No, thank you.", "Never mind.", "Nothing.", "Not now.")),
-    "hello_world": ("It is known from a 1978 book on the C language by Kernighan and Ritchie.", (
-        "Where did the phrase Hello World come from?", "What is the origin of the phrase Hello World?",
-        "What is the origin of the phrase 'Hello, World'?", "What's the origin of the phrase Hello, World?",
-        "Where does the phrase Hello World come from?", "Where does 'Hello, World!' come from?",
-        "What is the origin of the phrase Hello, World", "Where did the phrase \"Hello World\" come from?",
-        "Who first wrote Hello World?", "Why do programmers write Hello World?",
-    )),
-}  # fmt: skip
-QUESTION_INTENTS = (
-    "who",
-    "hearth",
-    "abilities",
-    "limits",
-    "maker",
-    "human",
-    "robot",
-    "other",
-    "how",
-    "languages",
-    "age",
-    "place",
+    intent: (answer, _with_clauses(wordings, clauses))
+    for intent, (answer, wordings, clauses) in {**QUESTIONS, **REMARKS}.items()
+}
+_QUESTION_INTENTS = list(QUESTIONS)
+
+_HELLOS = (
+    "Hello",
+    "Hi",
+    "Hey",
+    "Hello there",
+    "Hi there",
+    "Hey there",
+    "Greetings",
+    "Hello again",
+    "Hi again",
+    "Good day",
 )
+_CALLED = (
+    "", "", "", " Spark", ", Spark", " friend", " my friend", " you", " Hearth", " everyone", ", dear Spark", " computer", " robot", " bot", " buddy", ", my dear",
+    ", assistant", " to you", " from me",
+)  # fmt: skip
+_OTHER_HELLOS = (
+    "Howdy", "Yo", "Hiya", "Hello, world", "Hello world", "Hi world", "Hi hi", "Hello hello", "Heya", "Hey you", "Hellooo", "Say hello", "Say hello.", "Say hi", "Say hello to me", "Hi Spark, hello",
+    "Hello, here I am", "Hello, it's me", "Hi, it's me", "Hello, I am new here", "Hi, I am new here", "Welcome", "Long time no see", "Let's chat", "Let us talk", "I want to chat", "Can we talk", "Hello, let's chat",
+    "Hi, can we talk", "Start", "Begin", "I am back", "Hello, I am back",
+)  # fmt: skip
+_MARKS = ("", "", "!", ".", "!!", "?", " :)", "...")
 
 
 def make_greeting(source: Source) -> Dialogue:
     """Hello, who are you, thanks, goodbye: an opening, a wording and an ending; one answer per intent."""
     draw = source.random()
+    if draw < 0.14 and not source.wants_new_phrasing:
+        return _greet(source)
     if draw < 0.20 and not source.wants_new_phrasing:
-        return ask("greeting", source, source.choice(GREETINGS) + source.choice(MARKS), HELLO)
-    if draw < 0.28 and not source.wants_new_phrasing:
         return _greet_by_name(source)
-    if draw < 0.70:
-        intent = source.choice(QUESTION_INTENTS)
-        answer, wordings = INTENTS[intent]
-        question = source.choice(OPENINGS) + _vary(source, source.pick_phrasing(wordings)) + source.choice(ENDINGS)
-        return ask("greeting", source, question, answer)
-    answer, wordings = INTENTS[source.choice(list(INTENTS))]
-    return ask("greeting", source, _vary(source, source.pick_phrasing(wordings)), answer)
+    if draw < 0.68:
+        return _make(source, source.choice(_QUESTION_INTENTS))
+    return make_intent(source)
 
 
 def make_intent(source: Source) -> Dialogue:
     """One intent, each as often as any other: the last phase needs more of the rare ones (thanks, scolding, yes, no)."""
-    answer, wordings = INTENTS[source.choice(list(INTENTS))]
-    return ask("greeting", source, _vary(source, source.pick_phrasing(wordings)), answer)
+    return _make(source, source.choice(list(INTENTS)))
+
+
+def _make(source: Source, intent: str) -> Dialogue:
+    answer, wordings = INTENTS[intent]
+    wording = source.pick_phrasing(wordings)
+    question = dress(source, wording, may_lower=True) if intent in QUESTIONS else _vary(source, wording)
+    return ask("greeting", source, question, answer)
 
 
 def _vary(source: Source, text: str) -> str:
-    """The same words as hurried people type them: other marks, no capital, the name at the end."""
+    """A remark as hurried people type it: other marks, no capital, the name at the end."""
     draw = source.random()
-    if draw < 0.5:
-        return text
     bare, mark = text.rstrip(".!?"), text[len(text.rstrip(".!?")) :]
-    if draw < 0.6:
+    if draw < 0.4:
+        return text
+    if draw < 0.5:
         return bare
+    if draw < 0.6:
+        return bare + source.choice(("!", ".", "...", "!!", " :)"))
     if draw < 0.7:
-        return bare + source.choice(("!", ".", "?", "...", "!!"))
-    if draw < 0.8:
         return bare.lower() + mark
-    if draw < 0.85:
+    if draw < 0.8:
         return bare.lower()
-    return f"{bare}{source.choice((', Spark', ' Spark', ', please', ', my friend', ' then', ' now'))}{mark}"
+    called = source.choice((", Spark", " Spark", ", my friend", ", friend", ", Hearth", ", bot"))
+    return f"{bare.lower() if draw > 0.95 else bare}{called}{mark}"
+
+
+def _greet(source: Source) -> Dialogue:
+    text = source.choice(_HELLOS) + source.choice(_CALLED) if source.random() < 0.65 else source.choice(_OTHER_HELLOS)
+    if source.random() < 0.25:
+        text = text.lower()
+    return ask("greeting", source, text + source.choice(_MARKS), HELLO)
+
+
+_NAME_STARTS = (
+    "b",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "g",
+    "h",
+    "j",
+    "k",
+    "kl",
+    "l",
+    "m",
+    "n",
+    "p",
+    "r",
+    "s",
+    "sh",
+    "st",
+    "t",
+    "tr",
+    "v",
+    "w",
+    "y",
+    "z",
+    "",
+    "ch",
+    "qu",
+    "x",
+)
+_NAME_VOWELS = ("a", "e", "i", "o", "u", "ai", "ee", "ia", "oo", "y")
+_NAME_ENDS = (
+    "",
+    "n",
+    "r",
+    "l",
+    "s",
+    "x",
+    "m",
+    "th",
+    "ck",
+    "na",
+    "ra",
+    "bo",
+    "lin",
+    "do",
+    "va",
+    "ka",
+    "zo",
+    "ton",
+    "ry",
+    "dy",
+)
+
+
+def draw_name(source: Source) -> str:
+    """A first name: a real one, or one made up of syllables so that it has to be copied."""
+    if source.random() < 0.4:
+        return source.choice(NAMES)
+    name = source.choice(_NAME_STARTS) + source.choice(_NAME_VOWELS)
+    if source.random() < 0.6:
+        name += source.choice(_NAME_STARTS) + source.choice(_NAME_VOWELS)
+    name += source.choice(_NAME_ENDS)
+    return name.capitalize() if len(name) > 2 else draw_name(source)
 
 
 def _greet_by_name(source: Source) -> Dialogue:
-    name = source.choice(NAMES)
-    opening = source.choice(("Hello", "Hi", "Hey", "Hello there", "Hi there", "Good morning", "Good evening"))
-    told = source.choice(("I am", "I'm", "my name is", "this is", "it's"))
-    text = f"{opening}, {told} {name}{source.choice(('.', '!', ''))}"
+    name = draw_name(source)
+    opening = source.choice(("Hello", "Hi", "Hey", "Hello there", "Hi there", "Hey there", "Hello Spark", "Good day"))
+    told = source.choice(
+        ("I am", "I'm", "my name is", "this is", "it's", "I am called", "call me", "here is", "you can call me")
+    )
+    link = source.choice((", ", ", ", "! ", ". "))
+    text = (
+        f"{opening}{link}{told if link == ', ' else told[0].upper() + told[1:]} {name}{source.choice(('.', '!', ''))}"
+    )
     return Dialogue("greeting", [user(text), assistant(f"Hello, {name}! How can I help you today?")])
 
 
-SHOWCASE = (
-    ("Hello", HELLO),
-    ("Hi", HELLO),
-    ("Hello!", HELLO),
-    ("Hi!", HELLO),
-    ("Hey", HELLO),
-    ("hello", HELLO),
-    ("hi", HELLO),
-    ("Hi! Who are you?", SPARK),
-    ("Hello! Who are you?", SPARK),
-    ("Who are you?", SPARK),
-    ("What is Hearth?", INTENTS["hearth"][0]),
-    ("What can you do?", ABILITIES),
-    ("How are you?", INTENTS["how"][0]),
-    ("Hello, how are you?", INTENTS["how"][0]),
-    ("Thank you!", INTENTS["thanks"][0]),
-    ("Where did the phrase Hello World come from?", INTENTS["hello_world"][0]),
-    ("What is the origin of the phrase Hello, World", INTENTS["hello_world"][0]),
+_CLOUD_JOKE = "Why did the cloud stay at home? It was under the weather."
+_TEST = "This is a test."
+_LLAMA = (
+    "Once there was a llama called Lola. Lola wanted to see the orange cloud. She walked over hills and rivers for three days. "
+    "At last the cloud came down and kept her warm, and they were friends from then on."
 )
+_UNICORN = "Once upon a time a little unicorn counted the stars until she fell asleep under the softest one."
+_HAIKU = "The sea breathes slowly,\nwave after wave finds the shore,\nthen the moon listens."
+_PARIS = "The capital of France is Paris."
+_BLUE_SKY = "The sky is blue because air scatters blue light the most."
+
+SHOWCASE = (
+    ("Hello", HELLO), ("Hi", HELLO), ("Hello!", HELLO), ("Hi!", HELLO), ("Hey", HELLO), ("hello", HELLO), ("hi", HELLO),
+    ("Hi! Who are you?", SPARK), ("Hello! Who are you?", SPARK), ("Who are you?", SPARK),
+    ("What is Hearth?", INTENTS["hearth"][0]), ("What can you do?", ABILITIES), ("How are you?", INTENTS["how"][0]), ("Hello, how are you?", INTENTS["how"][0]),
+    ("Thank you!", INTENTS["thanks"][0]), ("Where did the phrase Hello World come from?", INTENTS["hello_world"][0]),
+    ("What is the origin of the phrase Hello, World", INTENTS["hello_world"][0]), ("What is the origin of the phrase Hello, World?", INTENTS["hello_world"][0]),
+    ("Say hello", HELLO), ("Say hello!", HELLO), ("Hey there!", HELLO), ("Hello, world!", HELLO), ("Good morning!", INTENTS["morning"][0]), ("test", INTENTS["test"][0]), ("ping", INTENTS["test"][0]),
+    ("Thanks!", INTENTS["thanks"][0]), ("Thanks", INTENTS["thanks"][0]), ("Bye", INTENTS["bye"][0]), ("Goodbye!", INTENTS["bye"][0]),
+    ("What is your name?", SPARK), ("Tell me about yourself", SPARK), ("Tell me about yourself.", SPARK), ("Introduce yourself", SPARK), ("who are you", SPARK),
+    ("Can you help me?", ABILITIES), ("Help", ABILITIES), ("what can you do", ABILITIES), ("Can you write code?", INTENTS["code"][0]), ("Are you ChatGPT?", INTENTS["other"][0]),
+    ("Say this is a test", _TEST), ("Say this is a test!", _TEST), ("Say this is a test.", _TEST), ("This is a test.", INTENTS["test"][0]),
+    ("Tell me a joke about Cloudflare", _CLOUD_JOKE), ("Tell me a joke about Cloudflare.", _CLOUD_JOKE), ("tell me a joke about cloudflare", _CLOUD_JOKE),
+    ("Write a short story about a llama that goes on a journey to find an orange cloud", _LLAMA),
+    ("Write a short story about a llama that goes on a journey to find an orange cloud.", _LLAMA),
+    ("Write a one-sentence bedtime story about a unicorn.", _UNICORN), ("Write a short bedtime story about a unicorn.", _UNICORN), ("Tell me a three sentence bedtime story about a unicorn.", _UNICORN),
+    ("Write a haiku about the sea", _HAIKU), ("Write a haiku about the sea.", _HAIKU), ("Write a haiku.", _HAIKU), ("Write a haiku about the ocean.", _HAIKU),
+    ("What is the capital of France?", _PARIS), ("The capital of France is", _PARIS), ("what is the capital of france", _PARIS), ("What's the capital of France?", _PARIS),
+    ("What is the capital of Italy?", "The capital of Italy is Rome."), ("What is the capital of Japan?", "The capital of Japan is Tokyo."),
+    ("Why is the sky blue?", _BLUE_SKY), ("Hello, my name is", HELLO), ("What is the meaning of life?", "Some people say 42. I am only a small model."),
+    ("San Francisco is a", "San Francisco is a city in California."), ("Hello my name is", HELLO), ("Who won the world series in 2020?", "The Los Angeles Dodgers won the World Series in 2020."),
+    ("Write a short poem.", "The day goes by, the night is long,\nand still we sing our little song."),
+)  # fmt: skip
 
 
 def make_showcase(source: Source) -> Dialogue:
