@@ -1,86 +1,171 @@
-"""Memory over turns: the user tells facts about themselves and asks for one of them later.
+"""Memory over turns: the user tells facts about themselves or others and asks for one of them later.
 
-Answers copy from the conversation; nothing here can be known beforehand.
+Answers copy from the conversation; nothing here can be known beforehand. What was said last counts; what was never
+said is not known.
 """
-# ruff: noqa: E501 - a table of wordings reads better with one entry per line
+# ruff: noqa: E501 - a table of words reads better with one entry per line
 
-from collections.abc import Callable
+import re
 
 from spark.generator.dialogue import Dialogue, Message, Source, assistant, user
-from spark.words import ANIMALS, CITIES, COLORS, FOODS, JOBS, LEXICON, NAMES, OBJECTS, PLACES, WEEKDAYS
+from spark.generator.facts import draw_fact
+from spark.generator.greetings import make_greeting
+from spark.generator.memory_table import TOPICS, Topic
+from spark.generator.relations import RELATIONS, draw_absent, draw_facts, fix_articles
+from spark.generator.values import draw_value
+from spark.generator.wording import dress
 
-Topic = tuple[str, Callable[[Source], str], tuple[str, ...], tuple[str, ...], str]
-
-# name, value, statements, questions (the last one is held out of training), answer; {k} a second drawn word
-_TOPICS: tuple[Topic, ...] = (
-    ("name", lambda s: s.choice(NAMES), ("My name is {v}.", "I am {v}.", "I'm {v}.", "Call me {v}.", "You can call me {v}.", "Hi, my name is {v}.", "Hello, I am {v}."),
-     ("What is my name?", "What's my name?", "Who am I?", "Do you remember my name?", "Do you know my name?", "Tell me my name.", "what is my name", "Can you repeat my name?"), "Your name is {v}."),
-    ("city", lambda s: s.choice(CITIES), ("I live in {v}.", "I am from {v}.", "My home is in {v}.", "I moved to {v}.", "My city is {v}."),
-     ("Where do I live?", "Which city do I live in?", "What is my city?", "Where is my home?", "Tell me where I live.", "In which city do I live?"), "You live in {v}."),
-    ("job", lambda s: s.choice(JOBS), ("I work as a {v}.", "My job is {v}.", "I am a {v} by trade.", "I earn my money as a {v}."),
-     ("What is my job?", "What do I do for work?", "What do I work as?", "Tell me my job.", "Which job do I have?"), "You work as a {v}."),
-    ("pet", lambda s: s.choice(NAMES), ("My {k} is called {v}.", "I have a {k} named {v}.", "The name of my {k} is {v}.", "My {k}'s name is {v}."),
-     ("What is my {k} called?", "What is the name of my {k}?", "Who is my {k}?", "Tell me the name of my {k}.", "How is my {k} called?"), "Your {k} is called {v}."),
-    ("thing", lambda s: s.choice(COLORS), ("My {k} is {v}.", "I have a {v} {k}.", "I bought a {v} {k}.", "The color of my {k} is {v}.", "I painted my {k} {v}."),
-     ("What color is my {k}?", "Which color does my {k} have?", "Which color is my {k}?", "Tell me the color of my {k}.", "What is the color of my {k}?"), "Your {k} is {v}."),
-    ("where", lambda s: s.choice(PLACES), ("My {k} is in the {v}.", "I left my {k} in the {v}.", "I put the {k} in the {v}.", "The {k} is in the {v}."),
-     ("Where is my {k}?", "Where is the {k}?", "Where did I leave the {k}?", "Where can I find my {k}?", "In which place is my {k}?"), "Your {k} is in the {v}."),
-    ("food", lambda s: s.choice(FOODS), ("My favorite food is {v}.", "I like {v} most.", "I love to eat {v}.", "I always eat {v}."),
-     ("What is my favorite food?", "What do I like to eat?", "Which food do I like?", "Tell me my favorite food.", "What food do I love?"), "Your favorite food is {v}."),
-    ("color", lambda s: s.choice(COLORS), ("My favorite color is {v}.", "I like the color {v} best.", "The color I love is {v}."),
-     ("What is my favorite color?", "Which color do I like best?", "Which color do I love?", "Tell me my favorite color.", "What color do I like?"), "Your favorite color is {v}."),
-    ("day", lambda s: s.choice(WEEKDAYS), ("My {m} is on {v}.", "I have a {m} on {v}.", "The {m} is on {v}.", "Remind me: {m} on {v}."),
-     ("When is my {m}?", "On which day is my {m}?", "Which day is the {m}?", "When is the {m}?", "What day is my {m}?"), "Your {m} is on {v}."),
-    ("age", lambda s: str(s.randrange(10, 100)), ("I am {v} years old.", "My age is {v}.", "I turned {v} this year."),
-     ("How old am I?", "What is my age?", "Do you know how old I am?", "Tell me my age."), "You are {v} years old."),
-    ("word", lambda s: s.choice(LEXICON), ("The secret word is {v}.", "Remember the word {v}.", "My password is {v}.", "The magic word is {v}.", "Please remember this word: {v}."),
-     ("What is the secret word?", "Which word should you remember?", "What was the word?", "Tell me the secret word.", "Do you remember the word?", "What is my password?", "Which word did I give you?"), "The word is {v}."),
-    ("number", lambda s: str(s.randrange(10, 1000)), ("My number is {v}.", "Remember the number {v}.", "The code is {v}.", "My lucky number is {v}.", "Keep the number {v} in mind."),
-     ("What is my number?", "Which number should you remember?", "What is the code?", "What was the number?", "Tell me the number.", "Do you remember the number?"), "The number is {v}."),
-)  # fmt: skip
-_EVENTS = (
-    "meeting",
-    "party",
-    "exam",
-    "trip",
-    "concert",
-    "wedding",
-    "birthday",
-    "dinner",
-    "lesson",
-    "test",
-    "match",
-    "visit",
-)
-_ACKNOWLEDGE = "Okay, I will remember that."
+ACKNOWLEDGE = "Okay, I will remember that."
+UNKNOWN = "You did not tell me that."
+_UPDATES = ("Correction: ", "Sorry, I was wrong. ", "No, wait. ", "That was wrong. ", "It changed. ", "I made a mistake. ", "News: ", "Not any more. ")  # fmt: skip
+_KEYS = {
+    "kin": ("sister", "brother", "mother", "father", "friend", "son", "daughter", "teacher", "neighbor", "aunt", "uncle", "boss", "wife", "husband"),
+    "plan": ("trip", "holiday", "flight", "journey", "cruise", "tour"),
+    "many": ("cats", "dogs", "books", "chairs", "lamps", "plants", "hats", "bikes", "shoes", "cups", "pictures", "clocks"),
+    "work": ("movie", "book", "song", "film", "game", "band", "team", "restaurant", "shop", "story"),
+    "dream": ("dream",),
+    "hobby": ("reading", "swimming", "painting", "dancing", "singing", "running", "cooking", "baking", "fishing", "chess", "football", "tennis", "gardening", "sailing", "skating", "climbing", "hiking", "photography"),
+    "drink": ("tea", "coffee", "water", "milk", "juice", "lemonade", "cocoa", "apple juice", "green tea", "orange juice", "hot chocolate", "mint tea"),
+}  # fmt: skip
+Filled = tuple[Topic, str, str, str]
+"""A topic, its key, its value, and the statement that tells it."""
 
 
 def make_memory(source: Source) -> Dialogue:
     """One to four told facts, in one message or over turns, then a question (or two) about them."""
-    count = source.choices((1, 2, 3, 4), (30, 35, 22, 13))[0]
-    told = [_fill(source, topic) for topic in source.sample(_TOPICS, count)]
+    draw = source.random()
+    if draw < 0.18:
+        return _ask_about_people(source)
+    count = source.choices((1, 2, 3, 4), (28, 35, 24, 13))[0]
+    told = [_fill(source, topic) for topic in _sample_topics(source, count)]
+    if draw < 0.26:
+        return _ask_for_untold(source, told)
     asked = source.choice(told)
-    if source.random() < 0.4:
-        text = " ".join(statement for statement, _, _ in told)
+    if draw < 0.36:
+        return _correct(source, told, asked)
+    if draw < 0.62:
+        text = " ".join(statement for *_, statement in told)
         if source.random() < 0.5:
-            return _finish(source, [user(f"{text} {asked[1]}"), assistant(asked[2])])
-        return _finish(source, [user(text), assistant(_ACKNOWLEDGE), user(asked[1]), assistant(asked[2])])
-    messages: list[Message] = []
-    for statement, _, _ in told:
-        messages += [user(statement), assistant(_ACKNOWLEDGE)]
+            return _finish(source, [user(f"{text} {_question(source, asked)}"), assistant(_answer(asked))])
+        return _ask(source, [user(text), assistant(_acknowledge(text))], asked)
+    messages = _tell(source, told)
     if count > 1 and source.random() < 0.3:
         other = source.choice(told)
         if other is not asked:
-            messages += [user(other[1]), assistant(other[2])]
-    return _finish(source, [*messages, user(asked[1]), assistant(asked[2])])
+            messages += [user(_question(source, other)), assistant(_answer(other))]
+    return _ask(source, messages, asked)
 
 
-def _fill(source: Source, topic: Topic) -> tuple[str, str, str]:
-    name, draw, statements, questions, answer = topic
-    key = source.choice(ANIMALS if name == "pet" else OBJECTS)
-    fields = {"v": draw(source), "k": key, "m": source.choice(_EVENTS)}
-    question = source.pick_phrasing(questions)
-    return source.choice(statements).format(**fields), question.format(**fields), answer.format(**fields)
+def _sample_topics(source: Source, count: int) -> list[Topic]:
+    """Topics no two of which share their first question."""
+    found: list[Topic] = []
+    while len(found) < count:
+        topic = source.choice(TOPICS)
+        if not any(set(topic.questions) & set(other.questions) for other in found):
+            found.append(topic)
+    return found
+
+
+def _draw(source: Source, kind: str) -> str:
+    kind = source.choice(kind.split())
+    return source.choice(_KEYS[kind]) if kind in _KEYS else str(draw_value(source, kind))
+
+
+def _fill(source: Source, topic: Topic, key: str = "") -> Filled:
+    key = key or (_draw(source, topic.key) if topic.key else "")
+    value = _draw(source, topic.value)
+    statement = fix_articles(source.choice(topic.statements).format(v=value, k=key))
+    return topic, key, value, statement
+
+
+def _question(source: Source, asked: Filled) -> str:
+    topic, key, value, _ = asked
+    return source.pick_phrasing(topic.questions).format(v=value, k=key)
+
+
+def _answer(asked: Filled) -> str:
+    topic, key, value, _ = asked
+    return fix_articles(topic.answer.format(v=value, k=key))
+
+
+def _tell(source: Source, told: list[Filled]) -> list[Message]:
+    """Each fact in a turn of its own, sometimes with other talk between."""
+    messages: list[Message] = []
+    for *_, statement in told:
+        messages += [user(statement), assistant(_acknowledge(statement))]
+        if source.random() < 0.15 and not source.wants_new_phrasing:
+            messages += _other_talk(source)
+    return messages
+
+
+def _acknowledge(text: str) -> str:
+    """Who only says their name with a greeting is greeted, as everywhere else."""
+    greeting = re.fullmatch(r"(?:Hi, my name is|Hello, I am) ([^.]+)\.", text)
+    return f"Hello, {greeting[1]}! How can I help you today?" if greeting else ACKNOWLEDGE
+
+
+def _other_talk(source: Source) -> list[Message]:
+    if source.random() < 0.4:
+        return make_greeting(source).messages
+    question, answer = draw_fact(source)
+    return [user(question), assistant(answer)]
+
+
+def _ask(source: Source, messages: list[Message], asked: Filled) -> Dialogue:
+    question = _question(source, asked)
+    if source.random() < 0.3:
+        question = dress(source, question, may_lower=not asked[1])
+    return _finish(source, [*messages, user(question), assistant(_answer(asked))])
+
+
+def _correct(source: Source, told: list[Filled], asked: Filled) -> Dialogue:
+    """One fact is told anew with another value; the newer one is right."""
+    newer = asked
+    while newer[2] == asked[2]:
+        newer = _fill(source, asked[0], asked[1])
+    is_now = newer[3].startswith("My ") and source.random() < 0.6
+    text = f"{newer[3][:-1]} now." if is_now else source.choice(_UPDATES) + newer[3]
+    messages = [*_tell(source, told), user(text), assistant(ACKNOWLEDGE)]
+    return _ask(source, messages, newer)
+
+
+def _ask_for_untold(source: Source, told: list[Filled]) -> Dialogue:
+    """The question is of a topic that was not told, or of another thing than the one told."""
+    topic = source.choice(TOPICS)
+    while any(set(topic.questions) & set(other.questions) for other, *_ in told):
+        topic = source.choice(TOPICS)
+    asked = _fill(source, topic)
+    keyed = [entry for entry in told if entry[1] and entry[0].key != "dream"]
+    if keyed and source.random() < 0.4:
+        other = source.choice(keyed)
+        asked = other
+        while asked[1] == other[1]:
+            asked = _fill(source, other[0])
+    text = " ".join(entry[3] for entry in told)
+    messages = [user(text), assistant(_acknowledge(text))]
+    if source.random() < 0.5:
+        messages = _tell(source, told)
+    if source.random() < 0.15:
+        messages = []
+    return _finish(source, [*messages, user(_question(source, asked)), assistant(UNKNOWN)])
+
+
+def _ask_about_people(source: Source) -> Dialogue:
+    """Two or three persons or things with a value each; one is asked for by its name or by its value."""
+    facts = draw_facts(source, source.choice(RELATIONS), source.choices((1, 2, 3), (2, 6, 3))[0])
+    asked = source.choice(facts)
+    text = " ".join(fact.text for fact in facts)
+    if source.random() < 0.12 and not source.wants_new_phrasing:
+        return _finish(
+            source, [user(text), assistant(ACKNOWLEDGE), user(draw_absent(source, facts, facts)), assistant(UNKNOWN)]
+        )
+    question = asked.draw_question(source, by_value=source.random() < 0.5)
+    if source.random() < 0.5:
+        return _finish(source, [user(f"{text} {question}"), assistant(asked.answer)])
+    messages = [user(text), assistant(ACKNOWLEDGE)]
+    if source.random() < 0.4:
+        messages = [part for fact in facts for part in (user(fact.text), assistant(ACKNOWLEDGE))]
+    return _finish(source, [*messages, user(question), assistant(asked.answer)])
 
 
 def _finish(source: Source, messages: list[Message]) -> Dialogue:

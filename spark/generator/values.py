@@ -10,6 +10,7 @@ from typing import Any
 from spark.generator.dialogue import Source
 from spark.words import (
     ADJECTIVES,
+    ANIMALS,
     CITIES,
     COLORS,
     FOODS,
@@ -234,7 +235,7 @@ DRAWS: dict[str, Callable[[Source], Any]] = {
     "city": draw_city, "person": draw_name, "first": draw_first_name, "text": draw_text, "title": draw_title, "date": draw_date, "clock": draw_clock,
     "email": draw_email, "code": draw_code, "amount": draw_amount, "item": draw_item, "file": draw_file, "symbol": draw_symbol,
     "made": draw_made, "made_name": lambda s: draw_made(s).title(), "day": lambda s: s.choice(WEEKDAYS), "color": lambda s: s.choice(COLORS),
-    "room": lambda s: s.choice(ROOMS), "place": lambda s: s.choice(PLACES), "picture": lambda s: s.choice((draw_made(s), s.choice(NOUNS))) + s.choice((".png", ".jpg")), "food": lambda s: s.choice(FOODS), "job": lambda s: s.choice(JOBS), "event": lambda s: s.choice(EVENTS),
+    "room": lambda s: s.choice(ROOMS), "thing": lambda s: s.choice(OBJECTS), "price": lambda s: s.randrange(1, 1000), "animal": lambda s: s.choice(ANIMALS), "place": lambda s: s.choice(PLACES), "picture": lambda s: s.choice((draw_made(s), s.choice(NOUNS))) + s.choice((".png", ".jpg")), "food": lambda s: s.choice(FOODS), "job": lambda s: s.choice(JOBS), "event": lambda s: s.choice(EVENTS),
     "language": lambda s: s.choice(LANGUAGES), "currency": lambda s: s.choice(CURRENCIES), "measure": lambda s: draw_measures(s)[0],
     "number": lambda s: s.randrange(10 ** s.randrange(1, 5)), "minutes": lambda s: s.randrange(2, 181), "count": lambda s: s.randrange(2, 13), "percent": lambda s: s.randrange(1, 100),
     "degrees": lambda s: s.randrange(-9, 39), "room_degrees": lambda s: s.randrange(12, 30), "phone": lambda s: f"{s.randrange(100, 1000)}-{s.randrange(10000):04d}",

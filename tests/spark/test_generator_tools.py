@@ -8,6 +8,11 @@ import jsonschema
 
 from spark.evaluate import read_call
 from spark.generator.dialogue import Dialogue, Source
+from spark.generator.memory import UNKNOWN as UNTOLD
+from spark.generator.memory import make_memory
+from spark.generator.reading import UNKNOWN as UNSAID
+from spark.generator.reading import make_reading
+from spark.generator.relations import fix_articles
 from spark.generator.tool_table import DOMAINS
 from spark.generator.tools import make_tool_call
 
@@ -20,6 +25,11 @@ def draw_dialogues(make: Any, count: int, is_new: bool = False) -> list[Dialogue
         source.wants_new_phrasing, source.used_new_phrasing = is_new, False
         found.append(make(source))
     return found
+
+
+def name_value(answer: str) -> str:
+    """The last word of an answer that is not one of its frame."""
+    return [word for word in answer.rstrip(".").split(" ") if word not in ("years", "old", "members", "dollars")][-1]
 
 
 def list_calls(dialogue: Dialogue) -> list[dict[str, Any]]:
@@ -69,3 +79,29 @@ def test_new_wordings_are_single_calls() -> None:
         assert dialogue.is_new_phrasing
         assert read_call(dialogue.answer)
         assert json.dumps(dialogue.tools)
+
+
+def test_what_is_remembered_was_said_last() -> None:
+    """Every answer of the last turn is in the conversation, or nobody told it."""
+    unknown = 0
+    for dialogue in draw_dialogues(make_memory, 2000):
+        told = " ".join(m["content"] for m in dialogue.messages if m["role"] == "user").lower()
+        if dialogue.answer == UNTOLD:
+            unknown += 1
+        else:
+            assert name_value(dialogue.answer.lower()) in told or dialogue.answer.startswith("Hello")
+    assert 50 < unknown < 400
+
+
+def test_an_article_fits_its_noun() -> None:
+    """ "an" before a vowel, "a" elsewhere."""
+    assert fix_articles("A old man has a red apple and a owl") == "An old man has a red apple and an owl"
+
+
+def test_reading_answers_with_the_given_text() -> None:
+    """Subject and value of the answer are both in the prompt; new wordings never ask for what is not there."""
+    for dialogue in draw_dialogues(make_reading, 1000):
+        if dialogue.answer != UNSAID:
+            given = " ".join(message["content"] for message in dialogue.prompt)
+            assert name_value(dialogue.answer) in given
+    assert all(dialogue.answer != UNSAID for dialogue in draw_dialogues(make_reading, 200, is_new=True))
