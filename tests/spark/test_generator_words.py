@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from spark.generator import letters, numbers, sums, text
+from spark.generator import labels, letters, numbers, opinions, sums, text, topics
 from spark.generator.dialogue import Dialogue, Source
 
 Kind = Callable[[Source], Dialogue]
-KINDS: tuple[Kind, ...] = (text.make_copy, *text.TEXT_KINDS, *sums.SUM_KINDS, *numbers.NUMBER_KINDS)
+KINDS: tuple[Kind, ...] = (
+    text.make_copy, *text.TEXT_KINDS, *sums.SUM_KINDS, *numbers.NUMBER_KINDS, labels.make_sentiment, topics.make_topic,
+)  # fmt: skip
 
 
 def draw(kind: Kind, count: int = 400, wants_new: bool = False) -> Iterator[tuple[str, str, Dialogue]]:
@@ -213,3 +215,43 @@ def test_a_story_counts_its_things() -> None:
         result = {"+": first + second, "-": first - second, "x": first * second}[sign]
         assert re.search(rf"Answer: {result} \w+\.$", answer), question
         check_steps(answer)
+
+
+def test_neutral_is_said_only_where_the_question_leaves_room() -> None:
+    """A question that names two labels gets one of the two; open ones get all three."""
+    seen = set()
+    for question, answer, _ in draw(labels.make_sentiment, 3000):
+        names_two = re.search("positive (or|or a) negative", question, re.IGNORECASE) and "neutral" not in question
+        assert answer in (("positive", "negative") if names_two else ("positive", "negative", "neutral"))
+        seen.add((bool(names_two), answer))
+    assert len(seen) == 5
+
+
+def test_no_word_or_clause_judges_both_ways() -> None:
+    """The lists of the two labels share no entry, and are wide."""
+    for table in (opinions.ADJECTIVES, opinions.VERBS, opinions.SAYINGS):
+        assert not set(table["positive"]) & set(table["negative"])
+    for label in ("positive", "negative"):
+        entries = sum(len(table[label]) for table in (opinions.ADJECTIVES, opinions.VERBS, opinions.SAYINGS))
+        assert entries > 290
+
+
+def test_the_clause_after_but_decides() -> None:
+    """Of two clauses that disagree, the last has the label: the same lists judge it."""
+    source = Source("contrast")
+    for _ in range(300):
+        opinion = labels._draw_contrast(source, "film", "positive")
+        last = re.split(r"[ .,-]+(?:but|However|however) ", opinion)[-1]
+        assert not any(last == saying for saying in opinions.SAYINGS["negative"]), opinion
+        assert not any(last in (verb, f"it {verb}") for verb in opinions.VERBS["negative"]), opinion
+
+
+def test_a_topic_is_that_of_its_words() -> None:
+    """No word has two topics; the label's words stand in the text; listed labels contain it."""
+    every = [word for listed in topics.TOPICS.values() for word in listed]
+    assert sorted(set(every)) == sorted(every)
+    for question, answer, _ in draw(topics.make_topic, 1500):
+        said = set(re.findall(r"\w+", question.lower()))
+        assert said & {word.lower() for word in topics.TOPICS[answer]}, question
+        listed = [label for label in topics.TOPICS if re.search(rf"\b{label}(,| or|[:?.])", question)]
+        assert len(listed) < 2 or answer in listed
