@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.protocol.tasks import Sampling
+from engine.protocol.tasks import Constraint, Sampling
 from engine.report import EngineInfo, EngineStatus, StepReport
 from engine.sequence import SequenceRequest
 
@@ -63,6 +63,7 @@ class _Add(Struct, frozen=True, array_like=True):
     namespace: bytes
     tenant: int
     stop_token_ids: tuple[int, ...]
+    constraint: Constraint | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -104,7 +105,15 @@ def decode_news(payload: bytes) -> Loaded | LoadFailed | Stepped:
 def encode_request(request: SequenceRequest) -> Raw:
     """Raises TypeError, ValueError or OverflowError for values that no message can carry."""
     prompt = np.ascontiguousarray(request.prompt, dtype="<i4").tobytes()
-    add = _Add(request.sequence_id, prompt, request.sampling, request.namespace, request.tenant, request.stop_token_ids)
+    add = _Add(
+        request.sequence_id,
+        prompt,
+        request.sampling,
+        request.namespace,
+        request.tenant,
+        request.stop_token_ids,
+        request.constraint,
+    )
     return Raw(_encoder.encode(add))
 
 
@@ -118,6 +127,7 @@ def decode_request(raw: Raw) -> SequenceRequest:
         namespace=add.namespace,
         tenant=add.tenant,
         stop_token_ids=add.stop_token_ids,
+        constraint=add.constraint,
     )
 
 

@@ -22,7 +22,7 @@ from engine.zygote import Child, Zygote
 
 logger = logging.getLogger(__name__)
 
-Finish = Literal["stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "crashed"]
+Finish = Literal["stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "unclosed", "crashed"]
 
 _EXIT_TIMEOUT_S = 5.0
 
@@ -39,7 +39,8 @@ class TokenIdLogprob(Struct, frozen=True, gc=False):
 
 
 class Output(Struct, frozen=True, gc=False):
-    """News of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`.
+    """News of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`, or comes
+    without tokens where a constraint has nothing left to say. "unclosed": the limit cut a constrained text short.
 
     `num_cached_tokens` is the part of the prompt that came from the prefix cache. `logprobs` matches `token_ids`, and
     is empty unless asked for.

@@ -12,8 +12,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 # Finish codes; the index is the code. "crashed" is never reported by an engine: a replica says it of a dead rank.
-FINISHES = (None, "stop", "length", "aborted", "out_of_capacity", "context_too_long", "error")
-RUNNING, STOP, LENGTH, ABORTED, OUT_OF_CAPACITY, CONTEXT_TOO_LONG, ERROR = range(len(FINISHES))
+FINISHES = (None, "stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "unclosed")
+RUNNING, STOP, LENGTH, ABORTED, OUT_OF_CAPACITY, CONTEXT_TOO_LONG, ERROR, UNCLOSED = range(len(FINISHES))
 
 
 @dataclass(frozen=True, eq=False)

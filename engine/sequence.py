@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.tasks import Constraint, Sampling
 
 Ints = NDArray[np.int32]
 
@@ -30,6 +30,10 @@ class SequenceRequest:
     custom 32) may share prefix blocks, different ones never do. `tenant` is a number for fairness only. A token of
     `stop_token_ids`, or one of the model's end tokens unless `sampling.ignore_eos`, ends the sequence with "stop" and
     is the last one reported. `sampling.stop` texts are none of the engine's business.
+
+    With a `constraint` the completion's text matches it from its first token to its last, and end tokens count whatever
+    `ignore_eos` says. It ends with "stop" once nothing more may follow, in an entry without a token; with "unclosed" if
+    the limit came while the text was not yet a match.
     """
 
     sequence_id: int
@@ -38,6 +42,7 @@ class SequenceRequest:
     namespace: bytes
     tenant: int
     stop_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
 
 
 @dataclass(eq=False, slots=True)

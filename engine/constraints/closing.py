@@ -1,0 +1,134 @@
+"""The way from any state of a matcher to a text that matches: a short one, in tokens.
+
+The parser library says what may come next, not how much must. So the search walks: what is forced is taken, and where
+there is a choice the byte that usually ends things is (a quote inside a string, then brackets, then commas), or, where
+nothing ends, the byte that was taken least often, so that no loop of a pattern holds it. The result is an upper bound
+of what closing needs, near the least for JSON. Knows nothing of limits or sequences.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.constraints.token_view import TokenView
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_MAX_CHOICES = 2_000  # of one search; what needs more is taken for endless
+_PATIENCE = 64  # times a bracket, comma or quote may be taken before it counts as part of a loop
+_ENDINGS = b'}],:"'
+
+
+def _ranks(order: bytes) -> NDArray[np.int64]:
+    """[256], the place of each byte in `order`; those not in it come after, white space and escapes last."""
+    ranks = np.arange(256) + 1000
+    ranks[[*b" \t\r\n\\"]] = 5000
+    for place, byte in enumerate(order):
+        ranks[byte] = place
+    return ranks
+
+
+_BETWEEN = _ranks(b'}],:0123456789"[ntf-{')
+_WITHIN_STRING = _ranks(b'"@.-_/:+#0a1A')
+_LOWERCASE = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
+
+
+def find_close(matcher: LLMatcher, view: TokenView, max_choices: int = _MAX_CHOICES) -> list[int] | None:
+    """Tokens after which `matcher` accepts, [] if it does already; None if none were found. Leaves it as it was."""
+    walk = _Walk(matcher, view)
+    try:
+        is_found = walk.go(max_choices)
+    finally:
+        if walk.path and not matcher.rollback(len(walk.path)):
+            is_found = False
+    if not is_found:
+        return None
+    joined = _join(walk.path, view)
+    return joined if len(joined) < len(walk.path) and closes(matcher, joined) else walk.path
+
+
+def closes(matcher: LLMatcher, token_ids: list[int]) -> bool:
+    """Whether `matcher` accepts after these tokens. Leaves it as it was."""
+    num_taken = matcher.try_consume_tokens(token_ids) if token_ids else 0
+    is_closed = num_taken == len(token_ids) and bool(matcher.is_accepting())
+    if num_taken:
+        matcher.rollback(num_taken)
+    return is_closed
+
+
+class _Walk:
+    """One search. `path` holds the tokens that the matcher has consumed for it."""
+
+    def __init__(self, matcher: LLMatcher, view: TokenView) -> None:
+        self.path: list[int] = []
+        self._matcher = matcher
+        self._view = view
+        self._uses = np.zeros(256, dtype=np.int64)
+
+    def go(self, max_choices: int) -> bool:
+        for _ in range(max_choices):
+            if self._matcher.is_accepting():
+                return True
+            if self._matcher.is_stopped():
+                return False
+            if self._take(self._matcher.compute_ff_tokens()):
+                continue
+            token_id = self._choose()
+            if token_id < 0 or not self._take([token_id]):
+                return False
+        return False
+
+    def _take(self, token_ids: list[int]) -> bool:
+        """Consume as many of `token_ids` as the matcher takes; whether there were any."""
+        num_taken = self._matcher.try_consume_tokens(token_ids) if token_ids else 0
+        self.path += token_ids[:num_taken]
+        return num_taken > 0
+
+    def _choose(self) -> int:
+        """The next token where more than one may follow; -1 if none may."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        ids = self._view.byte_ids
+        is_allowed = (ids >= 0) & (mask[ids >> 3] >> (ids & 7) & 1 > 0)  # [256]
+        if not is_allowed.any():
+            return self._first_other(mask)
+        is_in_string = bool(is_allowed[ord('"')]) and np.count_nonzero(is_allowed[_LOWERCASE]) > 13
+        ranks = _WITHIN_STRING if is_in_string or is_allowed[_LOWERCASE].all() else _BETWEEN
+        penalty = self._uses.copy()
+        penalty[[*_ENDINGS]] = np.maximum(penalty[[*_ENDINGS]] - _PATIENCE, 0)
+        scores = np.where(is_allowed, penalty * 10_000 + ranks, np.iinfo(np.int64).max)
+        byte = int(scores.argmin())
+        if byte in _ENDINGS:
+            kept = self._uses[[*_ENDINGS]]
+            self._uses[:] = 0
+            self._uses[[*_ENDINGS]] = kept
+        self._uses[byte] += 1
+        return int(ids[byte])
+
+    def _first_other(self, mask: NDArray[np.uint8]) -> int:
+        """The first allowed token that ends nothing: a control token, or one of several bytes."""
+        bits = np.unpackbits(mask, bitorder="little")
+        bits[list(self._view.eos_token_ids)] = 0
+        allowed = np.flatnonzero(bits)
+        return int(allowed[0]) if len(allowed) else -1
+
+
+def _join(token_ids: list[int], view: TokenView) -> list[int]:
+    """The same bytes in fewer tokens; control tokens stay."""
+    tokenizer, run = view.tokenizer, b""
+    joined: list[int] = []
+    for token_id in [*token_ids, None]:
+        if token_id is not None and not tokenizer.is_special_token(token_id):
+            run += tokenizer.decode_bytes([token_id])
+            continue
+        try:
+            joined += tokenizer.greedy_tokenize(run.decode()) if run else []
+        except UnicodeDecodeError:
+            return token_ids
+        run = b""
+        if token_id is not None:
+            joined.append(token_id)
+    return joined

@@ -1,0 +1,186 @@
+"""The process that compiles what callers bring, one short-lived child for each constraint: `python -m` this module.
+
+Frames come on standard input and verdicts leave on standard output (4 bytes little-endian length, then MessagePack).
+The process itself only reads the tokenizer, forks, and watches: each child has a wall clock and a memory cap of its
+own, so a hostile schema costs a second or two of one core and nobody else's time. Ends with its input.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from engine.constraints.closing import find_close
+from engine.constraints.compile import ConstraintRefused, compile_matcher, name_of
+from engine.constraints.token_view import TokenView, read_token_view
+from engine.protocol.tasks import Constraint
+
+TIMEOUT_S = 2.0
+MEMORY_BYTES = 256 * 1024 * 1024
+MAX_CHILDREN = 4
+
+_MAX_CHOICES = 20_000
+_READ_BYTES = 1 << 16
+
+
+class Check(Struct, frozen=True, array_like=True):
+    """What the front asks. `check_id` comes back."""
+
+    check_id: int
+    constraint: Constraint
+
+
+class Verdict(Struct, frozen=True, array_like=True):
+    """`refusal` is empty for a constraint that sequences can be held to."""
+
+    check_id: int
+    refusal: str = ""
+    is_timeout: bool = False
+
+
+@dataclass(eq=False)
+class _Child:
+    check: Check
+    pid: int
+    pipe: int  # where its refusal comes from, closed when it ends
+    deadline: float
+    said: bytes = b""
+
+
+_check_decoder = msgspec.msgpack.Decoder(Check)
+
+
+def encode_frame(message: Check | Verdict) -> bytes:
+    payload = msgspec.msgpack.encode(message)
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def judge(constraint: Constraint, view: TokenView) -> str:
+    """Compile, and look for one text that matches: "" if there is one, else what to tell the caller."""
+    try:
+        matcher = compile_matcher(constraint, view.tokenizer)
+    except ConstraintRefused as refusal:
+        return str(refusal)
+    if find_close(matcher, view, _MAX_CHOICES) is None:
+        error = matcher.get_error().splitlines()
+        is_limit = bool(error) and "error:" in error[0]  # the library's own words for a limit
+        return (
+            f"{name_of(constraint)} cannot be used: {error[0] if is_limit else 'no text of finite length matches it'}"
+        )
+    return ""
+
+
+class _Nursery:
+    """The children at work and the checks that wait for one."""
+
+    def __init__(self, view: TokenView) -> None:
+        self._view = view
+        self._waiting: list[Check] = []
+        self._children: dict[int, _Child] = {}  # by pipe
+
+    def serve(self) -> None:
+        buffer = bytearray()
+        while True:
+            while self._waiting and len(self._children) < MAX_CHILDREN:
+                self._bear(self._waiting.pop(0))
+            ready, _, _ = select.select([0, *self._children], [], [], self._patience_s())
+            if 0 in ready:
+                data = os.read(0, _READ_BYTES)
+                if not data:
+                    return
+                buffer += data
+                self._waiting += _take_checks(buffer)
+            for pipe in ready:
+                if pipe in self._children:
+                    self._hear(self._children[pipe])
+            now = time.monotonic()
+            for child in [child for child in self._children.values() if child.deadline <= now]:
+                self._bury(child, is_timeout=True)
+
+    def _patience_s(self) -> float | None:
+        deadlines = [child.deadline for child in self._children.values()]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _bear(self, check: Check) -> None:
+        ours, theirs = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(ours)
+            _work(check.constraint, self._view, theirs)
+        os.close(theirs)
+        self._children[ours] = _Child(check, pid, ours, time.monotonic() + TIMEOUT_S)
+
+    def _hear(self, child: _Child) -> None:
+        data = os.read(child.pipe, _READ_BYTES)
+        child.said += data
+        if not data:
+            self._bury(child)
+
+    def _bury(self, child: _Child, *, is_timeout: bool = False) -> None:
+        del self._children[child.pipe]
+        os.close(child.pipe)
+        os.kill(child.pid, signal.SIGKILL)  # it may have ended: then it is a zombie still, and the id is its own
+        _, status = os.waitpid(child.pid, 0)
+        name, check_id = name_of(child.check.constraint), child.check.check_id
+        if is_timeout:
+            verdict = Verdict(check_id, f"{name} took longer than {TIMEOUT_S:g} s to compile", is_timeout=True)
+        elif child.said[:1] == b"+" or child.said[:1] == b"-":
+            verdict = Verdict(check_id, child.said[1:].decode(errors="replace"))
+        else:
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
+            print(f"a check ended by {how}", file=sys.stderr)  # noqa: T201  # the process's log
+            limit = MEMORY_BYTES >> 20
+            verdict = Verdict(check_id, f"{name} is too complex to compile within {limit} MiB")
+        os.write(1, encode_frame(verdict))
+
+
+def _take_checks(buffer: bytearray) -> list[Check]:
+    """Every whole frame at the front of `buffer`, taken out of it."""
+    checks = []
+    while len(buffer) >= 4:
+        end = 4 + int.from_bytes(buffer[:4], "little")
+        if len(buffer) < end:
+            break
+        checks.append(_check_decoder.decode(bytes(buffer[4:end])))
+        del buffer[:end]
+    return checks
+
+
+def _work(constraint: Constraint, view: TokenView, pipe: int) -> None:
+    """A child's whole life."""
+    code = 1
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        refusal = judge(constraint, view)
+        os.write(pipe, (b"-" if refusal else b"+") + refusal.encode(errors="replace")[:4000])
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def main(arguments: list[str]) -> None:
+    """`arguments`: parent's process id, model folder, vocabulary size, end token ids."""
+    from engine.zygote import die_with_parent
+
+    parent_pid, folder, vocab_size, *eos_token_ids = arguments
+    die_with_parent(int(parent_pid))
+    view = read_token_view(Path(folder), int(vocab_size), tuple(map(int, eos_token_ids)))
+    gc.collect()
+    gc.freeze()
+    _Nursery(view).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
