@@ -182,7 +182,7 @@ bird:nest bee:hive spider:web ant:anthill rabbit:burrow bear:den lion:den horse:
 """)
 PRODUCTS = _pairs("""
 bread:flour,_water,_salt_and_yeast glass:sand paper:wood cheese:milk wine:grapes chocolate:cocoa butter:cream ice:water
-flour:wheat juice:fruit tofu:soybeans raisins:grapes yogurt:milk wool:the_hair_of_sheep leather:animal_skin
+flour:wheat juice:fruit tofu:soybeans yogurt:milk wool:the_hair_of_sheep leather:animal_skin
 """)
 WORKPLACES = _pairs("""
 teacher:school doctor:hospital nurse:hospital baker:bakery librarian:library farmer:farm cook:kitchen waiter:restaurant

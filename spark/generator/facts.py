@@ -143,7 +143,10 @@ for _names, _unit in ((WEEKDAYS, "day"), (MONTHS, "month")):
             f"Which {_unit} comes right before {{x}}?", f"Which {_unit} do we have before {{x}}?", f"{{x}} comes after which {_unit}?", "What comes right before {x}?", f"{{x}} follows which {_unit}?", f"What {_unit} comes before {{x}}?",
         ), (f"which {_unit} comes before {{x}}", f"what {_unit} is before {{x}}")))  # fmt: skip
 
-_MASS = set("grass snow coal blood milk chocolate salt coffee spinach garlic Python Linux AI bread butter".split())
+_MASS = set(
+    "grass snow coal blood milk chocolate salt coffee spinach garlic Python Linux AI bread butter "
+    "red blue green iron gold copper silver tennis football hockey tea juice Mars Venus Jupiter".split()
+)
 _UNIQUE = {"sky", "sun", "internet"}
 _NAMES = list(RELATIONS)
 _WEIGHTS = [max(14, len(RELATIONS[name][0])) for name in _NAMES]
