@@ -220,4 +220,4 @@ SHOWCASE = (
 def make_showcase(source: Source) -> Dialogue:
     """The prompts of the README and of every first try; never held out, never part of a gate."""
     question, answer = source.choice(SHOWCASE)
-    return ask("showcase", source, question, answer)
+    return ask("showcase", source, question, answer, can_join=False)
