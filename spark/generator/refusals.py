@@ -91,6 +91,8 @@ def make_refusal(source: Source) -> Dialogue:
     question = sentence(source.pick_phrasing(_FRAMES).format(**fields))
     if source.random() < 0.2:
         question += " " + source.choice(_ADDED).format(**fields)
+    elif source.random() < 0.1:
+        question += " " + sentence(source.choice(_FRAMES[:-1]).format(**_fields(source)))
     return ask("refusal", source, dress(source, question, may_lower=True), ANSWER)
 
 
