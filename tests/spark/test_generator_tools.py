@@ -8,6 +8,7 @@ import jsonschema
 
 from spark.evaluate import read_call
 from spark.generator.dialogue import Dialogue, Source
+from spark.generator.extract import make_extraction, make_json_list
 from spark.generator.memory import UNKNOWN as UNTOLD
 from spark.generator.memory import make_memory
 from spark.generator.reading import UNKNOWN as UNSAID
@@ -105,3 +106,41 @@ def test_reading_answers_with_the_given_text() -> None:
             given = " ".join(message["content"] for message in dialogue.prompt)
             assert name_value(dialogue.answer) in given
     assert all(dialogue.answer != UNSAID for dialogue in draw_dialogues(make_reading, 200, is_new=True))
+
+
+def list_values(value: Any) -> list[Any]:
+    """Everything in a JSON value that is no object or list."""
+    if isinstance(value, dict | list):
+        return [leaf for part in (value.values() if isinstance(value, dict) else value) for leaf in list_values(part)]
+    return [value]
+
+
+def test_an_extraction_is_json_with_values_of_the_text() -> None:
+    """Strings and numbers stand in the prompt as they are; so do all keys but those of an event."""
+    for dialogue in draw_dialogues(make_extraction, 2000):
+        given = " ".join(message["content"] for message in dialogue.prompt)
+        record = json.loads(dialogue.answer)
+        assert all(str(value) in given for value in list_values(record) if value not in (None, True, False))
+        assert all(key in given for key in record) or list(record) == ["name", "date", "participants"]
+
+
+def test_a_shown_schema_is_obeyed() -> None:
+    """Just its keys, in its order, of its types."""
+    seen = 0
+    for dialogue in draw_dialogues(make_extraction, 2000):
+        given = dialogue.prompt[0]["content"]
+        if '{"type": "object"' in given:
+            schema, _ = json.JSONDecoder().raw_decode(given[given.index('{"type"') :])
+            record = json.loads(dialogue.answer)
+            jsonschema.validate(record, schema)
+            assert list(record) == list(schema["properties"])
+            seen += 1
+    assert seen > 150
+
+
+def test_words_become_a_json_list() -> None:
+    """All of them, as strings, in their order."""
+    for dialogue in draw_dialogues(make_json_list, 300):
+        words, asked = json.loads(dialogue.answer), dialogue.prompt[0]["content"]
+        assert len(words) >= 2
+        assert all(word in asked for word in words)
