@@ -155,7 +155,7 @@ drug dust eager earn economy education effort elbow elect electric element emplo
 equal equipment error escape especially event evidence exact exam excellent exchange excite exercise exist exit expect
 experience expert express extra extreme fact fail fair faith fame fashion fat fault favorite feature fee fellow female
 fever fiction figure film filter finger firm fit flag flame flavor flight flood flour focus folk food foreign form
-formal former fortune forward frame free frequent fresh friday fruit fuel fun function fund furniture future gain
+formal former fortune forward frame free frequent fresh fruit fuel fun function fund furniture future gain
 gallery gap gas general generation generous gentleman glad global glory glue goods government grade grain grand grant
 gravity green ground growth guard guess guide guilty habit half handle happen harm harvest heat heaven height hell
 hobby hole honor hook host human humor hundred hunt hurt husband image imagine impact improve inch include income
@@ -165,7 +165,7 @@ jury keen kid kilometer kingdom kiss knee knowledge lab labor lack lady language
 length lesson liberty license life limit link lion lip liquid literature load loan local locate log logic loss lot
 lovely lucky luggage lunch lung magazine magic mail male manage manner march mark marry mass master material math
 matter mayor mean meat media medical medicine member mental mention menu mess meter method metro midnight mile
-military mind mineral minister minor minus mission mistake mobile mode monday monitor mood moral motion motor mouse
+military mind mineral minister minor minus mission mistake mobile mode monitor mood moral motion motor mouse
 movie muscle mystery narrow nation native natural navy neck nerve nervous net nice nickname nobody normal northern
 notice novel nuclear object observe obvious occur offer officer official oil operate opinion option orchestra ordinary
 organize origin original owner oxygen pace package pain pair pale parent partner passenger passport past patient peak
@@ -177,25 +177,134 @@ property propose prove provide pull pump punish pure purpose quality quantity qu
 ray react ready reality realize receipt receive recent recipe recognize record reduce refer reflect refuse regard
 region regular relate relative relax release religion rely remain remove rent repeat require rescue research respect
 response responsible retire reveal review reward rhythm rice risk river role romantic rope row royal rub rubber rule
-rural rush sack sad safety salary sale salt sample satisfy saturday sauce scale scene schedule scheme score scratch
+rural rush sack sad safety salary sale salt sample satisfy sauce scale scene schedule scheme score scratch
 scream screen script seat secretary section security select self senior sense separate series servant service session
 settle shade shake shame sheet shelf shell shelter shift shine shock shoot shoulder shower shut sight silent silk
 silly similar sin sir site situation skill sky slave slice slide slip slope smart smell smoke snake social society
 soldier solid solve somebody soul source southern space spare special specific spell spirit spite split spoil spot
 spread square stable staff stage stair stamp standard stare state station steal steam stick sting stock stomach store
 straight strange stranger strategy stream stress stretch strict strike string structure struggle stuff stupid style
-subject succeed sudden suffer suggest suit sunday supply support suppose surface surround survey survive suspect swear
+subject succeed sudden suffer suggest suit supply support suppose surface surround survey survive suspect swear
 sweat swing switch sympathy talent tale target tax taxi tear technology telephone television temple tend tennis term
-terrible text theme theory therefore thief thing thirty thousand thread threat throat thumb thursday ticket tight till
+terrible text theme theory therefore thief thing thirty thousand thread threat throat thumb ticket tight till
 tin tip title toe toilet tomato tone topic total touch tough tour tourist track tradition traffic trail training
-transport treat trend trial tribe trick trouble trust try tube tuesday tune tunnel twice twin type typical ugly
+transport treat trend trial tribe trick trouble trust try tube tune tunnel twice twin type typical ugly
 uniform union unique unit universe university upper urban urgent usual vacation valley variety vast vegetable vehicle
 verb version victim victory video view violence virus visible vision visitor vital vote wage wake wander warn waste
-wealth wednesday weekend weight western wheat width wild window wine wing winner wire wonder wooden wool worry worth
+wealth weekend weight western wheat width wild window wine wing winner wire wonder wooden wool worry worth
 wound wrist yard yellow youth zero zone algorithm bandwidth browser cache cluster compile container database debug
 deploy docker function gateway hardware inference integer keyboard kernel latency library linux module parser password
 pixel processor protocol prompt python query queue random request router runtime schema software stack string syntax
 thread token transformer upload variable website worker
+""")
+
+EVERYDAY = _words("""
+abandon abroad absence absent absolute absorb abstract accept access accident accompany accomplish accurate accuse
+achieve acid acquire adapt addition adequate adjust admire admit adopt advance advantage adventure advertise affair
+affect afford agency agenda agent aggressive agriculture ahead aid alike allow ally alter alternative altogether amaze
+ambition ambulance amuse analysis analyze ancestor anniversary announce annual anticipate anxiety anxious apologize
+apology apparent appeal appearance appetite applause appoint appreciate approach approve apron arch architect arise
+armchair arrange arrest arrival artificial aside asleep aspect assemble assess assign assist assistant associate
+assume assure atmosphere attach attempt attend attitude attract audience authority automatic available avenue aware
+awake backward bacteria balcony ballet ban bandage bare barely bargain bark barrier basement basin basis batch bay
+beam beast beg belief belly beloved beneath beverage bind biology biscuit bishop blank blast bleed blend bless blink
+bloom bold bolt bond bonus boom boost booth bounce boundary bow bracelet bravery breast breathe breed breeze brief
+broadcast bronze bruise bubble buddy buffalo bull bullet bunch bundle bureau buyer cafeteria campaign canal cancel
+cancer candidate canvas capable capacity capture carriage cart carve casual catalog category cattle cautious cease
+celebrate cement central champagne chapel charity charm chase chat cheat chef chemical chew childhood chimney chin
+chip chorus cigarette circumstance circus civil clap classic classical classroom clay click client cliff climax clinic
+clip closet clue coastal coffin coincidence collapse colleague collection colonel colony columnist combination combine
+comic commerce commission commit committee communicate community companion compete competition complex complicated
+compose composer compromise conceal concentrate concept concern conclude conclusion concrete conduct conference
+confidence confident conflict confuse congress consequence conservative consist constant construct consult consume
+contrast contribute convenient conversation convert convince cooperate cope copper core corporate correspond corridor
+couch coward craft crane crawl creation creative crew crisp criminal crisis critic critical criticize crop crucial
+cruise crush cupboard cure curiosity curl current curse cute dairy dam damp darkness dash dawn deadline deaf dealer
+debut decade decay decent decision declare decline decorate decrease dedicate deeply defeat defense define definite
+delicate delight democracy demonstrate deny departure deposit depress depth deputy derive descend descent desperate
+destination destroy destruction detect detective determine develop development devil devote dialogue dignity dim
+dimension dining dip diploma disagree disappear disappoint disaster discipline discount discourage discovery
+discussion disgust dismiss disorder distant distinct distribute district disturb dive diverse divorce dizzy dock
+dominate donate dose dozen drag drain dramatic drift drill drown drunk due dump durable duration dwell dynamic earnest
+earring earthquake ease eastern echo ecology edit effective efficient elderly elevator eliminate elite embarrass
+embassy emerge emergency emotion emperor emphasis empire employee employer enable encounter encourage endless engage
+enormous ensure enterprise entertain enthusiasm entry environment envy epic episode equality era essay essential
+establish estate estimate eternal ethnic evaluate eventually evident evil evolve exaggerate examine exceed exception
+excess excitement exclude excuse execute executive exhausted exhibit exhibition existence expand expedition expense
+experiment expertise explode exploit explore explosion export expose extend extension extent external extraordinary
+eyebrow fabric facility factor faculty fade faint faithful fake familiar fancy fantasy farewell fascinate fatal favor
+feather federal feedback fetch fiber fierce fifteen fighter finance financial fireplace fist flash flavour flee fleet
+flesh flexible flock fluid foam forbid forecast forehead forever forgive formula forth fortunate foundation founder
+fountain fraction fragile framework freezer frequency friction friendship frighten frown fruitful frustrate fry
+fulfill fundamental funeral fur furious fury gallon gamble gang garment gasoline gaze gear gender gene genius genuine
+gesture giggle glance glimpse gloomy goddess golf gossip govern grab graceful gradual graduate graph grasp grateful
+grave greedy grief grill grip grocery guarantee guidance guilt gum gym hairdresser halt handful handsome handy hardly
+harmony harsh hatch haunt hay headache headline headphones headquarters headset heal heap heartbeat heavily hedge heel
+helicopter helpless hence heritage hesitate hidden highlight highway hint hire historic historical hockey holy
+homeless homework honestly honesty hood hop horizon horn horror hostile household housing hug humble hunger hunter
+hurricane hypothesis icon ideal identical identify identity ignore illegal illness illustrate imagination immediate
+immediately immigrant immune imply import impose impossible impress impression incident indicate indoor infant
+infection inferior infinite influence ingredient inhabitant initial injure inner innocent input insight inspect
+install instance instant institution instruct insult intend intense intention interfere internal interpret interrupt
+invasion invest investigate invisible involve irony isolate issue ivory jar jaw jazz jealous jeans jet juicy jumper
+justify kidney kindness kit knit knot label landing landlord landscape lane largely laser lately laughter launch
+laundry league lean leap legend leisure lend liberal lick lid lifetime lighthouse likely limb limp linen linger liquor
+listener literally literary litter liver loaf lobby logical loneliness loose loudly lounge lover loyal lump luxury
+lyrics machinery madness magnet maid mainly maintain majority makeup mall manual manufacture maple marble margin
+marine marriage marvel mask massive mate mature maximum meaning meantime mechanical mechanism medal medium melody
+membership memorial memorize mend merchant mercy mere merit merry microphone microscope mild millimeter million
+minimum ministry minority mist mixture moan mob moderate modest moist monthly monument moonlight moreover mosquito
+moss motel motive motorcycle mount multiple murder mutual naked nap neat necessary necessity neglect negotiate
+neighborhood neither nephew newcomer niece nightmare noble nod nonsense normally nostalgia noun nowadays numb numerous
+nut oak obey objective obligation obstacle obtain occasion occasionally occupy odd offend offense opera operation
+opponent opportunity oppose opposite optimistic oral orbit organ organic organization orphan outcome outer outfit
+outgoing outline output outrage overall overcome overlook overnight owe ownership oyster palm panel panic parade
+paradise paragraph parallel parking partial participate particular partly partnership passage passion passive paste
+pat patch patience patrol pause pave payment peaceful peanut pedestrian peel peer penalty pension perceive performance
+perfume permanent permission persist personality perspective persuade pet phase phenomenon philosophy physician
+physics pianist picnic pillar pinch pine pioneer pirate pistol pit pitch plague planner plantation playful plea plot
+plow plug plunge poll pollution pop pope porch portion portrait possess possession possibility poster postpone
+potential pottery poverty powerful precious precise prediction preference pregnant prejudice premier premium
+preparation presence presentation preserve pressure pretend prevention previously pride primary primitive principal
+principle priority privacy privilege procedure proceed proclaim production profession professional professor profile
+profound progress prohibit prominent promote pronounce proportion proposal prospect prosper protection protein protest
+province provoke psychology pub publication publicity publish punch punishment purchase puppet pursue qualify quest
+questionable quit quote radar radical rage raid raft rally ranch rank rapid rarely rational readily realistic rear
+rebel recall recession reckless recommend recover recovery recreation recruit recycle reflection reform refresh
+refrigerator refuge refugee refund regret regulate rehearse reign reject relationship relevant relief religious
+reluctant remark remedy remind remote renew represent reputation requirement resemble resent reserve resident resign
+resist resolution resolve resort resource restore restrict retail retain retreat reunion revenge revenue reverse
+revise revolution ridge rival roar roast rob robbery rocket romance rotten route routine ruin rumor runner rust sacred
+sacrifice saddle sailing saint salmon satellite satisfaction savage scan scandal scar scarce scatter scenario scent
+scholar scholarship scissors scope sculpture secondary sector secure seize seldom selfish senate sensation sensible
+sensitive sequel sequence serial seriously severe sew shave shed sheer sheriff shiver shopping shortage shorts shove
+shrink shrug sibling sigh significant sincere sip skeleton sketch ski skip skull slam slap sleeve slender slight slim
+slogan sneeze soak soccer softly solar sole solo somewhat sore sorrow spark sparkle speaker specialist species
+spectacular spectrum speculate spill spin splash sponsor spray sprinkle squeeze stability stake stall stamina starve
+statement statistic status steady steak steep stem stereo stiff stimulate stool storage strain strand straw strength
+strip stroke stubborn studio stumble submarine submit substance substantial substitute subtle suburb subway suck
+suffering sufficient suitable sum summary summit superior supermarket surf surgeon surgery surprising surrender
+suspend suspense suspicion sustain swallow swap swell swift symptom syrup tablespoon tackle tactic tag tail tame tank
+tap tape teammate tease technical technique teenager temper temperature temporary tempt tenant tender tense tension
+territory terror terrorist testify testimony thankful theft theirs thorough thoroughly thoughtful threaten thrill
+thrive throne tickle tidy tissue tobacco toddler tolerate toll tomb toothbrush tornado torture toss tournament toxic
+trace tragedy tragic trailer trait transfer transform transition translate translation transmit trash trauma tray
+treatment treaty tremble tremendous trigger trim triumph tropical trousers truly turkey twelve twenty twist ultimate
+unable uncertain undergo underground undoubtedly unemployed unexpected unfortunately unify unknown unlikely unlock
+update upgrade upright upstairs upward usage utility utter vacuum vague vain valid vanilla vanish vary vein venture
+venue verbal verdict verse vessel veteran vice villa villain violent virtual virtue visual vivid vocabulary volcano
+volume volunteer vulnerable waist waitress walnut warehouse warmth warning warrant warrior wary waterproof wax weaken
+wealthy weary weave weekly weep weird whip wicked widely widow widespread wilderness willing wink winery wipe wireless
+withdraw witness worldwide worm worship worst wreck wrinkle yacht yawn yearly yell yeast yield yoga zip acting
+amazingly audio charger charging cheaply clarity clearly complaint comfortably dialog disappointed disappointment
+documentary earbuds earpiece ending expected filmmaker fits flaws impressed installed loved manages moments narrative
+ordered packaging pleased poorly purchased quickly received reception recommended refused remake replacement returned
+screenplay seller shipped shipping sitcom soundtrack stylish thriller warranty watched wasted weeks worked works
+bought arrived broke stopped tried used wanted waited needed answered called charged died enjoyed fell felt failed
+found gave hated heard held helped hoped kept knew laughed learned liked looked lost met missed moved opened paid
+played ran sat seemed sent showed slept sold sounded spent spoke started stayed stood suggested talked tasted taught
+told took turned understood visited walked won wore wrote years months days hours minutes dollars films movies books
+phones songs friends children women problems words
 """)
 
 UNITS = _words("minutes hours days weeks meters kilometers grams kilos liters miles pounds dollars euros coins pages")
@@ -218,7 +327,19 @@ predictable tasteless overpriced clumsy shabby faulty
 
 LEXICON: tuple[str, ...] = tuple(
     dict.fromkeys(
-        COLORS + ANIMALS + FOODS + OBJECTS + PLACES + JOBS + VERBS + ADJECTIVES + ABSTRACT + MORE + POSITIVE + NEGATIVE
+        COLORS
+        + ANIMALS
+        + FOODS
+        + OBJECTS
+        + PLACES
+        + JOBS
+        + VERBS
+        + ADJECTIVES
+        + ABSTRACT
+        + MORE
+        + EVERYDAY
+        + POSITIVE
+        + NEGATIVE
     )
 )
 """Every lower-case content word: what copy tasks and refusals draw from."""
