@@ -25,6 +25,8 @@ class Domain:
     answer: str = "Done."
     optional: dict[str, tuple[str, str, tuple[str, ...]]] = field(default_factory=dict)
     """Key: names, kind, how a user adds it at the end of the question."""
+    short: tuple[str, str] = ("", "")
+    """A key that may be all a result has, and the answer then."""
     is_known_without: bool = False
     """Spark answers such questions without a tool (sums)."""
 
@@ -34,7 +36,7 @@ DOMAINS = (
         {"city": ("city location place town", "city")},
         ("What is the weather in {city}?", "What's the weather in {city}?", "What is the weather like in {city} today?", "What's the weather like in {city}?", "How is the weather in {city}?", "Tell me the weather in {city}.", "Weather in {city}?", "Weather for {city}, please.", "Is it raining in {city}?", "Do I need an umbrella in {city}?", "Is it cold in {city} today?", "Will it rain in {city}?", "Is it sunny in {city} right now?", "Can you check the weather in {city}?", "I am going to {city}, how is the weather there?", "Show me the current weather in {city}.", "Is it warm in {city}?"),
         {"degrees": ("temperature temp degrees", "degrees"), "sky": ("condition conditions sky description", "sky")}, "It is {sky} in {city} with {degrees} degrees.",
-        {"unit": ("unit units scale", "celsius|fahrenheit", (", in {v}", ", use {v}", " in {v}", ", in degrees {v}"))}),
+        {"unit": ("unit units scale", "celsius|fahrenheit", (", in {v}", ", use {v}", " in {v}", ", in degrees {v}"))}, short=("degrees", "It is {degrees} degrees in {city}.")),
     Domain("get fetch show", "forecast, weather forecast, day forecast", ("Get the weather forecast of a day", "Forecast for a city and a day", "Weather forecast for one day"),
         {"city": ("city location place", "city"), "day": ("day weekday date", "day")},
         ("What is the forecast for {city} on {day}?", "Forecast for {city} on {day}?", "How will the weather be in {city} on {day}?", "What will the weather be like in {city} on {day}?", "Will it rain in {city} on {day}?", "Give me the {day} forecast for {city}.", "Show me the forecast in {city} for {day}.", "I am in {city} on {day}, what is the forecast?", "Weather forecast for {city}, {day}?", "Is it going to snow in {city} on {day}?", "Tell me the forecast of {city} for {day}.", "What is the weather forecast in {city} on {day}?"),

@@ -18,7 +18,7 @@ from spark.generator.wording import dress
 
 Arguments = dict[str, Any]
 
-MAX_CHARACTERS = 1500
+MAX_CHARACTERS = 1400
 """Of the tools shown in one dialogue, so that it fits into a row of training."""
 SYSTEM = (
     "You are a helpful assistant.",
@@ -62,7 +62,7 @@ class Shown:
 
 def make_tool_call(source: Source) -> Dialogue:
     """A call, two calls, a call with its result said in a sentence, or a question that needs no tool shown."""
-    shown = draw_tools(source, source.choices((1, 2, 3, 4, 5, 6), (46, 31, 15, 4, 2, 2))[0])
+    shown = draw_tools(source, source.choices((1, 2, 3, 4, 5, 6), (52, 30, 12, 3, 2, 1))[0])
     text = source.choice(SYSTEM)
     messages: list[Message] = [system(text)] if text and source.random() < 0.5 else []
     schemas = [tool.schema for tool in shown]
@@ -244,7 +244,11 @@ def _draw_result(source: Source, domain: Domain, given: Arguments) -> tuple[str,
     drawn = {key: draw_value(source, kind) for key, (_, kind) in domain.result.items()}
     if domain.is_known_without:
         drawn = {key: given["a"] + given["b"] if key == "sum" else given["a"] * given["b"] for key in drawn}
-    answer = domain.answer.format(**given, **drawn)
+    key, short = domain.short
+    is_short = bool(short) and source.random() < 0.4
+    if is_short:
+        drawn = {key: drawn[key]}
+    answer = (short if is_short else domain.answer).format(**given, **drawn)
     draw = source.random()
     if draw < 0.12:
         return answer, answer
@@ -254,6 +258,8 @@ def _draw_result(source: Source, domain: Domain, given: Arguments) -> tuple[str,
     if draw < 0.45:
         key = next(iter(given))
         result = {key: given[key], **result} if key not in result else result
+    if is_short and source.random() < 0.5:
+        result["unit"] = given.get("unit", "celsius")
     return json.dumps(result, ensure_ascii=False), answer
 
 
