@@ -155,16 +155,16 @@ def _property(source: Source, kind: str, key: str, has_specs: bool) -> dict[str,
 
 
 def _draw_name(source: Source, domain: Domain, style: str, may_be_odd: bool) -> str:
-    """A name of verb and noun in one of many forms; with a description also one that says nothing."""
+    """A name of verb and noun; with a description also in other forms, even one that says nothing."""
     verb, noun = source.choice(domain.verbs.split()), source.choice(domain.nouns.split(",")).split()
-    draw = source.random()
+    draw = source.random() if may_be_odd else 0.0
     if draw < 0.55:
         words = [verb, *noun]
     elif draw < 0.7:
         words = noun
     elif draw < 0.85:
         words = [*noun, source.choice((verb, "lookup", "tool", "service", "api", "helper", "info"))]
-    elif draw < 0.94 or not may_be_odd:
+    elif draw < 0.94:
         words = [draw_made(source), verb, *noun]
     else:
         words = [source.choice((draw_made(source), f"tool{source.randrange(100)}", "helper")), draw_made(source)]
