@@ -10,7 +10,7 @@ Letters: R rows (sequences in this step), T tokens given to forward, K rows that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -34,13 +34,33 @@ class TokenHistory:
     num_prompt: int
 
 
+class ConstrainedRows(Protocol):
+    """The C of the K sampling rows whose text is held to a constraint."""
+
+    rows: list[int]  # [C], indices among the K
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[C, at least V]: which tokens each may draw. Begun before the forward pass, waited for here."""
+
+    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """Hear what all K rows drew; a token after which a text could not be closed in time is replaced in place, and
+        a row whose constraint failed is marked."""
+
+
+class BeginsConstraints(Protocol):
+    """Who knows the constrained sequences."""
+
+    def begin(self, sequence_ids: Longs, remaining: Ints) -> ConstrainedRows | None:
+        """Of K rows that will sample, with `remaining` [K] tokens to draw; None if no row is constrained."""
+
+
 @dataclass(frozen=True, eq=False)
 class SamplingInputs:
     """How each of the K sampling rows chooses its token.
 
     `positions` is the index of the token being drawn, counted from the start of the prompt: with `seeds` it names the
     random number, so a row draws the same whatever its batch mates are. `histories` holds only the rows that have a
-    penalty. `num_logprobs` is -1 where none are asked.
+    penalty. `num_logprobs` is -1 where none are asked. `constrained` is None if no row is.
     """
 
     temperature: Floats  # [K], 0 is greedy
@@ -54,6 +74,7 @@ class SamplingInputs:
     positions: Longs  # [K]
     num_logprobs: Ints  # [K]
     histories: tuple[TokenHistory, ...]
+    constrained: ConstrainedRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -92,9 +113,9 @@ class StepInputs:
 class StepOutput:
     """What the K sampling rows drew, in their order.
 
-    `is_failed` marks rows whose logits were not finite: their token means nothing and the sequence must end with an
-    error. The logprob arrays are there only when some row asked; they are of the distribution before temperature and
-    penalties. `top_ids` is -1 beyond what a row asked for.
+    `is_failed` marks rows whose logits were not finite or whose constraint failed: their token means nothing and the
+    sequence must end with an error. The logprob arrays are there only when some row asked; they are of the distribution
+    before temperature, penalties and constraints. `top_ids` is -1 beyond what a row asked for.
     """
 
     token_ids: Ints  # [K]
@@ -104,7 +125,7 @@ class StepOutput:
     top_logprobs: Floats | None = None  # [K, most asked]
 
 
-def build(step: ScheduledStep, table: SlotTable) -> StepInputs:
+def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints | None = None) -> StepInputs:
     """Index arrays for `step`. Costs a handful of NumPy calls whatever the batch is."""
     slots, num_tokens = step.slots, step.num_tokens
     starts = table.num_computed[slots]  # int32 [R]
@@ -132,12 +153,15 @@ def build(step: ScheduledStep, table: SlotTable) -> StepInputs:
         block_tables=table.block_table[slots],
         sequence_ids=table.sequence_id[slots],
         num_decode_rows=num_decode_rows,
-        sampling=_sampling(slots[sampled], table),
+        sampling=_sampling(slots[sampled], table, constraints),
     )
 
 
-def _sampling(slots: Ints, table: SlotTable) -> SamplingInputs:
+def _sampling(slots: Ints, table: SlotTable, constraints: BeginsConstraints | None) -> SamplingInputs:
     """The sampling columns of the K rows in `slots`."""
+    constrained = None
+    if constraints is not None:
+        constrained = constraints.begin(table.sequence_id[slots], table.max_total_len[slots] - table.length[slots])
     repetition = table.repetition_penalty[slots]
     presence = table.presence_penalty[slots]
     frequency = table.frequency_penalty[slots]
@@ -162,4 +186,5 @@ def _sampling(slots: Ints, table: SlotTable) -> SamplingInputs:
         positions=table.length[slots].astype(np.int64),
         num_logprobs=table.num_logprobs[slots],
         histories=histories,
+        constrained=constrained,
     )

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from engine import inputs
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
+from engine.constraints.matchers import Matchers
 from engine.prefix_hash import PrefixHasher
 from engine.report import (
     ABORTED,
@@ -25,6 +26,7 @@ from engine.report import (
     OUT_OF_CAPACITY,
     RUNNING,
     STOP,
+    UNCLOSED,
     EngineInfo,
     EngineStatus,
     StepReport,
@@ -35,6 +37,7 @@ from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_see
 _MAX_NAMESPACE_BYTES = 64
 _MAX_LOGPROBS = 20
 _MAX_STOP_TOKENS = 16
+_MAX_WAIT_S = 0.005  # for a matcher, when there is nothing else to do
 _NO_ROWS = np.empty(0, dtype=np.int32)
 
 
@@ -79,6 +82,7 @@ class Engine:
             make_hasher=make_hasher if config.is_prefix_cache_enabled else None,
         )
         self.num_computed_tokens = 0
+        self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
         self._runner = runner
         self._sequences: dict[int, Sequence] = {}
         self._ended: list[tuple[int, int, int]] = []  # (sequence id, finish code, cached tokens), for the next report
@@ -96,7 +100,8 @@ class Engine:
             return
         sampling = request.sampling
         num_prompt = len(request.prompt)
-        end_tokens = () if sampling.ignore_eos else self.info.eos_token_ids
+        ignores_end = sampling.ignore_eos and request.constraint is None
+        end_tokens = () if ignores_end else self.info.eos_token_ids
         sequence = Sequence(
             request=request,
             tenant_index=self.scheduler.counters.join(request.tenant),
@@ -107,9 +112,10 @@ class Engine:
         )
         self._sequences[request.sequence_id] = sequence
         self._max_open_tokens += sequence.max_total_len
-        refused = self.scheduler.add(sequence)
-        if refused is not None:
-            self._forget(refused, OUT_OF_CAPACITY)
+        if request.constraint is None:
+            self._queue(sequence)
+        else:
+            self.matchers.prepare(request.sequence_id, request.constraint, request.namespace)
 
     def refuse(self, sequence_id: int, code: int = ERROR) -> None:
         """Have the next report end a sequence that never began."""
@@ -119,15 +125,19 @@ class Engine:
         """End a sequence now: no forward pass sees it any more. Unknown ids have ended already and are ignored."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
-            self.scheduler.remove(sequence)
+            if not self.matchers.is_waiting(sequence_id):
+                self.scheduler.remove(sequence)
             self._forget(sequence, ABORTED)
 
     def step(self) -> StepReport:
         """Plan, run, and report every sequence that got a token or ended."""
+        if self.matchers.is_preparing:
+            self._queue_prepared()
         scheduled = self.scheduler.plan()
         if not scheduled.num_rows:
             return self._report(_NO_ROWS, None, _NO_ROWS, _NO_ROWS.astype(np.uint8))
-        output = self._runner.run(inputs.build(scheduled, self.table))
+        step = inputs.build(scheduled, self.table, self.matchers)
+        output = self._runner.run(step)
         self.num_computed_tokens += int(scheduled.num_tokens.sum())
         return self._commit(scheduled, output)
 
@@ -146,6 +156,20 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_steps=scheduler.num_steps,
         )
+
+    def _queue(self, sequence: Sequence) -> None:
+        refused = self.scheduler.add(sequence)
+        if refused is not None:
+            self._forget(refused, OUT_OF_CAPACITY)
+
+    def _queue_prepared(self) -> None:
+        """Sequences whose matcher is ready join the others; waits a little for one if there are no others."""
+        is_idle = not self.scheduler.has_sequences and not self._ended
+        for sequence_id, is_fine in self.matchers.take_ready(_MAX_WAIT_S if is_idle else 0):
+            if is_fine:
+                self._queue(self._sequences[sequence_id])
+            else:
+                self._forget(self._sequences[sequence_id], ERROR)
 
     def _find_fault(self, request: SequenceRequest) -> int:
         """The finish code of a request that cannot be served; RUNNING for one that can."""
@@ -186,8 +210,11 @@ class Engine:
             for slot in sampled[output.is_failed].tolist():  # its KV may be what is broken
                 self.scheduler.disown(self.scheduler.sequence_at(slot))
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
+        is_over = codes != RUNNING
+        if self.matchers.num_held:
+            is_over |= self._end_constrained(sampled, codes)
         report = self._report(sampled, output, tokens, codes)
-        for slot in sampled[codes != RUNNING].tolist():
+        for slot in sampled[is_over].tolist():
             sequence = self.scheduler.sequence_at(slot)
             self.scheduler.remove(sequence)
             self._forget(sequence)
@@ -201,8 +228,24 @@ class Engine:
             codes[column[slots] == tokens] = STOP
         return codes
 
+    def _end_constrained(self, slots: Ints, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Correct the finish codes of constrained rows. Returns which of them have said all there is to say: their last
+        token is text like any other, so their end is an entry of its own."""
+        is_complete = np.zeros(len(slots), dtype=np.bool_)
+        for row, sequence_id in enumerate(self.table.sequence_id[slots].tolist()):
+            hold = self.matchers.find(sequence_id)
+            if hold is None or codes[row] in (ERROR, STOP):
+                continue
+            if hold.is_over:
+                codes[row], is_complete[row] = RUNNING, True
+                self._ended.append((sequence_id, STOP, int(self.table.num_cached[slots[row]])))
+            elif codes[row] == LENGTH and not hold.is_match:
+                codes[row] = UNCLOSED
+        return is_complete
+
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
+        self.matchers.forget(sequence.sequence_id)
         del self._sequences[sequence.sequence_id]
         self._max_open_tokens -= sequence.max_total_len
         self.scheduler.counters.leave(sequence.tenant_index)

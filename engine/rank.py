@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import select
 import socket
 import time
 
@@ -21,6 +22,7 @@ from engine.runner import Runner
 logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1024 * 1024
+_REST_S = 1.0  # with nothing to do for as long, the rank prepares for constraints
 
 
 def main(connection: socket.socket, arguments: bytes) -> None:
@@ -52,6 +54,8 @@ def serve(connection: socket.socket, engine: Engine) -> None:
         while True:
             if not engine.has_work:
                 gc.collect()
+                if not engine.matchers.is_warm and not select.select([connection], [], [], _REST_S)[0]:
+                    engine.matchers.warm()
             if not inbox.drain(engine):
                 return
             if engine.has_work:

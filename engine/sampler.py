@@ -4,7 +4,8 @@ A row's random number, one a token, comes from its seed and the index of the tok
 Where a filter is set, the likeliest candidates are taken first and the draw happens among them if they are all that it
 leaves. The vocabulary is never sorted and never filled with noise. Knows no sequences and no text.
 
-Letters: K rows, V vocabulary, M candidates. Order of the filters: penalties, temperature, top-k, top-p, min-p.
+Letters: K rows, V vocabulary, M candidates, C constrained rows. Order: what a constraint allows, penalties,
+temperature, top-k, top-p, min-p. Log-probabilities are of the model's own distribution, before all of these.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from engine.inputs import Floats, Ints, SamplingInputs, StepOutput, TokenHistory
+from engine.inputs import ConstrainedRows, Floats, Ints, SamplingInputs, StepOutput, TokenHistory
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
@@ -29,16 +30,20 @@ Rows = NDArray[np.intp]
 
 
 def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
-    """float32 logits [K, V] -> one token a row. Rows that have penalties are changed in place."""
+    """float32 logits [K, V] -> one token a row. Rows that have penalties or a constraint are changed in place."""
     is_failed = ~np.isfinite(logits.sum(-1).numpy())  # [K]; a sum is finite only if every term is
     asked = np.flatnonzero(inputs.num_logprobs >= 0)
     raw = torch.log_softmax(logits[asked], -1) if len(asked) else None  # [rows asked, V]
+    if inputs.constrained is not None:
+        _rule_out(logits, inputs.constrained)
     for history in inputs.histories:
         _penalise(logits[history.row].numpy(), history, inputs)
     token_ids = logits.numpy().argmax(1).astype(np.int32)  # [K]
     drawn = np.flatnonzero((inputs.temperature >= _LEAST_TEMPERATURE) & ~is_failed)
     if len(drawn):
         token_ids[drawn] = _draw(logits, inputs, drawn)
+    if inputs.constrained is not None:
+        inputs.constrained.settle(token_ids, is_failed)
     failed = is_failed if is_failed.any() else None
     if raw is None:
         return StepOutput(token_ids, failed)
@@ -56,6 +61,16 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return state ^ (state >> np.uint64(31))
+
+
+def _rule_out(logits: torch.Tensor, constrained: ConstrainedRows) -> None:
+    """Leave the constrained rows of logits [K, V] only what they may draw."""
+    is_ruled_out = torch.from_numpy(constrained.allowed()[:, : logits.shape[1]]).logical_not_()  # [C, V]
+    if len(is_ruled_out) == len(logits):
+        logits.masked_fill_(is_ruled_out, -torch.inf)
+        return
+    for row, mask in zip(constrained.rows, is_ruled_out, strict=True):
+        logits[row].masked_fill_(mask, -torch.inf)
 
 
 def _penalise(logits: Floats, history: TokenHistory, inputs: SamplingInputs) -> None:

@@ -39,13 +39,8 @@ _LOWERCASE = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
 
 def find_close(matcher: LLMatcher, view: TokenView, max_choices: int = _MAX_CHOICES) -> list[int] | None:
     """Tokens after which `matcher` accepts, [] if it does already; None if none were found. Leaves it as it was."""
-    walk = _Walk(matcher, view)
-    try:
-        is_found = walk.go(max_choices)
-    finally:
-        if walk.path and not matcher.rollback(len(walk.path)):
-            is_found = False
-    if not is_found:
+    walk = _Walk(matcher.deep_copy(), view)
+    if not walk.go(max_choices):
         return None
     joined = _join(walk.path, view)
     return joined if len(joined) < len(walk.path) and closes(matcher, joined) else walk.path
@@ -53,15 +48,14 @@ def find_close(matcher: LLMatcher, view: TokenView, max_choices: int = _MAX_CHOI
 
 def closes(matcher: LLMatcher, token_ids: list[int]) -> bool:
     """Whether `matcher` accepts after these tokens. Leaves it as it was."""
-    num_taken = matcher.try_consume_tokens(token_ids) if token_ids else 0
-    is_closed = num_taken == len(token_ids) and bool(matcher.is_accepting())
-    if num_taken:
-        matcher.rollback(num_taken)
-    return is_closed
+    if not token_ids:
+        return bool(matcher.is_accepting())
+    trial = matcher.deep_copy()
+    return trial.try_consume_tokens(token_ids) == len(token_ids) and bool(trial.is_accepting())
 
 
 class _Walk:
-    """One search. `path` holds the tokens that the matcher has consumed for it."""
+    """One search, on a matcher of its own. `path` holds the tokens that it has consumed."""
 
     def __init__(self, matcher: LLMatcher, view: TokenView) -> None:
         self.path: list[int] = []

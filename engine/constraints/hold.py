@@ -1,0 +1,96 @@
+"""One sequence held to its constraint: what may come next, and whether what came still closes in time.
+
+The matcher's state is a function of the completion's tokens and of nothing else, so preemption, batch mates and cached
+prefixes leave it alone. Near the limit every token is tried before it is accepted: one after which no known close would
+fit is replaced by the next token of the close in hand. Far from it, the close is looked up now and then, the more often
+the less room there is. Knows tokens and one limit; no logits, no batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.constraints.closing import closes, find_close
+from engine.constraints.token_view import TokenView
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+_LEAST_MARGIN = 8  # tokens to spare, below which every token is tried
+_HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was found that fits
+
+
+class Hold:
+    """`is_over`: nothing may follow. `is_failed`: the matcher gave up at one of its limits, and the sequence with it.
+
+    `close` must close the text as it stands; None where none is known.
+    """
+
+    def __init__(self, matcher: LLMatcher, close: list[int] | None, view: TokenView) -> None:
+        self.matcher = matcher
+        self.is_failed = False
+        self.is_over = False
+        self._view = view
+        self._close = close
+        self._is_current = True  # whether `_close` closes the text as it stands now
+        self._largest_close = len(close or ())
+        self._num_free = 0  # tokens that may be taken before the close is looked at again
+        self._is_tight = False
+
+    @property
+    def is_match(self) -> bool:
+        """Whether the text as it stands is one that the constraint allows."""
+        return bool(self.matcher.is_accepting())
+
+    def review(self, remaining: int) -> None:
+        """Before a token is drawn, when `remaining` of them are left: decide how closely to watch."""
+        if self._num_free > 0:
+            return
+        if not self._is_current:
+            self._look_for_close()
+        room = remaining - len(self._close) if self._close is not None else -1
+        margin = max(_LEAST_MARGIN, self._largest_close)
+        self._is_tight = 0 <= room <= margin
+        if room < 0:
+            self._num_free = _HOPELESS_PAUSE
+        elif room > margin:
+            self._num_free = 1 + (room - margin) // 4
+
+    def take(self, token_id: int, remaining: int) -> int:
+        """Accept `token_id`, which the mask allowed, as one of the `remaining` that are left; or another in its place,
+        so that the text can be closed. Returns the one accepted."""
+        if self._is_tight:
+            token_id = self._take_if_it_closes(token_id, remaining - 1)
+        else:
+            self._num_free -= 1
+            self._is_current = False
+            self._consume(token_id)
+        self.is_over = not self.is_failed and bool(self.matcher.is_stopped())
+        return token_id
+
+    def _take_if_it_closes(self, token_id: int, room: int) -> int:
+        """`room` is what is left after this token."""
+        assert self._close is not None
+        known, before = self._close, self.matcher.deep_copy()
+        self._consume(token_id)
+        if self.is_failed or self.matcher.is_stopped():
+            return token_id
+        if known and token_id == known[0]:
+            self._close = known[1:]
+        elif not closes(self.matcher, known):
+            self._look_for_close()
+        if self._close is not None and len(self._close) <= room:
+            return token_id
+        self.matcher = before
+        instead, *self._close = known or self._view.eos_token_ids[:1]
+        self._consume(instead)
+        return instead
+
+    def _look_for_close(self) -> None:
+        if self._close is None or not closes(self.matcher, self._close):
+            self._close = find_close(self.matcher, self._view)
+        self._is_current = True
+        self._largest_close = max(self._largest_close, len(self._close or ()))
+
+    def _consume(self, token_id: int) -> None:
+        self.is_failed = not self.matcher.consume_token(token_id)

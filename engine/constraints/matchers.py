@@ -1,0 +1,202 @@
+"""The constrained sequences of one engine: compiles what each is held to, and gives every step its masks.
+
+Compiling happens in a thread of its own, so that a new grammar costs the running sequences no step; a sequence joins
+them when its matcher is ready. What compiled is kept, per namespace, and copied for the next sequence. A step with
+constrained rows asks for its masks when its forward pass begins and needs them when that is done. A matcher that fails
+takes its own sequence with it and no other. Knows no text and no logits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.constraints.closing import find_close
+from engine.constraints.compile import ConstraintRefused, compile_matcher
+from engine.constraints.hold import Hold
+from engine.constraints.token_view import TokenView, read_token_view
+from engine.protocol.tasks import Constraint
+
+logger = logging.getLogger(__name__)
+
+_MAX_COMPILED = 64
+_MANY_BITS = 1 << 19  # masks of more than this in one step are filled by a thread, beside the forward pass
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class _Compiled:
+    """A matcher that no sequence uses, before its first token, and a close from there."""
+
+    matcher: llguidance.LLMatcher
+    close: list[int] | None
+    view: TokenView
+
+
+class ConstrainedRows:
+    """The C constrained rows among the K that sample in one step."""
+
+    def __init__(
+        self, rows: list[int], holds: list[Hold], remaining: list[int], num_tokens: int, filler: ThreadPoolExecutor
+    ) -> None:
+        self.rows = rows
+        self.holds = holds
+        self._remaining = remaining
+        self._num_tokens = num_tokens
+        is_much = len(rows) * num_tokens > _MANY_BITS
+        self._filling: Future[Ints] | None = filler.submit(self._fill) if is_much else None
+
+    def allowed(self) -> NDArray[np.bool_]:
+        """[C, bits], bits at least the vocabulary: what each row may draw. A row that failed may draw anything."""
+        masks = self._filling.result() if self._filling else self._fill()
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+        return bits.view(np.bool_)
+
+    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """Tell the matchers what the K rows drew, write over in `token_ids` what must not stand, and mark in
+        `is_failed` whose matcher failed."""
+        for row, hold, remaining in zip(self.rows, self.holds, self._remaining, strict=True):
+            if not (hold.is_failed or is_failed[row]):
+                try:
+                    token_ids[row] = hold.take(int(token_ids[row]), remaining)
+                except Exception as error:
+                    _fail(hold, error)
+            is_failed[row] |= hold.is_failed
+
+    def _fill(self) -> Ints:
+        masks = np.full((len(self.rows), -(-self._num_tokens // 32)), -1, dtype=np.int32)
+        address, stride = masks.ctypes.data, masks.shape[1] * 4
+        for index, (hold, remaining) in enumerate(zip(self.holds, self._remaining, strict=True)):
+            try:
+                hold.review(remaining)
+                hold.matcher.unsafe_compute_mask_ptr(address + index * stride, stride)
+                hold.is_failed = hold.is_failed or hold.matcher.is_error()
+            except Exception as error:
+                _fail(hold, error)
+            if hold.is_failed or not masks[index].any():
+                hold.is_failed = True
+                masks[index] = -1
+        return masks
+
+
+class Matchers:
+    """Belongs to one engine and is called by its thread only. `model_dir` is read when first needed, or by `warm`."""
+
+    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._arguments = (model_dir, vocab_size, eos_token_ids)
+        self._view: Future[TokenView] | None = None
+        self._compiled: OrderedDict[bytes, _Compiled] = OrderedDict()
+        self._compiling: dict[bytes, Future[_Compiled]] = {}
+        self._preparing: dict[int, bytes] = {}  # sequence id -> what it waits for
+        self._holds: dict[int, Hold] = {}
+        self._keys: dict[int, bytes] = {}
+
+    @cached_property
+    def _compiler(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="compile")
+
+    @cached_property
+    def _filler(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="masks")
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether some sequence waits for its matcher."""
+        return bool(self._preparing)
+
+    @property
+    def num_held(self) -> int:
+        """Sequences that have a matcher."""
+        return len(self._holds)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether `warm` has begun."""
+        return self._view is not None
+
+    def is_waiting(self, sequence_id: int) -> bool:
+        return sequence_id in self._preparing
+
+    def find(self, sequence_id: int) -> Hold | None:
+        return self._holds.get(sequence_id)
+
+    def warm(self) -> None:
+        """Begin to read the tokenizer, in the background. Errors show when a constraint comes."""
+        if self._view is None:
+            self._view = self._compiler.submit(read_token_view, *self._arguments)
+
+    def prepare(self, sequence_id: int, constraint: Constraint, namespace: bytes) -> None:
+        """Have a matcher made for a sequence; `take_ready` tells when."""
+        text = f"{constraint.kind}\0{constraint.text}".encode(errors="surrogatepass")
+        key = namespace + hashlib.sha256(text).digest()
+        self._preparing[sequence_id] = key
+        if key not in self._compiled and key not in self._compiling:
+            self.warm()
+            self._compiling[key] = self._compiler.submit(self._compile, constraint)
+
+    def take_ready(self, timeout_s: float = 0.0) -> list[tuple[int, bool]]:
+        """Sequences whose wait is over, and whether they have a matcher: the others cannot be served. Waits up to
+        `timeout_s` for the first."""
+        if timeout_s and not any(key in self._compiled for key in self._preparing.values()):
+            wait(self._compiling.values(), timeout_s, return_when="FIRST_COMPLETED")
+        for key in [key for key, future in self._compiling.items() if future.done()]:
+            self._keep(key, self._compiling.pop(key))
+        ready = [(id_, key) for id_, key in self._preparing.items() if key not in self._compiling]
+        for sequence_id, key in ready:
+            del self._preparing[sequence_id]
+            compiled = self._compiled.get(key)
+            if compiled is not None:
+                self._compiled.move_to_end(key)
+                self._holds[sequence_id] = Hold(compiled.matcher.deep_copy(), compiled.close, compiled.view)
+                self._keys[sequence_id] = key
+        while len(self._compiled) > _MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return [(sequence_id, sequence_id in self._holds) for sequence_id, _ in ready]
+
+    def forget(self, sequence_id: int) -> None:
+        """It ended, wherever it was. One that failed takes what it was copied from along: the next compiles anew."""
+        self._preparing.pop(sequence_id, None)
+        hold, key = self._holds.pop(sequence_id, None), self._keys.pop(sequence_id, b"")
+        if hold is not None and hold.is_failed:
+            self._compiled.pop(key, None)
+
+    def begin(self, sequence_ids: NDArray[np.int64], remaining: Ints) -> ConstrainedRows | None:
+        """The constrained rows among K that will sample, each of which may draw `remaining` [K] more tokens; None if
+        there are none. Their masks are begun."""
+        if not self._holds:
+            return None
+        found = [(row, self._holds[id_]) for row, id_ in enumerate(sequence_ids.tolist()) if id_ in self._holds]
+        if not found:
+            return None
+        rows, holds = [row for row, _ in found], [hold for _, hold in found]
+        assert self._view is not None
+        return ConstrainedRows(rows, holds, remaining[rows].tolist(), self._view.result().num_tokens, self._filler)
+
+    def _compile(self, constraint: Constraint) -> _Compiled:
+        assert self._view is not None
+        view = self._view.result()
+        matcher = compile_matcher(constraint, view.tokenizer)
+        return _Compiled(matcher, find_close(matcher, view), view)
+
+    def _keep(self, key: bytes, future: Future[_Compiled]) -> None:
+        try:
+            self._compiled[key] = future.result()
+        except ConstraintRefused:
+            logger.warning("a constraint came that does not compile")
+        except Exception as error:
+            logger.exception("a constraint could not be compiled: %s", type(error).__name__)
+
+
+def _fail(hold: Hold, error: Exception) -> None:
+    logger.error("a matcher failed: %s", type(error).__name__)
+    hold.is_failed = True
