@@ -94,12 +94,19 @@ GATES = (
     Gate("tool result in a sentence", "tool", is_exact, None, "tool_result"),
     Gate("no tool needed", "tool", is_exact, None, "tool_none"),
     Gate("work on words", "text", is_exact, None),
+    Gate("work on numbers", "number", is_exact, None),
+    Gate("reading", "reading", is_exact, None),
+    Gate("yes or no", "check", is_exact, None),
+    Gate("follow-up questions", "followup", is_exact, None),
+    Gate("lists", "list", is_exact, None),
+    Gate("JSON lists", "json_list", is_exact, None),
     Gate("system prompt obeyed", "obey", is_exact, None),
     Gate("refusals", "refusal", is_exact, None),
 )
 
 
-WATCHED = tuple(gate for gate in GATES if gate.name != "tool JSON valid" and gate.kind != "topic")
+_SELDOM = {"topic", "list", "json_list"}
+WATCHED = tuple(gate for gate in GATES if gate.kind not in _SELDOM)
 """What training looks at every few minutes."""
 
 
@@ -122,7 +129,7 @@ class Result:
         return "passed" if self.share >= self.gate.floor else "missed"
 
 
-def answer(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialogue], max_tokens: int = 80) -> list[str]:
+def answer(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialogue], max_tokens: int = 120) -> list[str]:
     """Greedy answers, in the order of `dialogues`; prompts of like length share a batch."""
     prompts = [tokenizer.encode(render_prompt(d.prompt, d.tools), add_special_tokens=False).ids for d in dialogues]
     answers = [""] * len(prompts)

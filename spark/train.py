@@ -32,7 +32,7 @@ from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import train_tokenizer
 
 # name, share of the budget at which it ends, tokens of the longest dialogue
-PHASES = (("copying", 0.10, 128), ("answers", 0.86, 384), ("long", 1.0, 768))
+PHASES = (("copying", 0.10, 256), ("answers", 0.86, 448), ("long", 1.0, 768))
 STEP_TOKENS = 2048
 """Tokens of one process in one step."""
 WARM_UP, DECAY_FROM = 0.01, 0.45
@@ -104,8 +104,8 @@ class Trainer:
     world: World = ALONE
     teacher: Spark | None = None
 
-    def run(self, report_every_s: float) -> None:
-        """Train until the budget is spent."""
+    def run(self, report_every_s: float, num_prompts: int = 100) -> None:
+        """Train until the budget is spent; the last report asks `num_prompts` per gate, the others fewer."""
         steps: Iterator[list[Batch]] | None = None
         phase, loss, since_report = "", 0.0, 0.0
         self.progress.num_starts += 1
@@ -119,7 +119,7 @@ class Trainer:
             current = self.step(next(steps), share)
             loss = current if loss == 0 else 0.98 * loss + 0.02 * current
             if since_report > report_every_s:
-                self._report(phase, loss, 24)
+                self._report(phase, loss, min(24, num_prompts))
                 since_report = 0.0
             passed = self._time_since(last)
             last += passed
@@ -127,7 +127,7 @@ class Trainer:
             since_report += passed
             if self.progress.step % 50 == 0 and self.world.rank == 0:
                 self._print(phase, loss)
-        self._report(phase, loss, 100)
+        self._report(phase, loss, num_prompts)
 
     def _time_since(self, last: float) -> float:
         """Seconds since `last`, the same in all processes, so that all change phase and end in the same step."""
@@ -280,8 +280,9 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
         options.minutes, options.seed, options.folder, options.resume, tokenizer,
         world=world, shape=SHAPES[options.shape], teacher=teacher,
     )  # fmt: skip
-    trainer.run(options.report_minutes * 60)
+    trainer.run(options.report_minutes * 60, options.prompts)
     if world.size > 1:
+        distributed.barrier()
         distributed.destroy_process_group()
 
 
@@ -291,6 +292,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path(".cache/spark"), help="checkpoint, log and snapshot")
     parser.add_argument("--report-minutes", type=float, default=5.0)
+    parser.add_argument("--prompts", type=int, default=100, help="held-out prompts per gate in the last report")
     parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="one thread each, on a CPU")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for one process on a GPU")
