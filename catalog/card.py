@@ -27,6 +27,7 @@ CAPABILITIES = frozenset(
 )
 
 NativeShape = Literal["legacy", "chat_completion"]
+ToolParser = Literal["hermes", "mistral", "llama3_json"]
 Positive = Annotated[int, Meta(ge=1)]
 
 
@@ -78,7 +79,8 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a person writes about a model: the whole of a card's TOML file.
 
     `schema` names a file of `catalog/schemas/`. `properties` are further values of the search route's `properties`,
-    as text. Embedding models say `max_input_tokens`, `output_dimensions`, `pooling` and `is_normalised`.
+    as text. `tool_parser` says how the model writes calls of tools, where its chat template does not show it.
+    Embedding models say `max_input_tokens`, `output_dimensions`, `pooling` and `is_normalised`.
     """
 
     name: str
@@ -89,6 +91,7 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     context_window: Positive
     default_max_tokens: Positive = 256
     capabilities: frozenset[str] = frozenset()
+    tool_parser: ToolParser | None = None
     prices: Prices = Prices()
     created_at: datetime
     license: str = ""
@@ -109,6 +112,8 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         unknown = sorted(self.capabilities - CAPABILITIES)
         if unknown:
             raise ValueError(f"unknown capabilities: {', '.join(unknown)}")
+        if self.tool_parser is not None and "function_calling" not in self.capabilities:
+            raise ValueError("tool_parser is for models with the capability function_calling")
         if self.default_max_tokens > self.context_window:
             raise ValueError("default_max_tokens is over context_window")
         if self.task == "Text Embeddings" and not (self.output_dimensions and self.pooling):
@@ -177,6 +182,7 @@ def manifest_of(facts: CardFacts, architecture: str, files: tuple[FileEntry, ...
         architecture=architecture,
         context_window=facts.context_window,
         files=files,
+        tool_parser=facts.tool_parser,
         max_input_tokens=facts.max_input_tokens,
         output_dimensions=facts.output_dimensions,
         pooling=facts.pooling,

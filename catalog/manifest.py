@@ -37,8 +37,9 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a node needs to load one version of a model.
 
-    `task` is the slug, `architecture` the first entry of `architectures` in `config.json`. The last four fields are
-    for embeddings and None or False elsewhere.
+    `task` is the slug, `architecture` the first entry of `architectures` in `config.json`. `tool_parser` is how
+    it writes calls of tools, None where its template tells. The last four fields are for embeddings and None or False
+    elsewhere.
     """
 
     format: int = 1
@@ -47,6 +48,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     architecture: str
     context_window: int
     files: tuple[FileEntry, ...]
+    tool_parser: str | None = None
     max_input_tokens: int | None = None
     output_dimensions: int | None = None
     pooling: str | None = None
@@ -60,9 +62,12 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("a manifest names a file twice")
 
     def encode(self) -> bytes:
-        """Canonical JSON: keys and files sorted, no spaces; equal manifests give equal bytes."""
-        ordered = msgspec.structs.replace(self, files=tuple(sorted(self.files, key=lambda file: file.path)))
-        return msgspec.json.encode(ordered, order="sorted")
+        """Canonical JSON: keys and files sorted, no spaces; equal manifests give equal bytes. A field that younger
+        versions added is left out where it says nothing, so that revisions stay what they were."""
+        fields = msgspec.structs.asdict(self) | {"files": sorted(self.files, key=lambda file: file.path)}
+        if self.tool_parser is None:
+            del fields["tool_parser"]
+        return msgspec.json.encode(fields, order="sorted")
 
     @property
     def revision(self) -> str:

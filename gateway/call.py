@@ -61,6 +61,7 @@ class Door:
 
 
 CHARACTERS_PER_TOKEN = 4  # a guess, good enough to balance load
+_CHARACTERS_PER_TOOL = 200  # of its name and parameters; the same kind of guess
 
 
 def opening_of(task: TaskInput) -> str:
@@ -77,4 +78,5 @@ def estimated_tokens_of(task: TaskInput) -> int:
     if isinstance(task, TextEmbeddings):
         return sum(map(len, task.texts)) // CHARACTERS_PER_TOKEN
     num_characters = len(task.prompt or "") + sum(len(message.content) for message in task.messages or ())
+    num_characters += sum(len(tool.description) + _CHARACTERS_PER_TOOL for tool in task.tools)
     return num_characters // CHARACTERS_PER_TOKEN + task.sampling.max_tokens

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import cast
 
 from engine.protocol import wire
-from engine.protocol.events import Event, Failed, Finished, Token
+from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta
 
 log = logging.getLogger(__name__)
 
@@ -64,8 +64,9 @@ class Inbox:
         """Add what the node said."""
         self.last_event_s = self._loop.time()
         self._events.append(event)
-        if isinstance(event, Token):
-            self._num_bytes += len(event.text) + _EVENT_OVERHEAD_BYTES
+        if isinstance(event, Token | ToolCallDelta):
+            text = event.text if isinstance(event, Token) else event.arguments
+            self._num_bytes += len(text) + _EVENT_OVERHEAD_BYTES
             if self._num_bytes > self._max_bytes:
                 self.fail(Overrun())
         elif isinstance(event, Finished | Failed):

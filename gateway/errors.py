@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from catalog.errors import InvalidModelId, SchemaViolation
 from engine.protocol.events import FailureReason
-from engine.protocol.openai import BadInput
+from engine.protocol.fields import BadInput
 from storage.errors import StoreError
 
 
@@ -56,6 +56,7 @@ class Reason(enum.Enum):
     BODY_ENCODED = Row(415, 5004, "Content-Encoding is not supported", is_ai=True)
     BODY_SLOW = Row(408, 3007, "The request body did not arrive in time", should_retry=False)
     INPUT_INVALID = Row(400, 5006, "Bad input: Error: {detail}", is_ai=True)
+    JSON_MODE_FAILED = Row(400, 5024, "JSON Mode couldn't be met", is_ai=True)
     PROMPT_TOO_LONG = Row(413, 3006, "The prompt is longer than the model's context{detail}", is_ai=True)
     TIMEOUT = Row(408, 3007, "Request timed out", is_ai=True, should_retry=False)
     ABORTED = Row(408, 3008, "The request was aborted before it was finished", is_ai=True)
@@ -113,6 +114,7 @@ _FAILURES: dict[FailureReason, Reason] = {
     "timeout": Reason.TIMEOUT,
     "aborted": Reason.ABORTED,
     "draining": Reason.OUT_OF_CAPACITY,
+    "constraint_failed": Reason.JSON_MODE_FAILED,
     "internal": Reason.ABORTED,
 }
 

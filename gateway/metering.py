@@ -14,7 +14,7 @@ from typing import Protocol
 from prometheus_client import Counter, Histogram
 
 from catalog.pricing import price_in_micro_neurons
-from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
+from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta, Usage
 from gateway.call import Call
 from gateway.errors import Refusal
 from telemetry import metrics
@@ -85,7 +85,7 @@ class MeteredEvents:
         if events and self._first_event_s is None:
             self._first_event_s = self._clock.monotonic_s()
         for event in events:
-            if isinstance(event, Token):
+            if isinstance(event, Token | ToolCallDelta):
                 self._num_completion_tokens += event.num_tokens
             elif isinstance(event, Started):
                 self._started = event
@@ -165,7 +165,7 @@ def _meters_of(model: str) -> _Meters:
 def _export(entry: UsageEntry) -> None:
     """One ended call in this process's metrics."""
     meters = _meters_of(entry.model)
-    outcome = "finished" if entry.status in ("stop", "length") else entry.status
+    outcome = "finished" if entry.status in ("stop", "length", "tool_calls") else entry.status
     counter = meters.outcomes.get(outcome)
     if counter is None:
         counter = meters.outcomes[outcome] = metrics.CALLS.labels(entry.model, outcome)

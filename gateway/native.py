@@ -10,24 +10,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.protocol import openai
+from engine.protocol.fields import BadInput, boolean
+from engine.protocol.output_format import output_constraint
 from engine.protocol.tasks import TextEmbeddings, TextGeneration
 
 
 def text_generation(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> TextGeneration:
-    """`messages`, or `prompt` with an optional `raw`. Raises BadInput."""
+    """`messages` with tools, or `prompt` with an optional `raw`; either with an output format. Raises BadInput."""
     sampling = openai.sampling(body, default_max_tokens=default_max_tokens, context_window=context_window)
     if body.get("messages") is not None:
-        messages = openai.chat_messages(body)
-        return TextGeneration(messages=messages, sampling=sampling)
+        return openai.conversation(body, sampling)
     prompt = body.get("prompt")
     if not isinstance(prompt, str) or not prompt:
-        raise openai.BadInput("required properties at '/' are 'prompt'")
-    return TextGeneration(prompt=prompt, raw=openai.boolean(body, "raw", False), sampling=sampling)
+        raise BadInput("required properties at '/' are 'prompt'")
+    is_raw = boolean(body, "raw", False)
+    return TextGeneration(prompt=prompt, raw=is_raw, sampling=sampling, constraint=output_constraint(body))
 
 
 def text_embeddings(body: Mapping[str, Any]) -> TextEmbeddings:
     """`text` as one string or a list, and an optional `pooling`. Raises BadInput."""
     pooling = body.get("pooling")
     if pooling not in (None, "mean", "cls"):
-        raise openai.BadInput("'/pooling' must be one of mean, cls")
+        raise BadInput("'/pooling' must be one of mean, cls")
     return TextEmbeddings(texts=openai.texts(body, "text"), pooling=pooling)

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from engine.protocol import openai
-from engine.protocol.events import Embeddings, Finished, TokenLogprob, Usage
+from engine.protocol.events import Embeddings, Finished, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.tasks import ToolCall
 from gateway import envelope
+from gateway.errors import Reason, Refusal
 
 DONE = b"data: [DONE]\n\n"
 
@@ -28,6 +32,7 @@ class Outcome:
     logprobs: Sequence[TokenLogprob]
     embeddings: Embeddings | None
     finished: Finished
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def usage(self) -> Usage:
@@ -35,33 +40,94 @@ class Outcome:
 
 
 class Shape(Protocol):
-    """One way to tell an outcome. `text` and `end` give complete frames, `end` with the closing `[DONE]`."""
+    """One way to tell an outcome. `text`, `tool_call` and `end` give complete frames, `end` with the closing `[DONE]`.
+    `whole` raises Refusal when the outcome is not what was asked for."""
 
     def whole(self, outcome: Outcome) -> bytes: ...
     def text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes: ...
+    def tool_call(self, delta: ToolCallDelta) -> bytes: ...
     def end(self, finished: Finished) -> bytes: ...
 
 
 class NativeText:
-    """Text generation in the legacy shape: `response` and `usage`. Frames carry a filler that hides their length."""
+    """Text generation in the legacy shape: `response`, `tool_calls` where there were tools, and `usage`.
+
+    `is_json`: a whole answer's `response` is the value itself. Frames carry a filler that hides their length.
+    """
+
+    def __init__(self, *, has_tools: bool = False, is_json: bool = False) -> None:
+        self._has_tools = has_tools
+        self._is_json = is_json
+        self._open_call: int | None = None  # the call that the latest frame was about
 
     def whole(self, outcome: Outcome) -> bytes:
-        return envelope.success({"response": outcome.text, "usage": openai.usage_object(outcome.usage)})
+        result: dict[str, Any] = {"response": self._response(outcome)}
+        if self._has_tools:
+            result["tool_calls"] = [_native_call(call) for call in outcome.tool_calls]
+        return envelope.success(result | {"usage": openai.usage_object(outcome.usage)})
+
+    def _response(self, outcome: Outcome) -> Any:
+        if outcome.tool_calls:
+            return outcome.text or None
+        return _json_value(outcome.text) if self._is_json else outcome.text
 
     def text(self, text: str, _logprobs: Sequence[TokenLogprob]) -> bytes:
-        filled_end = _FILLED_ENDS[int(random.random() * len(_FILLED_ENDS))]  # noqa: S311 - blurs sizes, guards nothing
-        return b'data: {"response":' + envelope.encode(text) + filled_end
+        return b'data: {"response":' + envelope.encode(text) + _filled_end()
+
+    def tool_call(self, delta: ToolCallDelta) -> bytes:
+        frames = self._close_call() if self._open_call != delta.index else b""
+        self._open_call = delta.index
+        return frames + self._call_frame(openai.tool_call_delta(delta))
+
+    def _close_call(self) -> bytes:
+        """The all-null entry that ends a call; nothing when none is open."""
+        if self._open_call is None:
+            return b""
+        entry = {"index": self._open_call, "id": None, "type": None, "function": {"name": None, "arguments": None}}
+        return self._call_frame(entry)
+
+    def _call_frame(self, entry: dict[str, Any]) -> bytes:
+        return b'data: {"response":"","tool_calls":[' + envelope.encode(entry) + b"]" + _filled_end()
 
     def end(self, finished: Finished) -> bytes:
         usage = envelope.encode(openai.usage_object(finished.usage))
-        return b'data: {"response":"","usage":' + usage + b"}\n\n" + DONE
+        return self._close_call() + b'data: {"response":"","usage":' + usage + b"}\n\n" + DONE
+
+
+def _filled_end() -> bytes:
+    return _FILLED_ENDS[int(random.random() * len(_FILLED_ENDS))]  # noqa: S311 - blurs sizes, guards nothing
+
+
+def _native_call(call: ToolCall) -> dict[str, Any]:
+    """A call with its arguments as an object; those of a call that was cut short stay text."""
+    try:
+        arguments = msgspec.json.decode(call.arguments)
+    except msgspec.DecodeError:
+        arguments = call.arguments
+    return {"name": call.name, "arguments": arguments}
+
+
+def _json_value(text: str) -> Any:
+    """What an answer in JSON mode spells. Raises Refusal when it spells nothing: a stop string may have cut it."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        raise Refusal(Reason.JSON_MODE_FAILED) from None
 
 
 class ChatText:
     """Text generation as `chat.completion`: bare, or in the envelope for models whose native shape it is."""
 
     def __init__(
-        self, request_id: str, created: int, model: str, *, has_usage_chunk: bool, has_logprobs: bool, is_bare: bool
+        self,
+        request_id: str,
+        created: int,
+        model: str,
+        *,
+        has_usage_chunk: bool,
+        has_logprobs: bool,
+        is_bare: bool,
+        is_legacy: bool = False,
     ) -> None:
         self._id = f"chatcmpl-{request_id}"
         self._created = created
@@ -69,7 +135,8 @@ class ChatText:
         self._has_usage_chunk = has_usage_chunk
         self._has_logprobs = has_logprobs
         self._is_bare = is_bare
-        self._chunks = openai.ChatChunks(self._id, created, model, has_usage_chunk=has_usage_chunk)
+        self._is_legacy = is_legacy
+        self._chunks = openai.ChatChunks(self._id, created, model, has_usage_chunk=has_usage_chunk, is_legacy=is_legacy)
 
     def whole(self, outcome: Outcome) -> bytes:
         completion = openai.chat_completion(
@@ -80,11 +147,17 @@ class ChatText:
             outcome.finished.reason,
             outcome.usage,
             outcome.logprobs if self._has_logprobs else None,
+            outcome.tool_calls,
+            is_legacy=self._is_legacy,
         )
         return envelope.encode(completion) if self._is_bare else envelope.success(completion)
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
         return b"data: " + self._chunks.text(text, logprobs) + b"\n\n"
+
+    def tool_call(self, delta: ToolCallDelta) -> bytes:
+        chunk = self._chunks.tool_call(delta)
+        return b"data: " + chunk + b"\n\n" if chunk else b""
 
     def end(self, finished: Finished) -> bytes:
         frames = b"data: " + self._chunks.end(finished.reason) + b"\n\n"
@@ -95,6 +168,9 @@ class ChatText:
 
 class _NotStreamed:
     def text(self, _text: str, _logprobs: Sequence[TokenLogprob]) -> bytes:
+        raise AssertionError("this task does not stream")
+
+    def tool_call(self, _delta: ToolCallDelta) -> bytes:
         raise AssertionError("this task does not stream")
 
     def end(self, _finished: Finished) -> bytes:

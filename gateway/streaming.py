@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from engine.protocol.events import Embeddings, Event, Failed, Finished, Result, Token, TokenLogprob
+from engine.protocol.events import Embeddings, Event, Failed, Finished, Result, Token, TokenLogprob, ToolCallDelta
+from engine.protocol.tasks import ToolCall
 from gateway import envelope
 from gateway.errors import Reason, Refusal, failure, refusal_of
 from gateway.exchange import Exchange
@@ -38,17 +39,31 @@ def _outcome(events: list[Event]) -> Outcome:
     texts: list[str] = []
     logprobs: list[TokenLogprob] = []
     embeddings: Embeddings | None = None
+    deltas: list[ToolCallDelta] = []
     for event in events:
         if isinstance(event, Token):
             texts.append(event.text)
             logprobs += event.logprobs
+        elif isinstance(event, ToolCallDelta):
+            deltas.append(event)
         elif isinstance(event, Result):
             embeddings = event.value
         elif isinstance(event, Finished):
-            return Outcome("".join(texts), logprobs, embeddings, event)
+            return Outcome("".join(texts), logprobs, embeddings, event, _joined_calls(deltas))
         elif isinstance(event, Failed):
             raise failure(event.reason, event.message)
     raise AssertionError("the events of an unstreamed call end with Finished or Failed")
+
+
+def _joined_calls(deltas: list[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls that the pieces make up."""
+    pieces: dict[int, list[ToolCallDelta]] = {}
+    for delta in deltas:
+        pieces.setdefault(delta.index, []).append(delta)
+    return tuple(
+        ToolCall(id=of[0].id or "", name=of[0].name or "", arguments="".join(delta.arguments for delta in of))
+        for _, of in sorted(pieces.items())
+    )
 
 
 async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, client_stall_timeout_s: float) -> None:
@@ -75,6 +90,7 @@ async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, cli
 
 def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
     """The bytes for a batch, and whether the stream ends with them."""
+    frames = b""
     texts: list[str] = []
     logprobs: list[TokenLogprob] = []
     end: Finished | Failed | None = None
@@ -83,15 +99,23 @@ def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
             texts.append(event.text)
             if event.logprobs:
                 logprobs += event.logprobs
+        elif isinstance(event, ToolCallDelta):
+            frames += _text_frame(texts, logprobs, shape) + shape.tool_call(event)
+            texts, logprobs = [], []
         elif isinstance(event, Finished | Failed):
             end = event
-    text = texts[0] if len(texts) == 1 else "".join(texts)
-    frames = shape.text(text, logprobs) if text or logprobs else b""
+    frames += _text_frame(texts, logprobs, shape)
     if isinstance(end, Finished):
         return frames + shape.end(end), True
     if isinstance(end, Failed):
         return frames + error_frame(failure(end.reason, end.message)), True
     return frames, False
+
+
+def _text_frame(texts: list[str], logprobs: list[TokenLogprob], shape: Shape) -> bytes:
+    """One frame for texts that follow each other; nothing for none."""
+    text = texts[0] if len(texts) == 1 else "".join(texts)
+    return shape.text(text, logprobs) if text or logprobs else b""
 
 
 def error_frame(refusal: Refusal) -> bytes:

@@ -14,27 +14,24 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.protocol.events import Embeddings, FinishReason, TokenLogprob, Usage
-from engine.protocol.tasks import ChatMessage, Sampling, TextEmbeddings, TextGeneration
+from engine.protocol.events import Embeddings, FinishReason, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.fields import BadInput, boolean, integer, number
+from engine.protocol.messages import chat_messages
+from engine.protocol.output_format import output_constraint
+from engine.protocol.tasks import Sampling, TextEmbeddings, TextGeneration, ToolCall
+from engine.protocol.tools import tool_use
 
-MAX_MESSAGES = 1000
-MAX_CONTENT_PARTS = 64
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_TOP_LOGPROBS = 20
 MAX_TEXTS = 3000
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _MIN_TOP_P = 0.001
 _MIN_REPETITION_PENALTY = 0.01
 _THINKING_SWITCHES = {"enable_thinking", "clear_thinking"}
 _FORBIDDEN = ("chat_template", "prompt_embeds", "input_embeds", "prompt_token_ids")
 
 _encode = msgspec.json.Encoder().encode
-
-
-class BadInput(ValueError):
-    """A body that cannot become a task. The text is for the client."""
 
 
 def text_generation(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> TextGeneration:
@@ -46,9 +43,22 @@ def text_generation(body: Mapping[str, Any], *, default_max_tokens: int, context
     if body.get("logit_bias"):
         raise BadInput("'/logit_bias' is not supported")
     limit_name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
+    return conversation(
+        body, sampling(body, limit_name, default_max_tokens=default_max_tokens, context_window=context_window)
+    )
+
+
+def conversation(body: Mapping[str, Any], sampling: Sampling) -> TextGeneration:
+    """The task in `messages`, tools and output format: what both families say in the same fields. Raises BadInput."""
+    use = tool_use(body)
     return TextGeneration(
         messages=chat_messages(body),
-        sampling=sampling(body, limit_name, default_max_tokens=default_max_tokens, context_window=context_window),
+        sampling=sampling,
+        tools=use.tools,
+        tool_choice=use.choice,
+        named_tool=use.named_tool,
+        is_parallel_tool_calls=use.is_parallel,
+        constraint=output_constraint(body),
     )
 
 
@@ -60,45 +70,6 @@ def refuse_unsafe_fields(body: Mapping[str, Any]) -> None:
     switches = body.get("chat_template_kwargs")
     if switches is not None and not (isinstance(switches, dict) and _THINKING_SWITCHES.issuperset(switches)):
         raise BadInput("'/chat_template_kwargs' accepts enable_thinking and clear_thinking only")
-
-
-def chat_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
-    """`messages` as plain-text turns; only an assistant's content may be null. Raises BadInput."""
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        raise BadInput("required properties at '/' are 'messages'")
-    if not 1 <= len(messages) <= MAX_MESSAGES:
-        raise BadInput(f"'/messages' must have 1 to {MAX_MESSAGES} items")
-    return tuple(_message(i, message) for i, message in enumerate(messages))
-
-
-def _message(index: int, message: Any) -> ChatMessage:
-    if not isinstance(message, dict):
-        raise BadInput(f"Type mismatch of '/messages/{index}', expected 'object'")
-    role = message.get("role")
-    known_role = _ROLES.get(role) if isinstance(role, str) else None
-    if known_role is None:
-        raise BadInput(f"'/messages/{index}/role' must be one of system, user, assistant, tool")
-    content = message.get("content")
-    if isinstance(content, str):
-        return ChatMessage(known_role, content)
-    if content is None and known_role == "assistant":
-        return ChatMessage(known_role)
-    if isinstance(content, list):
-        return ChatMessage(known_role, _joined_parts(index, content))
-    raise BadInput(f"Type mismatch of '/messages/{index}/content', expected 'string' or 'array'")
-
-
-def _joined_parts(index: int, parts: list[Any]) -> str:
-    where = f"'/messages/{index}/content'"
-    if not 1 <= len(parts) <= MAX_CONTENT_PARTS:
-        raise BadInput(f"{where} must have 1 to {MAX_CONTENT_PARTS} parts")
-    texts = []
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise BadInput(f"{where} may hold parts of type 'text' only")
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 def sampling(
@@ -209,8 +180,18 @@ def chat_completion(
     reason: FinishReason,
     usage: Usage,
     logprobs: Sequence[TokenLogprob] | None = None,
+    tool_calls: Sequence[ToolCall] = (),
+    *,
+    is_legacy: bool = False,
 ) -> dict[str, Any]:
-    """A whole `chat.completion`."""
+    """A whole `chat.completion`. `is_legacy`: calls are told as the older `function_call`, which has room for one."""
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if tool_calls:
+        message["content"] = text or None
+        if is_legacy:
+            message["function_call"] = {"name": tool_calls[0].name, "arguments": tool_calls[0].arguments}
+        else:
+            message["tool_calls"] = [tool_call_object(call) for call in tool_calls]
     return {
         "id": completion_id,
         "object": "chat.completion",
@@ -219,19 +200,39 @@ def chat_completion(
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": text, "refusal": None},
+                "message": message,
                 "logprobs": None if logprobs is None else logprobs_object(logprobs),
-                "finish_reason": reason,
+                "finish_reason": finish_reason(reason, is_legacy=is_legacy),
             }
         ],
         "usage": usage_object(usage),
     }
 
 
+def tool_call_object(call: ToolCall) -> dict[str, Any]:
+    """A call in a message; `arguments` stay JSON text."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def tool_call_delta(delta: ToolCallDelta) -> dict[str, Any]:
+    """A piece of a call; only the first has id, type and name."""
+    if delta.name is None:
+        return {"index": delta.index, "function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+
+
+def finish_reason(reason: FinishReason, *, is_legacy: bool) -> str:
+    """Why an answer ended, in the words of the form that was asked for."""
+    return "function_call" if is_legacy and reason == "tool_calls" else reason
+
+
 class ChatChunks:
     """The `chat.completion.chunk` documents of one stream, as JSON bytes; everything constant is rendered once."""
 
-    def __init__(self, completion_id: str, created: int, model: str, *, has_usage_chunk: bool) -> None:
+    def __init__(
+        self, completion_id: str, created: int, model: str, *, has_usage_chunk: bool, is_legacy: bool = False
+    ) -> None:
         head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._open = _encode(head)[:-1]
         self._before = self._open + b',"choices":[{"index":0,"delta":'
@@ -239,6 +240,7 @@ class ChatChunks:
         self._tail = b"}]" + (b',"usage":null}' if has_usage_chunk else b"}")
         self._after_text = b'},"logprobs":null,"finish_reason":null' + self._tail
         self._has_role = False
+        self._is_legacy = is_legacy
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
         """A delta of content; the stream's first also names the role."""
@@ -249,10 +251,26 @@ class ChatChunks:
         shown = _encode(logprobs_object(logprobs)) if logprobs else b"null"
         return self._before + _encode(delta) + b',"logprobs":' + shown + b',"finish_reason":null' + self._tail
 
+    def tool_call(self, delta: ToolCallDelta) -> bytes:
+        """A piece of a call. The older form has room for one call, and tells nothing of others."""
+        if self._is_legacy and delta.index:
+            return b""
+        shown: dict[str, Any] = {} if self._has_role else {"role": "assistant", "content": None}
+        self._has_role = True
+        if self._is_legacy:
+            name = {} if delta.name is None else {"name": delta.name}
+            shown["function_call"] = {**name, "arguments": delta.arguments}
+        else:
+            shown["tool_calls"] = [tool_call_delta(delta)]
+        return self._before + _encode(shown) + b',"logprobs":null,"finish_reason":null' + self._tail
+
     def end(self, reason: FinishReason) -> bytes:
         """The chunk that says why the stream ends; of an answer without text, it names the role too."""
         delta = b"{}" if self._has_role else b'{"role":"assistant","content":""}'
-        return self._before + delta + b',"logprobs":null,"finish_reason":' + _encode(reason) + self._tail
+        return self._before + delta + b',"logprobs":null,"finish_reason":' + self._shown(reason) + self._tail
+
+    def _shown(self, reason: FinishReason) -> bytes:
+        return _encode(finish_reason(reason, is_legacy=self._is_legacy))
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that `include_usage` asks for."""
@@ -287,39 +305,3 @@ def embeddings_object(
         "model": model,
         "usage": {"prompt_tokens": usage.prompt_tokens, "total_tokens": usage.prompt_tokens},
     }
-
-
-def number(body: Mapping[str, Any], name: str, default: float, *, minimum: float, maximum: float) -> float:
-    """A number field within bounds. Raises BadInput."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise BadInput(f"Type mismatch of '/{name}', expected 'number'")
-    if not minimum <= value <= maximum:
-        raise BadInput(f"'/{name}' must be >= {minimum:g} and <= {maximum:g}")
-    return float(value)
-
-
-def integer(body: Mapping[str, Any], name: str, default: Any, *, minimum: int, maximum: int) -> Any:
-    """A whole-number field within bounds, or `default`. Raises BadInput."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInput(f"Type mismatch of '/{name}', expected 'integer'")
-    if not minimum <= value <= maximum:
-        raise BadInput(f"'/{name}' must be >= {minimum} and <= {maximum}")
-    return value
-
-
-def boolean(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A yes-or-no field. Raises BadInput."""
-    value = body.get(name)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise BadInput(f"Type mismatch of '/{name}', expected 'boolean'")
-    return value

@@ -7,6 +7,8 @@ from typing import Any
 from catalog.card import ModelCard
 from catalog.schemas import Face, input_schema
 from engine.protocol import openai
+from engine.protocol.fields import boolean
+from engine.protocol.tools import tool_use
 from gateway.call import Asked, Call, Door
 from gateway.errors import Reason, Refusal
 from gateway.shapes import ChatText
@@ -18,6 +20,7 @@ def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: boo
     task = openai.text_generation(
         admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
     )
+    is_legacy = tool_use(admitted).is_legacy
     has_usage_chunk = openai.wants_usage_chunk(admitted)
 
     def make_shape(call: Call) -> ChatText:
@@ -28,9 +31,10 @@ def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: boo
             has_usage_chunk=has_usage_chunk,
             has_logprobs=task.sampling.logprobs is not None,
             is_bare=is_bare,
+            is_legacy=is_legacy,
         )
 
-    return Asked(task, openai.boolean(admitted, "stream", False), make_shape)
+    return Asked(task, boolean(admitted, "stream", False), make_shape)
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

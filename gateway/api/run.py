@@ -6,7 +6,7 @@ from typing import Any
 
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
-from engine.protocol import openai
+from engine.protocol.fields import boolean
 from gateway import native
 from gateway.api.chat_completions import read_chat
 from gateway.call import Asked, Door
@@ -22,7 +22,12 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
         task = native.text_generation(
             admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
         )
-        return Asked(task, openai.boolean(admitted, "stream", False), lambda _call: NativeText())
+        is_json, has_tools = task.constraint is not None, bool(task.tools)
+        return Asked(
+            task,
+            boolean(admitted, "stream", False),
+            lambda _call: NativeText(has_tools=has_tools, is_json=is_json),
+        )
     if card.task_slug == "text-embeddings":
         return Asked(native.text_embeddings(admitted), False, lambda _call: NativeEmbeddings())
     raise Refusal(Reason.MODEL_UNKNOWN, card.name)

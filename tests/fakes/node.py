@@ -30,7 +30,7 @@ DIMENSIONS = 8
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     """What one call answers. `tokens` in order, `gap_s` apart, the first after `first_s`; then `end`: a finish
     reason, or a failure reason. After `then_after` tokens `then` happens instead of the rest. `repeat` and `pad` make
-    many tokens of few, each `pad` characters longer."""
+    many tokens of few, each `pad` characters longer. Calls of tools come in three pieces each, of one token."""
 
     tokens: tuple[str, ...] = WORDS
     first_s: float = 0.0
@@ -43,6 +43,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     pad: int = 0
     then_after: int = -1
     then: str = "die"  # die | hang | garbage
+    calls: tuple[tuple[str, str], ...] = ()  # name and arguments of tools called after the text
     on: str = ""  # only this node follows the script; others answer WORDS
 
     def texts(self) -> list[str]:
@@ -242,6 +243,11 @@ class NodeSide(asyncio.Protocol):
                     await asyncio.sleep(script.gap_s)
                 self.send(wire.Reply(call_id, events.Token(text)))
                 num_sent += 1
+            for event in _called(script):
+                if num_sent == 0:
+                    self.send(wire.Reply(call_id, events.Started(prompt_tokens, script.cached)))
+                self.send(wire.Reply(call_id, event))
+                num_sent += event.num_tokens
             if script.then_after >= len(script.texts()):
                 await self._misbehave(script.then)
             usage = events.Usage(prompt_tokens=prompt_tokens, cached_tokens=script.cached, completion_tokens=num_sent)
@@ -261,8 +267,21 @@ class NodeSide(asyncio.Protocol):
         await asyncio.Event().wait()
 
 
+def _called(script: Script) -> list[events.ToolCallDelta]:
+    """The pieces of the script's calls."""
+    pieces = []
+    for index, (name, arguments) in enumerate(script.calls):
+        half = len(arguments) // 2
+        pieces.append(events.ToolCallDelta(index=index, id=f"call_{index}", name=name, num_tokens=1))
+        pieces += [
+            events.ToolCallDelta(index=index, arguments=text, num_tokens=1)
+            for text in (arguments[:half], arguments[half:])
+        ]
+    return pieces
+
+
 def _end(script: Script, usage: events.Usage, num_sent: int) -> events.Event:
-    if script.end in ("stop", "length"):
+    if script.end in ("stop", "length", "tool_calls"):
         return events.Finished("length" if num_sent < len(script.texts()) else script.end, usage)  # type: ignore[arg-type]
     return events.Failed(script.end, script.message, script.is_retryable, usage)  # type: ignore[arg-type]
 

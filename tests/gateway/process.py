@@ -40,12 +40,18 @@ CARDS_TOML = {
         output_dimensions = 8
         pooling = "mean"
         """,
+    "@cf/test/handy": """
+        schema = "text_generation_legacy"
+        capabilities = ["function_calling", "json_mode"]
+        prices = { input = 100, output = 1000 }
+        context_window = 2048
+        """,
     "@cf/test/nowhere": """
         schema = "text_generation_legacy"
         context_window = 2048
         """,
 }
-PARROT, CHATTY, VECTORS, NOWHERE = CARDS_TOML
+PARROT, CHATTY, VECTORS, HANDY, NOWHERE = CARDS_TOML
 ALIAS = "@cf/meta/llama-3.1-8b-instruct"
 
 

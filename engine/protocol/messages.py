@@ -1,0 +1,86 @@
+"""`messages` of a body -> `ChatMessage`s: text, calls of tools, and what those gave back. Both families' forms.
+
+A content is a text or a list of text parts; an assistant's may be null. Calls are read by `tools.py`. Reading raises
+`BadInput`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.protocol import fields
+from engine.protocol.fields import BadInput
+from engine.protocol.tasks import ChatMessage
+from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_calls
+
+MAX_MESSAGES = 1000
+MAX_CONTENT_PARTS = 64
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+def chat_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
+    """`messages` as plain-text turns; only an assistant's content may be null. Raises BadInput."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise BadInput("required properties at '/' are 'messages'")
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise BadInput(f"'/messages' must have 1 to {MAX_MESSAGES} items")
+    return tuple(_message(i, message) for i, message in enumerate(messages))
+
+
+def _message(index: int, message: Any) -> ChatMessage:
+    if not isinstance(message, dict):
+        raise BadInput(f"Type mismatch of '/messages/{index}', expected 'object'")
+    role = message.get("role")
+    known_role = _ROLES.get(role) if isinstance(role, str) else None
+    if known_role is None:
+        raise BadInput(f"'/messages/{index}/role' must be one of system, user, assistant, tool")
+    content = _content(index, message.get("content"), may_be_null=known_role == "assistant")
+    if known_role == "assistant":
+        return ChatMessage(known_role, content, tool_calls=earlier_calls(message, f"/messages/{index}"))
+    if known_role == "tool":
+        return ChatMessage(
+            known_role,
+            content,
+            name=_label(index, message, "name"),
+            tool_call_id=_label(index, message, "tool_call_id"),
+        )
+    return ChatMessage(known_role, content)
+
+
+def _content(index: int, content: Any, *, may_be_null: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_null:
+        return ""
+    if isinstance(content, list):
+        return _joined_parts(index, content)
+    raise BadInput(f"Type mismatch of '/messages/{index}/content', expected 'string' or 'array'")
+
+
+def _label(index: int, message: Mapping[str, Any], field: str) -> str | None:
+    value = message.get(field)
+    if value is None:
+        return None
+    return fields.text(value, f"/messages/{index}/{field}", max_characters=MAX_ID_CHARACTERS)
+
+
+def _joined_parts(index: int, parts: list[Any]) -> str:
+    where = f"'/messages/{index}/content'"
+    if not 1 <= len(parts) <= MAX_CONTENT_PARTS:
+        raise BadInput(f"{where} must have 1 to {MAX_CONTENT_PARTS} parts")
+    texts = []
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise BadInput(f"{where} may hold parts of type 'text' only")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,89 @@
+"""An output format in any of its forms becomes one constraint, or the field is named."""
+
+import json
+
+import pytest
+
+from engine.protocol.fields import BadInput
+from engine.protocol.output_format import output_constraint
+from engine.protocol.tasks import Constraint
+
+SCHEMA = {"type": "object", "properties": {"schema": {"type": "object"}, "name": {"type": "string"}}}
+
+
+def asked(**response_format) -> Constraint | None:
+    return output_constraint({"response_format": response_format})
+
+
+@pytest.mark.parametrize("body", [{}, {"response_format": None}, {"response_format": {"type": "text"}}])
+def test_free_text_is_not_constrained(body):
+    assert output_constraint(body) is None
+
+
+def test_a_json_object_is_any_object():
+    assert asked(type="json_object") == Constraint("json_object")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        SCHEMA,
+        {"name": "person", "schema": SCHEMA, "strict": True},
+        {"name": "person", "description": "d", "schema": SCHEMA, "strict": None, "vendor": 1},
+        {"schema": SCHEMA},
+    ],
+)
+def test_a_schema_comes_bare_or_wrapped(given):
+    constraint = asked(type="json_schema", json_schema=given)
+    assert constraint is not None
+    assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", SCHEMA)
+
+
+def test_a_bare_schema_with_a_field_called_schema_is_bare():
+    bare = {"type": "object", "schema": {"type": "string"}}
+    constraint = asked(type="json_schema", json_schema=bare)
+    assert constraint is not None
+    assert json.loads(constraint.text) == bare
+
+
+@pytest.mark.parametrize("given", [SCHEMA, json.dumps(SCHEMA)])
+def test_guided_json_is_a_schema(given):
+    constraint = output_constraint({"guided_json": given})
+    assert constraint is not None
+    assert json.loads(constraint.text) == SCHEMA
+
+
+def deep(depth: int) -> dict:
+    schema: dict = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    return schema
+
+
+def test_a_schema_at_the_limit_is_taken():
+    assert asked(type="json_schema", json_schema=deep(32)) is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ({"response_format": "json"}, "'/response_format', expected 'object'"),
+        ({"response_format": {}}, "'/response_format/type' must be one of"),
+        ({"response_format": {"type": "xml"}}, "'/response_format/type' must be one of"),
+        ({"response_format": {"type": "json_schema"}}, "required properties at '/response_format' are 'json_schema'"),
+        ({"response_format": {"type": "json_schema", "json_schema": []}}, "'/response_format/json_schema', expected"),
+        ({"response_format": {"type": "json_schema", "json_schema": deep(33)}}, "nested deeper than 32"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": deep(33)}}},
+            "'/response_format/json_schema/schema' must not be nested deeper",
+        ),
+        ({"response_format": {"type": "json_schema", "json_schema": {"enum": ["x" * 65536]}}}, "<= 65536 bytes"),
+        ({"guided_json": "{"}, "'/guided_json' must be a JSON schema"),
+        ({"guided_json": [1]}, "'/guided_json', expected 'object'"),
+        ({"guided_json": {}, "response_format": {"type": "json_object"}}, "cannot be combined"),
+    ],
+)
+def test_bad_formats_are_refused_by_field(body, named):
+    with pytest.raises(BadInput) as caught:
+        output_constraint(body)
+    assert named in str(caught.value)

@@ -1,0 +1,182 @@
+"""Whatever form a client says its tools and calls in, they become the same tools and calls, or the field is named."""
+
+import json
+
+import pytest
+
+from engine.protocol import openai
+from engine.protocol.fields import BadInput
+from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.protocol.tools import MAX_TOOLS_BYTES, ToolUse, tool_use
+
+USER = {"role": "user", "content": "Hi"}
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FLAT = {"name": "get_weather", "description": "The weather", "parameters": PARAMETERS}
+WRAPPED = {"type": "function", "function": FLAT}
+TOOL = Tool(name="get_weather", description="The weather", parameters=PARAMETERS)
+BARE = {"name": "now"}
+
+
+def read(**fields):
+    return openai.text_generation({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
+
+
+@pytest.mark.parametrize("tool", [FLAT, WRAPPED, {"type": "function", **FLAT}])
+def test_all_forms_of_a_tool_mean_the_same(tool):
+    assert tool_use({"tools": [tool]}).tools == (TOOL,)
+
+
+def test_what_a_tool_leaves_out_is_empty():
+    assert tool_use({"tools": [{"type": "function", "function": {**BARE, "description": None}}]}).tools == (
+        Tool(name="now"),
+    )
+    assert tool_use({"tools": [{"type": "function", "function": {**BARE, "strict": True}}]}).tools[0].is_strict
+
+
+def test_no_tools_leave_no_choice():
+    assert tool_use({}) == tool_use({"tools": [], "tool_choice": "auto"}) == ToolUse()
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ("auto", ("auto", None)),
+        ("none", ("none", None)),
+        ("required", ("required", None)),
+        ("any", ("required", None)),
+        ({"type": "function", "function": {"name": "now"}}, ("required", "now")),
+        ({"type": "function", "name": "now"}, ("required", "now")),
+        ({"type": "tool", "name": "now"}, ("required", "now")),
+        ({"type": "any"}, ("required", None)),
+    ],
+)
+def test_all_forms_of_a_choice(choice, expected):
+    use = tool_use({"tools": [WRAPPED, BARE], "tool_choice": choice})
+    assert (use.choice, use.named_tool) == expected
+
+
+def test_the_older_words_for_tools_ask_for_one_call_and_are_remembered():
+    use = tool_use({"functions": [FLAT, BARE], "function_call": {"name": "now"}, "parallel_tool_calls": True})
+    assert use == ToolUse((TOOL, Tool(name="now")), "required", "now", is_parallel=False, is_legacy=True)
+    assert tool_use({"functions": [BARE], "tool_choice": "required"}).choice == "required"
+
+
+def test_parallel_calls_are_on_unless_switched_off():
+    assert tool_use({"tools": [BARE]}).is_parallel
+    assert not tool_use({"tools": [BARE], "parallel_tool_calls": False}).is_parallel
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"tools": {}}, "'/tools', expected 'array'"),
+        ({"tools": [5]}, "'/tools/0', expected 'object'"),
+        ({"tools": [{}]}, "'/tools/0/name'"),
+        ({"tools": [{"name": "two words"}]}, "'/tools/0/name' must be"),
+        ({"tools": [{"name": "x" * 129}]}, "'/tools/0/name' must be"),
+        ({"tools": [{"name": 'a"b'}]}, "'/tools/0/name' must be"),
+        ({"tools": [{"type": "web_search"}]}, "'/tools/0/type' must be 'function'"),
+        ({"tools": [{"type": "function", "function": 1}]}, "'/tools/0/function', expected 'object'"),
+        ({"tools": [{**BARE, "parameters": []}]}, "'/tools/0/parameters', expected 'object'"),
+        ({"tools": [{**BARE, "description": 1}]}, "'/tools/0/description', expected 'string'"),
+        ({"tools": [{**BARE, "strict": "yes"}]}, "'/strict', expected 'boolean'"),
+        ({"tools": [BARE, FLAT, BARE]}, "two tools of one name"),
+        ({"tools": [{"name": f"t{i}"} for i in range(129)]}, "'/tools' must have <= 128 items"),
+        ({"tools": [{**BARE, "description": "x" * MAX_TOOLS_BYTES}]}, f"'/tools' must have <= {MAX_TOOLS_BYTES} bytes"),
+        ({"functions": [{"name": "f", "code": "return 1"}]}, "'/functions/0/code' is not supported"),
+        ({"tools": [BARE], "tool_choice": "sometimes"}, "'/tool_choice' must be one of"),
+        ({"tools": [BARE], "tool_choice": 3}, "'/tool_choice' must be one of"),
+        ({"tools": [BARE], "tool_choice": {"type": "function"}}, "'/tool_choice' must be one of"),
+        ({"tools": [BARE], "tool_choice": {"function": {"name": "other"}}}, "must name one of '/tools'"),
+        ({"tool_choice": "required"}, "'/tool_choice' needs '/tools'"),
+        ({"functions": [BARE], "function_call": {"name": "other"}}, "'/function_call' must name one of '/functions'"),
+        ({"tools": [BARE], "parallel_tool_calls": 1}, "'/parallel_tool_calls'"),
+    ],
+)
+def test_bad_tools_are_refused_by_field(fields, named):
+    with pytest.raises(BadInput) as caught:
+        tool_use(fields)
+    assert named in str(caught.value)
+
+
+def test_deep_parameters_are_refused_and_those_at_the_limit_are_not():
+    def nested(depth: int) -> dict:
+        schema: dict = {}
+        for _ in range(depth - 1):
+            schema = {"items": schema}
+        return schema
+
+    assert tool_use({"tools": [{**BARE, "parameters": nested(32)}]}).tools
+    with pytest.raises(BadInput, match="'/tools/0/parameters' must not be nested deeper than 32"):
+        tool_use({"tools": [{**BARE, "parameters": nested(33)}]})
+
+
+CALL = {"name": "get_weather", "arguments": {"city": "Oslo"}}
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            {"id": "c1", "type": "function", "function": {"name": "now", "arguments": '{"a": 1}'}},
+            ToolCall(id="c1", name="now", arguments='{"a": 1}'),
+        ),
+        (CALL, ToolCall(name="get_weather", arguments='{"city":"Oslo"}')),
+        ({"name": "now"}, ToolCall(name="now", arguments="{}")),
+        ({"name": "now", "arguments": ""}, ToolCall(name="now", arguments="{}")),
+        ({"id": None, "name": "now", "arguments": "{}"}, ToolCall(name="now", arguments="{}")),
+    ],
+)
+def test_all_forms_of_an_earlier_call(call, expected):
+    task = read(messages=[USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert task.messages[1] == ChatMessage("assistant", "", tool_calls=(expected,))
+
+
+def test_the_older_form_of_a_call_and_its_result():
+    said = {"role": "assistant", "function_call": {"name": "now", "arguments": "{}"}}
+    task = read(messages=[USER, said, {"role": "function", "name": "now", "content": "noon"}])
+    assert task.messages[1:] == (
+        ChatMessage("assistant", tool_calls=(ToolCall(name="now", arguments="{}"),)),
+        ChatMessage("tool", "noon", name="now"),
+    )
+
+
+def test_a_tools_turn_keeps_what_it_answers():
+    task = read(messages=[USER, {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "x"}]}])
+    assert task.messages[1] == ChatMessage("tool", "x", tool_call_id="c1")
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"role": "assistant", "tool_calls": 5}, "'/messages/0/tool_calls', expected 'array'"),
+        ({"role": "assistant", "tool_calls": [5]}, "'/messages/0/tool_calls/0', expected 'object'"),
+        ({"role": "assistant", "tool_calls": [{}]}, "'/messages/0/tool_calls/0/name' must be"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}, "tool_calls/0/function/name' must be"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "arguments": "{"}]}, "arguments' must be JSON text"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "arguments": "[]"}]}, "arguments', expected 'object'"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "arguments": 7}]}, "arguments', expected 'object'"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "id": "x" * 129}]}, "id' must have <= 128 characters"),
+        ({"role": "assistant", "tool_calls": [CALL] * 129}, "must have <= 128 items"),
+        ({"role": "tool", "content": None}, "'/messages/0/content'"),
+        ({"role": "tool", "content": "x", "tool_call_id": 5}, "'/messages/0/tool_call_id', expected 'string'"),
+        ({"role": "tool", "content": "x", "name": []}, "'/messages/0/name', expected 'string'"),
+    ],
+)
+def test_bad_earlier_calls_are_refused_by_field(message, named):
+    with pytest.raises(BadInput) as caught:
+        read(messages=[message])
+    assert named in str(caught.value)
+
+
+def test_arguments_nested_too_deep_are_refused_and_do_not_break_the_reader():
+    deep = "[" * 5000 + "]" * 5000
+    for arguments in (f'{{"a": {deep}}}', json.dumps({"a": json.loads("[" * 40 + "]" * 40)})):
+        with pytest.raises(BadInput, match="arguments'"):
+            read(messages=[{"role": "assistant", "tool_calls": [{**CALL, "arguments": arguments}]}])
+
+
+def test_a_task_carries_what_was_asked_of_tools():
+    task = read(tools=[WRAPPED, BARE], tool_choice={"function": {"name": "now"}}, parallel_tool_calls=False)
+    assert (task.tools, task.tool_choice, task.named_tool) == ((TOOL, Tool(name="now")), "required", "now")
+    assert not task.is_parallel_tool_calls
