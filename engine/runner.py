@@ -16,9 +16,9 @@ from engine.inputs import StepInputs, StepOutput
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.interface import Kernels, KvPool
-from engine.models.config import ModelConfig, read_config
-from engine.models.llama import Llama
-from engine.models.registry import find_architecture
+from engine.models.config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.registry import read_config
 from engine.sampler import sample
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,10 +36,9 @@ class Runner:
             raise ValueError(f"device={config.device!r}: this build runs on cpu")
         torch.set_num_threads(config.num_threads)
         self.model_config = read_config(config.model_dir)
-        architecture = find_architecture(self.model_config)
-        checkpoint = weights.open_checkpoint(config.model_dir)
-        self._check(architecture, checkpoint)
-        self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config, architecture)
+        checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
+        self._check(checkpoint)
+        self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config)
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes)
         if self.block_size < 1 or self.num_blocks < 1:
@@ -51,12 +50,13 @@ class Runner:
         self.num_forward_tokens = 0
         self.num_steps = 0
         kernels = kernels or CpuKernels()
-        self._model = architecture(self.model_config, self.dtype, torch.device("cpu"))
-        weights.load(checkpoint, self._model.destinations())  # by threads, which inference mode does not reach
+        self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"))
+        # By threads, which inference mode does not reach.
+        weights.load(checkpoint, self._model.destinations(checkpoint.entries))
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
             self._pool = self._allocate_pool()
-            self._attention = kernels.attention(self._pool, self._model.attention_shape)
+            self._attention = self._model.attention(kernels, self._pool)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:
@@ -74,20 +74,19 @@ class Runner:
     @torch.inference_mode()
     def poison_kv(self, block_ids: Sequence[int] | None = None) -> None:
         """Fill blocks (by default all) with NaN: whoever reads KV that its sequence did not write will show it."""
-        slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, 2 G D]
+        slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
         slots[:, slice(None) if block_ids is None else list(block_ids)] = float("nan")
 
-    def _check(self, architecture: type[Llama], checkpoint: weights.Checkpoint) -> None:
+    def _check(self, checkpoint: weights.Checkpoint) -> None:
         """Compare config and headers before memory is taken."""
-        empty = architecture(self.model_config, torch.float32, torch.device("meta"))
-        weights.check(checkpoint, empty.destinations())
+        empty = Decoder(self.model_config, torch.float32, torch.device("meta"))
+        weights.check(checkpoint, empty.destinations(checkpoint.entries))
 
     def _affordable_blocks(self, memory_bytes: int) -> int:
         return memory_bytes // (self._slot_elements() * self.dtype.itemsize * max(self.block_size, 1))
 
     def _slot_elements(self) -> int:
-        model = self.model_config
-        return model.num_layers * 2 * model.num_kv_heads * model.head_dim
+        return self.model_config.num_layers * self.model_config.attention_shape.kv_width
 
     def _max_model_len(self, wanted: int) -> int:
         """The longest sequence: what was asked, else the model's context; never more than the pool holds."""
@@ -97,14 +96,12 @@ class Runner:
         return min(wanted or longest, self.num_blocks * self.block_size)
 
     def _allocate_pool(self) -> KvPool:
-        model = self.model_config
-        num_slots, width = self.num_blocks * self.block_size, 2 * model.num_kv_heads * model.head_dim
-        return KvPool(
-            torch.empty(model.num_layers, num_slots, width, dtype=self.dtype), self.block_size
-        )  # [L, slots, ·]
+        num_slots, width = self.num_blocks * self.block_size, self.model_config.attention_shape.kv_width
+        data = torch.empty(self.model_config.num_layers, num_slots, width, dtype=self.dtype)  # [L, slots, ·]
+        return KvPool(data, self.block_size)
 
 
-def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig, architecture: type[Llama]) -> torch.dtype:
+def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig) -> torch.dtype:
     """ "auto" keeps float32 checkpoints exact and gives 16-bit ones whichever of the two is fast on this machine."""
     if wanted in _DTYPES:
         return _DTYPES[wanted]
@@ -112,5 +109,5 @@ def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig, archite
         raise ValueError(f"dtype={wanted!r}: expected auto, float32 or bfloat16")
     if stored == torch.float32:
         return torch.float32
-    shapes = architecture(config, torch.float32, torch.device("meta")).linear_shapes()
+    shapes = Decoder(config, torch.float32, torch.device("meta")).linear_shapes()
     return fastest_dtype(shapes)

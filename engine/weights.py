@@ -64,6 +64,10 @@ class Checkpoint:
                 sizes[entry.dtype] += entry.size_bytes
         return _LOADABLE[max(sizes, key=lambda name: sizes[name])]
 
+    def without(self, prefixes: tuple[str, ...]) -> Checkpoint:
+        """The same less tensors whose names begin with one of `prefixes`."""
+        return Checkpoint({name: entry for name, entry in self.entries.items() if not name.startswith(prefixes)})
+
 
 def open_checkpoint(model_dir: Path) -> Checkpoint:
     """Read and check the headers of `model.safetensors` or of the shards its index names. Raises WeightsError."""

@@ -2,7 +2,8 @@
 
 The paged pool stays the truth: a row is copied from it when the row joins, and dropped in the first step without it.
 Rows are right-aligned: the newest token of every row lies in the same column, so that one strided copy stores a step's
-keys and values and all rows share one causal edge. Knows sequences only by id and length.
+keys and values and all rows share one causal edge. What layers of different reach hide is one bias for each reach.
+Knows sequences only by id and length.
 
           column 0                     newest     capacity
     row 0 | · · · · k k k k k k k k k k k k|- - - - -|     ·  hidden: before the row's first token
@@ -11,11 +12,14 @@ keys and values and all rows share one causal edge. Knows sequences only by id a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.kernels.interface import AttentionShape, KvPool
+from engine.kernels.interface import AttentionShape, KvPool, Reach
+from engine.kernels.score_weights import weigh
 
 # Capacities and, in bfloat16, rows are multiples: a kernel is compiled for every shape of product it meets.
 _COLUMN_STEP = 64
@@ -28,35 +32,42 @@ Lengths = NDArray[np.int32]
 
 
 class DecodeWorkspace:
-    """At most `max_bytes` of rows; letters as in `interface.py`, W workspace rows in use, P with padding.
+    """At most `max_bytes` of rows; letters as in `interface.py`, W workspace rows in use, P with padding, 2 planes
+    (keys and values) or 1 where a key holds its value.
 
     Call `arrange` once a step with its decode rows, then `attend` for every layer in order, then `store`.
     """
 
-    def __init__(self, pool: KvPool, shape: AttentionShape, max_bytes: int) -> None:
+    def __init__(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor], max_bytes: int) -> None:
         self._shape = shape
+        self._sinks = sinks
+        self._reaches, self._reach_of = shape.distinct_reaches(pool.num_layers)
+        self._is_plain = shape.softcap is None and not sinks
         self._max_bytes = max_bytes
         self._block_size = pool.block_size
         self._pool_dtype = pool.data.dtype
+        self._token = (shape.num_planes, shape.num_kv_heads, shape.head_dim)  # what is kept of one
         self._blocks = pool.data.view(pool.num_layers, pool.num_blocks, -1)  # [L, N, block size × 2 G D]
-        self._slots = pool.data.unflatten(2, (2, shape.num_kv_heads, shape.head_dim))  # [L, slots, 2, G, D]
-        self._scale = shape.head_dim**-0.5
+        self._slots = pool.data.unflatten(2, self._token)  # [L, slots, 2, G, D]
+        self._scale = shape.score_scale
         # The batch as it came in the last step, in its order, and where each of its rows lies.
         self._num_offered = 0
         self._sequence_ids: Ids = np.empty(0, np.int64)  # [W]
         self._lengths: Lengths = np.empty(0, np.int32)  # [W], the newest token included
         self._places: Ids = np.empty(0, np.int64)  # [W], workspace row of each
         self._column = 0  # of the newest token
-        self._data = torch.empty(pool.num_layers, 2, 0, shape.num_kv_heads, 0, shape.head_dim)  # [L, 2, rows, G, …, D]
-        self._bias = torch.empty(0, 1, 0)  # [rows × G, 1, capacity], 0 or -inf
+        num_planes, num_kv_heads, head_dim = self._token
+        self._data = torch.empty(pool.num_layers, num_planes, 0, num_kv_heads, 0, head_dim)  # [L, 2, rows, G, …, D]
+        self._biases: list[torch.Tensor] = []  # of each reach [rows × G, 1, capacity], 0 or -inf
         # Views that stay the same until the batch changes, then those of one step.
         self._to_workspace: torch.Tensor | None = None  # int64 [W], None while the orders agree
         self._to_batch: torch.Tensor | None = None
-        self._active_bias = self._bias
-        self._query = self._bias  # [W, H D], within the memory of
-        self._query_groups = self._bias  # [P G, H / G, D]
+        self._active_biases: list[torch.Tensor] = []
+        self._query = torch.empty(0)  # [W, H D], within the memory of
+        self._query_groups = self._query  # [P G, H / G, D]
+        self._active_sinks: list[torch.Tensor | None] = [None] * pool.num_layers  # L × [P G, H / G, 1]
         self._kv_view: tuple[tuple[int, ...], tuple[int, ...], int]  # a step's qkv seen as [W, 2, G, D]
-        self._operands: list[tuple[torch.Tensor, torch.Tensor]] = []  # L × keys [P G, D, capacity], values [P G, …, D]
+        self._operands: list[tuple[torch.Tensor, torch.Tensor]] = []  # L × keys [P G, D, capacity], values [P G, …, ·]
         self._newest = self._data  # [L, W, 2, G, D], the column being written
         self._newest_by_layer: tuple[torch.Tensor, ...] = ()
 
@@ -76,16 +87,24 @@ class DecodeWorkspace:
             num_rows = self._recompose(sequence_ids, context_lens, block_tables)
         if num_rows == 0:
             return 0
-        self._active_bias.select(2, self._column).zero_()
-        window = self._shape.window
-        if window is not None and self._column >= window:
-            self._active_bias.select(2, self._column - window).fill_(_HIDDEN)
+        for index, reach in enumerate(self._reaches):
+            self._show_newest(index, reach)
         self._newest = self._data[:, :, :num_rows].select(4, self._column).transpose(1, 2)
         self._newest_by_layer = self._newest.unbind(0)
         return num_rows
 
+    def _show_newest(self, index: int, reach: Reach) -> None:
+        """One reach's bias moves on by a column."""
+        bias, column = self._active_biases[index], self._column
+        bias.select(2, column).zero_()
+        if reach.window is not None and column >= reach.window:
+            bias.select(2, column - reach.window).fill_(_HIDDEN)
+        if reach.chunk is not None:
+            for place in self._places[(self._lengths - 1) % reach.chunk == 0].tolist():
+                self._bias_of(bias, place)[..., :column] = _HIDDEN
+
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv [W, (H + 2 G) D], rotated, at the start of its storage -> [W, H D].
+        """qkv [W, (H + 2 G) D], rotated, at the start of its storage -> [W, H ·].
 
         The step's keys and values are kept here; `store` takes them to the pool.
         """
@@ -95,8 +114,14 @@ class DecodeWorkspace:
         self._query.copy_(qkv[:, :width])
         self._newest_by_layer[layer].copy_(qkv.as_strided(*self._kv_view))
         keys, values = self._operands[layer]
-        scores = torch.baddbmm(self._active_bias, self._query_groups, keys, alpha=self._scale)  # [P G, H / G, capacity]
-        mixed = torch.bmm(torch.softmax(scores, -1), values).view(-1, width)[:num_rows]  # [W, H D]
+        bias = self._active_biases[self._reach_of[layer]]
+        if self._is_plain:
+            scores = torch.baddbmm(bias, self._query_groups, keys, alpha=self._scale)  # [P G, H / G, capacity]
+            weights = torch.softmax(scores, -1)
+        else:
+            scores = torch.bmm(self._query_groups, keys).mul_(self._scale)
+            weights = weigh(scores, bias, self._shape.softcap, self._active_sinks[layer])
+        mixed = torch.bmm(weights, values).view(-1, self._shape.mixed_width)[:num_rows]  # [W, H ·]
         if mixed.dtype != qkv.dtype:
             mixed = mixed.to(qkv.dtype)
         return mixed if self._to_batch is None else mixed.index_select(0, self._to_batch)
@@ -116,9 +141,7 @@ class DecodeWorkspace:
         self._num_offered = len(sequence_ids)
         if len(sequence_ids) == 0:
             return self._drop_all()
-        history = context_lens - 1  # tokens to copy of each row
-        if self._shape.window is not None:
-            history = np.minimum(history, self._shape.window - 1)
+        history = np.max([reach.num_seen(context_lens) for reach in self._reaches], axis=0) - 1  # tokens to copy
         num_rows = min(len(sequence_ids), self._max_rows(int(history.max())))
         if num_rows == 0:
             return self._drop_all()
@@ -165,7 +188,8 @@ class DecodeWorkspace:
         for row, gap in zip(np.flatnonzero(places >= num_rows).tolist(), gaps.tolist(), strict=False):
             place = int(places[row])
             self._data[:, :, gap].copy_(self._data[:, :, place])
-            self._bias_of(gap).copy_(self._bias_of(place))
+            for bias in self._biases:
+                self._bias_of(bias, gap).copy_(self._bias_of(bias, place))
             places[row] = gap
         return places
 
@@ -175,8 +199,8 @@ class DecodeWorkspace:
         max_rows = max(num_rows, min(-(-num_rows // _ROW_STEP) * _ROW_STEP, self._max_rows(longest)))
         is_small = max_rows * capacity <= _MAX_FLOAT32_POSITIONS
         dtype = torch.float32 if is_small else self._pool_dtype
-        num_layers, _, _, num_kv_heads, _, head_dim = self._data.shape
-        wanted = (num_layers, 2, max_rows, num_kv_heads, capacity, head_dim)
+        num_planes, num_kv_heads, head_dim = self._token
+        wanted = (len(self._blocks), num_planes, max_rows, num_kv_heads, capacity, head_dim)
         if self._data.shape == wanted and self._data.dtype == dtype:
             self._data.zero_()
         else:
@@ -187,15 +211,18 @@ class DecodeWorkspace:
             )  # release the old memory before taking the new
             self._data = torch.empty(0)
             self._data = torch.zeros(wanted, dtype=dtype)
-        self._bias = torch.full((max_rows * num_kv_heads, 1, capacity), _HIDDEN, dtype=dtype)
+        hidden = torch.full((max_rows * num_kv_heads, 1, capacity), _HIDDEN, dtype=dtype)
+        self._biases = [hidden.clone() for _ in self._reaches]
         self._column = longest
 
     def _fill(self, place: int, block_table: NDArray[np.int32], num_stored: int, history: int) -> None:
         """Copy the last `history` of a sequence's `num_stored` tokens from the pool to before the newest column."""
-        first, bias = self._column - history, self._bias_of(place)
-        bias[..., :first] = _HIDDEN
-        bias[..., first : self._column] = 0
-        bias[..., self._column :] = _HIDDEN
+        for reach, bias in zip(self._reaches, self._biases, strict=True):
+            num_seen = int(reach.num_seen(np.array([num_stored + 1], np.int32))[0])  # the newest token included
+            row_bias = self._bias_of(bias, place)
+            row_bias.fill_(_HIDDEN)
+            row_bias[..., self._column + 1 - num_seen : self._column] = 0
+        first = self._column - history
         row = self._data[:, :, place]  # [L, 2, G, capacity, D]
         row[:, :, :, :first] = 0  # what is hidden must be finite all the same: its weight is 0, not its product
         if history == 0:
@@ -203,35 +230,39 @@ class DecodeWorkspace:
         first_token = num_stored - history
         first_block, last_block = first_token // self._block_size, -(-num_stored // self._block_size)
         block_ids = torch.from_numpy(block_table[first_block:last_block]).long()
-        num_kv_heads, head_dim = self._shape.num_kv_heads, self._shape.head_dim
-        tokens = self._blocks.index_select(1, block_ids).view(len(self._blocks), -1, 2, num_kv_heads, head_dim)
+        tokens = self._blocks.index_select(1, block_ids).view(len(self._blocks), -1, *self._token)
         offset = first_token - first_block * self._block_size
         tokens = tokens[:, offset : offset + history]  # [L, history, 2, G, D]
         row[:, :, :, first : self._column].copy_(tokens.permute(0, 2, 3, 1, 4))
 
     def _make_views(self, num_rows: int) -> None:
-        shape, num_kv_heads, head_dim = self._shape, self._shape.num_kv_heads, self._shape.head_dim
+        shape, (_, num_kv_heads, head_dim) = self._shape, self._token
         num_padded = num_rows
         if self._data.dtype == torch.bfloat16:
             num_padded = min(-(-num_rows // _ROW_STEP) * _ROW_STEP, self._data.shape[2])
-        self._active_bias = self._bias[: num_padded * num_kv_heads]
+        self._active_biases = [bias[: num_padded * num_kv_heads] for bias in self._biases]
+        if self._sinks:
+            grouped = [sink.view(num_kv_heads, -1, 1).to(self._data.dtype) for sink in self._sinks]
+            self._active_sinks = [sink.repeat(num_padded, 1, 1) for sink in grouped]
         query = torch.zeros(num_padded, shape.query_width, dtype=self._data.dtype)
         self._query, self._query_groups = query[:num_rows], query.view(num_padded * num_kv_heads, -1, head_dim)
         kv_strides = (shape.query_width + shape.kv_width, num_kv_heads * head_dim, head_dim, 1)
-        self._kv_view = ((num_rows, 2, num_kv_heads, head_dim), kv_strides, shape.query_width)
+        self._kv_view = ((num_rows, *self._token), kv_strides, shape.query_width)
         self._operands = [
-            (layer[0, :num_padded].flatten(0, 1).transpose(1, 2), layer[1, :num_padded].flatten(0, 1))
+            (layer[0, :num_padded].flatten(0, 1).transpose(1, 2), layer[-1, :num_padded].flatten(0, 1))
             for layer in self._data.unbind(0)
         ]
+        if shape.value_dim is not None:
+            self._operands = [(keys, values[..., : shape.value_dim]) for keys, values in self._operands]
         if np.array_equal(self._places, np.arange(num_rows)):
             self._to_workspace = self._to_batch = None
         else:
             self._to_workspace = torch.from_numpy(np.argsort(self._places))
             self._to_batch = torch.from_numpy(self._places)
 
-    def _bias_of(self, place: int) -> torch.Tensor:
+    def _bias_of(self, bias: torch.Tensor, place: int) -> torch.Tensor:
         num_kv_heads = self._shape.num_kv_heads
-        return self._bias[place * num_kv_heads : (place + 1) * num_kv_heads]
+        return bias[place * num_kv_heads : (place + 1) * num_kv_heads]
 
     def _max_rows(self, longest: int) -> int:
         elements = self._blocks.shape[0] * self._shape.kv_width * _capacity_for(longest)

@@ -9,7 +9,7 @@ Letters: T tokens, R rows (sequences), H query heads, G KV heads, D head size, C
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,34 +21,95 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
+class Reach:
+    """Which positions a token sees, itself and none later: all, the last `window`, or those of its own `chunk`."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+    def num_seen(self, context_lens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """How many positions the last token of each context sees, itself included."""
+        if self.window is not None:
+            return np.minimum(context_lens, self.window)
+        return context_lens if self.chunk is None else (context_lens - 1) % self.chunk + 1
+
+
+EVERYTHING = Reach()
+
+
+@dataclass(frozen=True)
 class AttentionShape:
-    """What every layer's attention has in common. `window` counts the positions a token sees, itself included."""
+    """What never changes about a model's attention.
+
+    `reaches` has one entry for each layer, or one for all. Scores are query · key × `scale` (by default 1 / √D), then
+    `softcap` × tanh(score / softcap) where there is one. With `value_dim`, a key's first `value_dim` numbers are its
+    value and none is stored beside it.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    window: int | None = None
+    reaches: tuple[Reach, ...] = (EVERYTHING,)
+    scale: float | None = None
+    softcap: float | None = None
+    value_dim: int | None = None
 
     @property
     def query_width(self) -> int:
         return self.num_heads * self.head_dim
 
     @property
-    def kv_width(self) -> int:
-        """Keys and values of one token."""
-        return 2 * self.num_kv_heads * self.head_dim
+    def num_planes(self) -> int:
+        """What is kept of a token in each KV head: key and value, or one vector that is both."""
+        return 1 if self.value_dim is not None else 2
 
     @property
-    def num_rotated_heads(self) -> int:
-        """Heads that carry a position: queries and keys, which lead each row of `qkv`."""
-        return self.num_heads + self.num_kv_heads
+    def kv_width(self) -> int:
+        """Keys and values of one token."""
+        return self.num_planes * self.num_kv_heads * self.head_dim
+
+    @property
+    def mixed_head_dim(self) -> int:
+        """Numbers of one head's mix of values."""
+        return self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def mixed_width(self) -> int:
+        return self.num_heads * self.mixed_head_dim
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def distinct_reaches(self, num_layers: int) -> tuple[list[Reach], list[int]]:
+        """The reaches without repeats, and the index of each layer's among them."""
+        reaches = self.reaches if len(self.reaches) == num_layers else self.reaches * num_layers
+        distinct = list(dict.fromkeys(reaches))
+        return distinct, [distinct.index(reach) for reach in reaches]
+
+
+@dataclass(frozen=True)
+class Activation:
+    """What a feed-forward does between its matrices.
+
+    `kind` is silu, gelu, gelu_tanh or relu. Gated: kind(first half) × second half. With `limit` (gated silu only) the
+    first half is at most `limit`, the second within ± `limit` plus 1, and silu's slope is `slope`.
+    """
+
+    kind: str = "silu"
+    is_gated: bool = True
+    limit: float | None = None
+    slope: float = 1.0
+
+
+GATED_SILU = Activation()
 
 
 @dataclass(frozen=True, eq=False)
 class KvPool:
     """The paged KV cache: the only place where a finished step's keys and values are kept.
 
-    `data` is [L, N × block size, 2 × G × D]: per layer one row a slot, keys before values.
+    `data` is [L, N × block size, planes × G × D]: per layer one row a slot, keys before values.
     """
 
     data: torch.Tensor
@@ -84,7 +145,8 @@ class Attention(Protocol):
     """Causal attention over a paged pool, for prefill chunks, decode rows and both in one step.
 
     `begin` is called once a step, then `attend` for each layer in order. `attend` gets rotated queries and keys and the
-    values as `qkv` [T, (H + 2 G) × D], stores keys and values in the pool at `slot_mapping`, and returns [T, H × D].
+    values as `qkv` [T, (H + planes × G) × D], stores keys and values in the pool at `slot_mapping`, and returns
+    [T, H × mixed head size].
     """
 
     def begin(self, step: AttentionStep) -> None: ...
@@ -97,8 +159,17 @@ class Kernels(Protocol):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         """x [T, C] -> x @ weight.T + bias. The factory may release `weight`."""
 
+    def linear_per_head(self, weight: torch.Tensor) -> Operator:
+        """weight [H, in, out]: x [T, H × in] -> each head through its own matrix, [T, H × out]."""
+
     def rms_norm(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> Operator:
         """x [T, C] float32 -> x / sqrt(mean(x²) + eps) × weight, in `dtype`."""
+
+    def layer_norm(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, dtype: torch.dtype) -> Operator:
+        """x [T, C] float32 -> (x - mean(x)) / sqrt(variance(x) + eps) × weight + bias, in `dtype`."""
+
+    def norm_heads(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], None]:
+        """weight [heads, D] float32: each head of x [T, heads × D …] divided by its root mean square, in place."""
 
     def rotate(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int) -> None:
         """Rotate the first `num_heads` heads of qkv [T, …] in place.
@@ -106,7 +177,8 @@ class Kernels(Protocol):
         cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half negated: (a, b) -> (a cos - b sin, b cos + a sin).
         """
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[T, 2 I] -> silu(first half) × second half, [T, I]."""
+    def activation(self, activation: Activation) -> Operator:
+        """Gated: [T, 2 I] -> [T, I]. Not gated: [T, I] -> [T, I]."""
 
-    def attention(self, pool: KvPool, shape: AttentionShape) -> Attention: ...
+    def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
+        """`sinks`, float32 [H] for each layer, are scores that take part in every softmax and mix no value."""

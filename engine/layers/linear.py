@@ -22,14 +22,9 @@ class Linear:
         self, parts: Mapping[str, int], num_in: int, has_bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
         self._parts = parts
-        num_out = sum(parts.values())
-        self._weight = torch.empty(num_out, num_in, dtype=dtype, device=device)  # [out, C]
-        self._bias = torch.empty(num_out, dtype=dtype, device=device) if has_bias else None  # [out]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        num_out, num_in = self._weight.shape
-        return num_out, num_in
+        self.shape = (sum(parts.values()), num_in)
+        self._weight = torch.empty(self.shape, dtype=dtype, device=device)  # [out, C]
+        self._bias = torch.empty(self.shape[0], dtype=dtype, device=device) if has_bias else None  # [out]
 
     def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Checkpoint name and the slice it fills, for every part."""
@@ -41,8 +36,19 @@ class Linear:
                 yield f"{prefix}{name}.bias", self._bias[rows]
             first += num_out
 
+    def reorder(self, order: torch.Tensor) -> None:
+        """Output i becomes what output order[i] was. Before `bind`."""
+        order = order.to(self._weight.device)
+        self._weight = self._weight.index_select(0, order)
+        if self._bias is not None:
+            self._bias = self._bias.index_select(0, order)
+
+    def take(self) -> torch.Tensor:
+        """The weight [out, C], for one who binds it otherwise; this layer then no longer holds it."""
+        weight, self._weight = self._weight, self._weight.new_empty(0)
+        return weight
+
     def bind(self, kernels: Kernels) -> None:
         """Hand the weight to the device's operator; this layer then no longer holds it."""
-        self.forward = kernels.linear(self._weight, self._bias)
-        self._weight = self._weight[:0]
+        self.forward = kernels.linear(self.take(), self._bias)
         self._bias = None

@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation."""
+"""Normalisation of the residual stream, by root mean square or by mean and variance, or none."""
 
 from __future__ import annotations
 
@@ -7,19 +7,53 @@ from collections.abc import Iterator
 import torch
 
 from engine.kernels.interface import Kernels, Operator
+from engine.layers.config import NormConfig
 
 
-class RmsNorm:
-    """x [T, C] float32 -> normalised and scaled, in the model's dtype. `forward` exists after `bind`."""
+class Norm:
+    """x [T, C] float32 -> normalised and scaled, in `out_dtype` (by default the weight's). `forward` exists after
+    `bind`."""
 
     forward: Operator
 
-    def __init__(self, width: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: NormConfig,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        out_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._config = config
+        self._out_dtype = out_dtype or dtype
         self._weight = torch.empty(width, dtype=dtype, device=device)  # [C]
-        self._eps = eps
+        self._bias = torch.empty(width, dtype=dtype, device=device) if config.has_bias else None  # [C]
 
     def destinations(self, name: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield f"{name}.weight", self._weight
+        if self._bias is not None:
+            yield f"{name}.bias", self._bias
 
     def bind(self, kernels: Kernels) -> None:
-        self.forward = kernels.rms_norm(self._weight, self._eps, self._weight.dtype)
+        config = self._config
+        weight = self._weight.float() + config.offset if config.offset else self._weight
+        if config.kind == "rms":
+            self.forward = kernels.rms_norm(weight, config.eps, self._out_dtype)
+        else:
+            self.forward = kernels.layer_norm(weight, self._bias, config.eps, self._out_dtype)
+
+
+class NoNorm:
+    """The stream itself, in `dtype`: for layers that normalise only what they add."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def destinations(self, _name: str) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from ()
+
+    def bind(self, kernels: Kernels) -> None:
+        """Nothing to bind."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self._dtype)

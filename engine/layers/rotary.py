@@ -1,4 +1,4 @@
-"""Rotary position embedding: the cosines and sines of every position, looked up once a step."""
+"""What queries and keys are given of their positions: tables over positions 0 … P - 1, looked up once a step."""
 
 from __future__ import annotations
 
@@ -6,16 +6,39 @@ import torch
 
 
 class Rotary:
-    """A table over positions 0 … P - 1, from float32 `frequencies` [D/2] in radians per position."""
+    """Cosines and sines from float32 `frequencies` [rotary size / 2] in radians per position.
+
+    The numbers of a head that have no frequency do not turn.
+    """
 
     def __init__(
-        self, frequencies: torch.Tensor, attention_factor: float, num_positions: int, dtype: torch.dtype
+        self,
+        frequencies: torch.Tensor,
+        attention_factor: float,
+        head_dim: int,
+        num_positions: int,
+        dtype: torch.dtype,
     ) -> None:
-        angles = torch.arange(num_positions).float().unsqueeze(1) * frequencies  # float32 [P, D/2]
+        angles = torch.arange(num_positions).float().unsqueeze(1) * frequencies  # float32 [P, rotary size / 2]
         cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+        num_still = head_dim // 2 - len(frequencies)
+        cos = torch.cat((cos, cos.new_ones(num_positions, num_still)), 1)  # [P, D/2]
+        sin = torch.cat((sin, sin.new_zeros(num_positions, num_still)), 1)  # [P, D/2]
         self._table = torch.stack((cos, -sin, sin), 1).unsqueeze(1).to(dtype)  # [P, 1, 3, D/2]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half negated."""
         cos, sin = self._table.index_select(0, positions).split((1, 2), 2)
         return cos, sin
+
+
+class Temperature:
+    """How much queries grow with their position: 1 + rate × log(1 + floor((position + 1) / interval))."""
+
+    def __init__(self, rate: float, interval: float, num_positions: int, dtype: torch.dtype) -> None:
+        intervals = torch.floor((torch.arange(num_positions).float() + 1) / interval)  # [P]
+        self._table = (torch.log1p(intervals) * rate + 1).unsqueeze(1).to(dtype)  # [P, 1]
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor]:
+        """int64 [T] -> factors [T, 1]."""
+        return (self._table.index_select(0, positions),)

@@ -1,20 +1,98 @@
-"""Which class builds which architecture."""
+"""Which family reads the config of which architecture: the whole list of what can be served."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from engine.models.cohere2 import cohere2
 from engine.models.config import ModelConfig, UnsupportedModel
-from engine.models.llama import Llama
+from engine.models.deepseek import deepseek_v2, deepseek_v3
+from engine.models.fields import Fields, read_fields
+from engine.models.gemma2 import gemma2
+from engine.models.gemma3 import gemma3
+from engine.models.glm4 import glm4
+from engine.models.gpt_oss import gpt_oss
+from engine.models.granite import granite
+from engine.models.llama import llama
+from engine.models.llama4 import llama4
+from engine.models.mistral import mistral
+from engine.models.mixtral import mixtral
+from engine.models.olmo2 import olmo2
+from engine.models.phi3 import phi3
+from engine.models.qwen2 import qwen2
+from engine.models.qwen2_moe import qwen2_moe
+from engine.models.qwen3 import qwen3
+from engine.models.qwen3_moe import qwen3_moe
+from engine.models.smollm3 import smollm3
+from engine.models.starcoder2 import starcoder2
 
-ARCHITECTURES: dict[str, type[Llama]] = {
-    "LlamaForCausalLM": Llama,
-    "MistralForCausalLM": Llama,  # the window is in the config
+ARCHITECTURES: Mapping[str, Callable[[Fields], ModelConfig]] = {
+    "Cohere2ForCausalLM": cohere2,
+    "DeepseekV2ForCausalLM": deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek_v3,
+    "Gemma2ForCausalLM": gemma2,
+    "Gemma3ForCausalLM": gemma3,
+    "Gemma3ForConditionalGeneration": gemma3,
+    "Glm4ForCausalLM": glm4,
+    "GptOssForCausalLM": gpt_oss,
+    "GraniteForCausalLM": granite,
+    "Llama4ForCausalLM": llama4,
+    "Llama4ForConditionalGeneration": llama4,
+    "LlamaForCausalLM": llama,
+    "MistralForCausalLM": mistral,
+    "MixtralForCausalLM": mixtral,
+    "Olmo2ForCausalLM": olmo2,
+    "Phi3ForCausalLM": phi3,
+    "Qwen2ForCausalLM": qwen2,
+    "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen3ForCausalLM": qwen3,
+    "Qwen3MoeForCausalLM": qwen3_moe,
+    "SmolLM3ForCausalLM": smollm3,
+    "Starcoder2ForCausalLM": starcoder2,
 }
+# Published with code of their own before transformers had them. It says the same as our families, and is never run.
+_WITH_OWN_CODE = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Phi3ForCausalLM")
+# Said once for the whole of a model of images and text, and true of its text part.
+_OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
 
 
-def find_architecture(config: ModelConfig) -> type[Llama]:
-    """The class for `config.architecture`. Raises UnsupportedModel."""
-    try:
-        return ARCHITECTURES[config.architecture]
-    except KeyError:
+def read_config(model_dir: Path) -> ModelConfig:
+    """The config of the checkpoint in `model_dir`; `generation_config.json`, where present, says what ends text.
+
+    Raises UnsupportedModel.
+    """
+    config = parse_config(read_fields(model_dir / "config.json").raw)
+    generation_path = model_dir / "generation_config.json"
+    if not generation_path.exists():
+        return config
+    eos_token_ids = read_fields(generation_path).token_ids("eos_token_id", config.vocab_size)
+    return replace(config, eos_token_ids=eos_token_ids) if eos_token_ids else config
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """A ModelConfig from the parsed JSON. Raises UnsupportedModel naming the architecture or the field."""
+    architecture = _architecture(raw)
+    family = ARCHITECTURES.get(architecture)
+    if family is None:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise UnsupportedModel(f"architecture {config.architecture!r} is not supported (supported: {known})") from None
+        raise UnsupportedModel(f"architecture {architecture!r} is not supported (supported: {known})")
+    fields = Fields(raw, "config.json")
+    if "text_config" in fields:
+        text = fields.inner("text_config")
+        outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None}
+        fields = Fields({**outer, **text.raw}, text.where)
+    return family(Fields({**fields.raw, "architecture": architecture}, fields.where))
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    names = raw.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise UnsupportedModel(f"config.json: architectures={str(names)[:200]}: expected a list with one name")
+    if raw.get("auto_map") and names[0] not in _WITH_OWN_CODE:
+        raise UnsupportedModel("config.json: auto_map asks for code from the checkpoint; that is never run")
+    if raw.get("quantization_config"):
+        raise UnsupportedModel("config.json: quantization_config: quantised checkpoints are not supported")
+    return names[0]

@@ -1,4 +1,4 @@
-"""Rotary frequencies as a model was trained: default, linear, llama3, yarn. Knows numbers, not who uses them."""
+"""Rotary frequencies as a model was trained: default, linear, llama3, yarn, longrope. Knows numbers, not their use."""
 
 from __future__ import annotations
 
@@ -9,16 +9,39 @@ import torch
 from engine.models.config import RopeConfig
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Radians per position, float32 [D/2], and what cosines and sines are multiplied by."""
-    wavelengths = rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim)  # over 2 pi, [D/2]
+def rope_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[torch.Tensor, float]:
+    """Radians per position, float32 [rotary size / 2], and what cosines and sines are multiplied by.
+
+    longrope has two sets: a table of no more than the original positions gets the short one, a longer table the long
+    one for all its positions, so that what is cached for a prefix is right for every continuation.
+    """
+    width = rope.rotary_dim or head_dim
+    wavelengths = rope.theta ** (torch.arange(0, width, 2).float() / width)  # over 2 pi, [D/2]
     if rope.kind == "linear":
         return 1.0 / wavelengths / rope.factor, 1.0
     if rope.kind == "llama3":
         return _llama3(rope, 1.0 / wavelengths), 1.0
     if rope.kind == "yarn":
-        return _yarn(rope, wavelengths, head_dim), _yarn_attention_factor(rope)
+        return _yarn(rope, wavelengths, width), _yarn_attention_factor(rope)
+    if rope.kind == "longrope":
+        is_long = num_positions > rope.original_max_positions
+        factors = torch.tensor(rope.long_factors if is_long else rope.short_factors)
+        return 1.0 / (factors * wavelengths), _longrope_attention_factor(rope)
     return 1.0 / wavelengths, 1.0
+
+
+def head_order(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
+    """int64 [D]: where each number of a head comes from, so that number i and number i + D/2 turn together.
+
+    Those that do not turn fill the rest of both halves. None where heads are in that order already.
+    """
+    width = rope.rotary_dim or head_dim
+    if width == head_dim and not rope.is_interleaved:
+        return None
+    turning = torch.arange(width)
+    first, second = (turning[::2], turning[1::2]) if rope.is_interleaved else turning.chunk(2)
+    still = torch.arange(width, head_dim).chunk(2) if width < head_dim else (turning[:0], turning[:0])
+    return torch.cat((first, still[0], second, still[1]))
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
@@ -46,11 +69,21 @@ def _yarn(rope: RopeConfig, wavelengths: torch.Tensor, head_dim: int) -> torch.T
 
 
 def _yarn_attention_factor(rope: RopeConfig) -> float:
-    def scale(mscale: float) -> float:
-        return 1.0 if rope.factor <= 1 else 0.1 * mscale * math.log(rope.factor) + 1.0
-
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.mscale and rope.mscale_all_dim:
-        return scale(rope.mscale) / scale(rope.mscale_all_dim)
-    return scale(1.0)
+        return yarn_mscale(rope.factor, rope.mscale) / yarn_mscale(rope.factor, rope.mscale_all_dim)
+    return yarn_mscale(rope.factor, 1.0)
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """By how much scores of a context stretched `factor` times are to grow."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _longrope_attention_factor(rope: RopeConfig) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1 or rope.original_max_positions <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max_positions))

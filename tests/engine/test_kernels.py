@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels import cpu_linear
-from engine.kernels.cpu import CpuAttention, CpuKernels
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.cpu_attention import CpuAttention
 from engine.kernels.decode_workspace import DecodeWorkspace
-from engine.kernels.interface import AttentionShape, Kernels, KvPool
-from engine.kernels.reference import ReferenceAttention, ReferenceKernels, attend_one
+from engine.kernels.interface import Activation, AttentionShape, Kernels, KvPool, Reach
+from engine.kernels.reference import ReferenceAttention, ReferenceKernels, attend_one, causal_bias
 from tests.engine import one_thread  # noqa: F401
 
 BLOCK = 4
@@ -22,9 +23,24 @@ NUM_LAYERS = 2
 SHAPES = {
     "grouped": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8),
     "single": AttentionShape(num_heads=3, num_kv_heads=3, head_dim=4),
-    "windowed": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, window=7),
-    "window of one": AttentionShape(num_heads=2, num_kv_heads=1, head_dim=4, window=1),
+    "windowed": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(window=7),)),
+    "window of one": AttentionShape(num_heads=2, num_kv_heads=1, head_dim=4, reaches=(Reach(window=1),)),
+    "chunked": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(chunk=6),)),
+    "window, then all": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(window=5), Reach())),
+    "chunk, then window": AttentionShape(
+        num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(chunk=9), Reach(window=3))
+    ),
+    "capped": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8, softcap=0.7, scale=0.9),
+    "value within key": AttentionShape(num_heads=5, num_kv_heads=1, head_dim=12, value_dim=8, scale=0.2),
+    "with sinks": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8, reaches=(Reach(window=6), Reach())),
+    "capped, with sinks": AttentionShape(num_heads=2, num_kv_heads=2, head_dim=8, softcap=0.7),
 }
+
+
+def sinks_of(name: str) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    num_heads = SHAPES[name].num_heads
+    return [torch.randn(num_heads, generator=generator) for _ in range(NUM_LAYERS if "sinks" in name else 0)]
 
 
 @dataclass(frozen=True)
@@ -89,9 +105,10 @@ def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> KvPool
     return KvPool(torch.full((NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width), float("nan"), dtype=dtype), BLOCK)
 
 
-def assert_twins_agree(shape: AttentionShape, seed: int, dtype: torch.dtype, tolerance: float) -> None:
+def assert_twins_agree(name: str, seed: int, dtype: torch.dtype, tolerance: float) -> None:
+    shape, sinks = SHAPES[name], sinks_of(name)
     life, pools = Life(seed), (pool_of(shape, dtype), pool_of(shape, dtype))
-    twins = ReferenceAttention(pools[0], shape), CpuAttention(pools[1], shape)
+    twins = ReferenceAttention(pools[0], shape, sinks), CpuAttention(pools[1], shape, sinks)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(80):
         step = life.step()
@@ -107,29 +124,29 @@ def assert_twins_agree(shape: AttentionShape, seed: int, dtype: torch.dtype, tol
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("seed", range(2))
 def test_attention_equals_its_reference_through_joins_departures_chunks_and_reordering(name: str, seed: int) -> None:
-    assert_twins_agree(SHAPES[name], seed, torch.float32, 1e-5)
+    assert_twins_agree(name, seed, torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_attention_in_bfloat16_equals_its_reference_within_bfloat16(name: str) -> None:
-    assert_twins_agree(SHAPES[name], 11, torch.bfloat16, 0.03)
+    assert_twins_agree(name, 11, torch.bfloat16, 0.03)
 
 
 @pytest.mark.parametrize("num_positions", [0, 1 << 30])
 def test_either_precision_of_the_workspace_serves_a_bfloat16_pool(num_positions: int, monkeypatch) -> None:
     monkeypatch.setattr("engine.kernels.decode_workspace._MAX_FLOAT32_POSITIONS", num_positions)
-    assert_twins_agree(SHAPES["grouped"], 5, torch.bfloat16, 0.03)
+    assert_twins_agree("grouped", 5, torch.bfloat16, 0.03)
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 3])
 def test_rows_beyond_the_workspace_s_memory_gather_their_context(num_rows: int, monkeypatch) -> None:
     monkeypatch.setattr(DecodeWorkspace, "_max_rows", lambda self, longest: num_rows)
-    assert_twins_agree(SHAPES["grouped"], 3, torch.float32, 1e-5)
-    assert_twins_agree(SHAPES["windowed"], 4, torch.float32, 1e-5)
+    assert_twins_agree("grouped", 3, torch.float32, 1e-5)
+    assert_twins_agree("windowed", 4, torch.float32, 1e-5)
 
 
 def test_prefill_in_small_tiles_equals_prefill_in_one(monkeypatch) -> None:
-    monkeypatch.setattr("engine.kernels.cpu._TILES", (1, 8))
+    monkeypatch.setattr("engine.kernels.cpu_attention._TILES", (1, 8))
     shape, life = SHAPES["windowed"], Life(0)
     life.lengths, life.tables = {0: 0}, {0: []}
     step = life.step_of([0], {0: 50})
@@ -159,10 +176,34 @@ def test_a_row_that_is_not_finite_leaves_its_batch_mates_alone_also_after_it_lef
 
 
 def test_a_window_shows_a_token_itself_and_those_just_before() -> None:
+    assert mean_position_seen(Reach(window=3)) == 4.0
+    assert mean_position_seen(Reach()) == 2.5
+
+
+def test_a_chunk_shows_a_token_itself_and_those_before_it_in_the_same_chunk() -> None:
+    assert mean_position_seen(Reach(chunk=4)) == 4.5  # of the six positions, the last two
+    assert mean_position_seen(Reach(chunk=5)) == 5.0
+
+
+def mean_position_seen(reach: Reach) -> float:
+    """By the last of six tokens."""
     query, keys = torch.zeros(1, 1, 2), torch.zeros(6, 1, 2)  # equal scores: the mean of what is seen
     values = torch.arange(6.0).view(6, 1, 1).expand(6, 1, 2)
-    assert attend_one(query, keys, values, window=3)[0, 0] == 4.0
-    assert attend_one(query, keys, values, window=None)[0, 0] == 2.5
+    return float(attend_one(query, keys, values, AttentionShape(1, 1, 2), reach)[0, 0])
+
+
+def test_a_sink_takes_its_share_and_gives_nothing() -> None:
+    query, keys, values = torch.zeros(1, 2, 2), torch.zeros(3, 1, 2), torch.ones(3, 1, 2)
+    sinks = torch.tensor([0.0, float("-inf")])  # a fourth of one head's weight, nothing of the other's
+    mixed = attend_one(query, keys, values, AttentionShape(2, 1, 2), Reach(), sinks)
+    torch.testing.assert_close(mixed, torch.tensor([[0.75, 0.75, 1.0, 1.0]]))
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(window=5), Reach(chunk=5)])
+def test_what_a_reach_counts_is_what_the_bias_shows(reach: Reach) -> None:
+    lengths = np.arange(1, 17, dtype=np.int32)
+    counted = [int((causal_bias(1, int(length), reach) == 0).sum()) for length in lengths]
+    assert reach.num_seen(lengths).tolist() == counted
 
 
 # ── the small ones ──
@@ -187,8 +228,47 @@ def test_norm_rotation_and_gate_equal_their_references(dtype: torch.dtype) -> No
             twin.rotate(copy, angles.cos().to(dtype), sin, 3)
         torch.testing.assert_close(rotated[1], rotated[0], **tolerance)
         assert torch.equal(rotated[1][:, 24:], qkv[:, 24:])  # values carry no position
-        expected, found = (twin.gate(x.to(dtype)) for twin in twins)
-        torch.testing.assert_close(found, expected, **tolerance)
+        heads = qkv.clone(), qkv.clone()
+        head_weight = torch.randn(3, 8, generator=generator)
+        for twin, copy in zip(twins, heads, strict=True):
+            twin.norm_heads(head_weight, 1e-3)(copy)
+        torch.testing.assert_close(heads[1], heads[0], **tolerance)
+        assert torch.equal(heads[1][:, 24:], qkv[:, 24:])
+        assert not torch.equal(heads[1][:, :24], qkv[:, :24])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_and_linear_per_head_equal_their_references(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.05, "rtol": 0.02}
+    for num_tokens in (1, 5):
+        x = torch.randn(num_tokens, 24, generator=generator) + 3
+        weight, bias = (torch.randn(24, generator=generator).to(dtype) for _ in range(2))
+        for some_bias in (None, bias):
+            twins = [twin.layer_norm(weight, some_bias, 1e-5, dtype)(x) for twin in (ReferenceKernels(), CpuKernels())]
+            assert twins[1].dtype == dtype
+            torch.testing.assert_close(twins[1], twins[0], **tolerance)
+        matrices = torch.randn(4, 6, 10, generator=generator).to(dtype)
+        twins = [twin.linear_per_head(matrices)(x.to(dtype)) for twin in (ReferenceKernels(), CpuKernels())]
+        assert twins[1].shape == (num_tokens, 40)
+        torch.testing.assert_close(twins[1], twins[0], **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_activations_equal_their_references(dtype: torch.dtype) -> None:
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
+    x = torch.randn(5, 24, generator=torch.Generator().manual_seed(0)).to(dtype) * 3
+    seen = []
+    for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+        for activation in (Activation(kind), Activation(kind, is_gated=False)):
+            expected, found = (twin.activation(activation)(x.clone()) for twin in (ReferenceKernels(), CpuKernels()))
+            torch.testing.assert_close(found, expected, **tolerance)
+            assert found.shape == (5, 12 if activation.is_gated else 24)
+            seen.append(found)
+    limited = Activation("silu", limit=0.8, slope=1.7)
+    expected, found = (twin.activation(limited)(x.clone()) for twin in (ReferenceKernels(), CpuKernels()))
+    torch.testing.assert_close(found, expected, **tolerance)
+    assert not torch.equal(found, seen[0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

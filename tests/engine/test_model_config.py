@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, MistralConfig
 
-from engine.models.config import RopeConfig, UnsupportedModel, parse_config, read_config
-from engine.models.registry import find_architecture
+from engine.kernels.interface import Reach
+from engine.models.config import RopeConfig, UnsupportedModel
+from engine.models.registry import parse_config, read_config
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -31,7 +32,7 @@ def test_old_and_new_spelling_of_rotary_scaling_mean_the_same() -> None:
     older = PLAIN | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}}
     new = PLAIN | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}}
     assert parse_config(old) == parse_config(older) == parse_config(new)
-    assert parse_config(new).rope == RopeConfig(
+    assert parse_config(new).layers[0].positions == RopeConfig(
         theta=5e5, kind="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=128
     )
 
@@ -40,23 +41,24 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 99}
     LlamaConfig(**shape, attention_bias=True, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path / "llama")
     llama = read_config(tmp_path / "llama")
-    assert (llama.num_kv_heads, llama.head_dim, llama.has_attention_bias, llama.has_mlp_bias) == (2, 16, True, False)
-    assert (llama.sliding_window, llama.rms_norm_eps, llama.is_head_tied) == (None, 1e-6, False)
+    attention, layer = llama.attention, llama.layers[-1]
+    assert (attention.num_kv_heads, attention.head_dim) == (2, 16)
+    assert (attention.has_bias, attention.has_output_bias, layer.feed_forward.has_bias) == (True, True, False)
+    assert (layer.reach, llama.norm.eps, llama.is_head_tied) == (Reach(), 1e-6, False)
     mistral = MistralConfig(**shape, sliding_window=7, architectures=["MistralForCausalLM"], rms_norm_eps=1e-5)
     mistral.save_pretrained(tmp_path / "mistral")
-    assert (read_config(tmp_path / "mistral").sliding_window, read_config(tmp_path / "mistral").rms_norm_eps) == (
-        7,
-        1e-5,
-    )
+    found = read_config(tmp_path / "mistral")
+    assert (found.layers[0].reach, found.norm.eps) == (Reach(window=7), 1e-5)
 
 
 def test_defaults_are_those_of_the_family() -> None:
     config = parse_config({key: value for key, value in PLAIN.items() if key != "num_key_value_heads"})
-    assert (config.num_kv_heads, config.head_dim, config.rope.theta) == (8, 8, 10000.0)
-    assert parse_config(PLAIN | {"sliding_window": 5}).sliding_window is None  # Llama has none
+    assert (config.attention.num_kv_heads, config.attention.head_dim) == (8, 8)
+    assert config.layers[0].positions == RopeConfig(theta=10000.0)
+    assert parse_config(PLAIN | {"sliding_window": 5}).layers[0].reach == Reach()  # Llama has none
     mistral = PLAIN | {"architectures": ["MistralForCausalLM"]}
-    assert parse_config(mistral).sliding_window == 4096
-    assert parse_config(mistral | {"sliding_window": None}).sliding_window is None
+    assert parse_config(mistral).layers[0].reach == Reach(window=4096)
+    assert parse_config(mistral | {"sliding_window": None}).layers[0].reach == Reach()
 
 
 def test_generation_config_says_what_ends_text(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two architectures": ({"architectures": ["LlamaForCausalLM", "X"]}, "architectures"),
     "remote code": ({"auto_map": {"AutoModel": "modeling.Evil"}}, "auto_map"),
     "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
-    "activation": ({"hidden_act": "gelu"}, "hidden_act"),
+    "activation": ({"hidden_act": "mish"}, "hidden_act"),
     "negative": ({"num_hidden_layers": -1}, "num_hidden_layers"),
     "zero": ({"vocab_size": 0}, "vocab_size"),
     "absurd": ({"hidden_size": 1 << 40}, "hidden_size"),
@@ -89,7 +91,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "tie not a flag": ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
     "end token outside": ({"eos_token_id": 128}, "eos_token_id"),
     "end tokens nested": ({"eos_token_id": [[1]]}, "eos_token_id"),
-    "rotary kind": ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+    "rotary kind": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "spiral"),
     "rotary list": ({"rope_parameters": [1]}, "rope_parameters"),
     "rotary part": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "rotary factor missing": ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
@@ -111,7 +113,7 @@ def test_what_cannot_be_served_is_refused_by_the_name_of_its_field(name: str) ->
 
 def test_an_unknown_architecture_is_named_with_what_is_known() -> None:
     with pytest.raises(UnsupportedModel, match=r"BloomForCausalLM.*LlamaForCausalLM, MistralForCausalLM"):
-        find_architecture(parse_config(PLAIN | {"architectures": ["BloomForCausalLM"]}))
+        parse_config(PLAIN | {"architectures": ["BloomForCausalLM"]})
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, None])

@@ -1,0 +1,115 @@
+"""Multi-head latent attention: what is kept of a token is one latent and one rotated key, for all heads together.
+
+A head's keys and values are maps of the latent, so its query is taken through its key's map instead, attends to the
+latents themselves, and its mix of latents is taken through its value's map. The kernel sees one KV head, whose keys are
+latent and rotated part in a row, and whose values are the latents within them.
+
+Letters: T tokens, C channels, H query heads, R latent rank, P plain and S rotary size of a query head, V value size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from engine.kernels.interface import Attention, Kernels, Operator
+from engine.layers.config import AttentionConfig, LatentConfig, NormConfig
+from engine.layers.linear import Linear
+from engine.layers.norm import Norm
+
+
+class LatentAttention:
+    """Projections around a kernel of shape (H heads, 1 KV head, R + S, values R). `head_order` [S] as in SelfAttention,
+    of the rotated part."""
+
+    sinks: torch.Tensor | None = None
+
+    def __init__(
+        self,
+        config: AttentionConfig,
+        latent: LatentConfig,
+        head_order: torch.Tensor | None,
+        num_channels: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._latent, self._num_heads, self._head_order = latent, config.num_heads, head_order
+        query_width = config.num_heads * (latent.plain_dim + latent.rotary_dim)
+        norm, bias = NormConfig(eps=latent.eps), config.has_bias
+        self._query_down: Linear | None = None
+        self._query_norm: Norm | None = None
+        if latent.query_rank is None:
+            self._query = Linear({"q_proj": query_width}, num_channels, False, dtype, device)
+        else:
+            self._query_down = Linear({"q_a_proj": latent.query_rank}, num_channels, bias, dtype, device)
+            self._query_norm = Norm(norm, latent.query_rank, dtype, device)
+            self._query = Linear({"q_b_proj": query_width}, latent.query_rank, False, dtype, device)
+        down = {"kv_a_proj_with_mqa": latent.rank + latent.rotary_dim}
+        self._kv_down = Linear(down, num_channels, bias, dtype, device)
+        self._kv_norm = Norm(norm, latent.rank, dtype, device)
+        up = {"kv_b_proj": config.num_heads * (latent.plain_dim + latent.value_dim)}
+        self._kv_up = Linear(up, latent.rank, False, dtype, device)
+        mixed_width = config.num_heads * latent.value_dim
+        self._out = Linear({"o_proj": num_channels}, mixed_width, config.has_output_bias, dtype, device)
+        self._kernels: Kernels
+        self._to_latent: Operator  # [T, H P] -> [T, H R]
+        self._from_latent: Operator  # [T, H R] -> [T, H V]
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        first = () if self._query_down is None else (self._query_down,)
+        return (*first, self._query, self._kv_down, self._kv_up, self._out)
+
+    def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for linear in self.linears:
+            yield from linear.destinations(prefix)
+        if self._query_norm is not None:
+            yield from self._query_norm.destinations(f"{prefix}q_a_layernorm")
+        yield from self._kv_norm.destinations(f"{prefix}kv_a_layernorm")
+
+    def bind(self, kernels: Kernels) -> None:
+        latent, num_heads = self._latent, self._num_heads
+        self._kernels = kernels
+        self._rearrange()
+        maps = self._kv_up.take().view(num_heads, latent.plain_dim + latent.value_dim, latent.rank)  # [H, P + V, R]
+        to_keys, to_values = maps.split((latent.plain_dim, latent.value_dim), 1)
+        self._to_latent = kernels.linear_per_head(to_keys.contiguous())  # [H, P, R]
+        self._from_latent = kernels.linear_per_head(to_values.transpose(1, 2).contiguous())  # [H, R, V]
+        for linear in self.linears:
+            if linear is not self._kv_up:
+                linear.bind(kernels)
+        for norm in (self._query_norm, self._kv_norm):
+            if norm is not None:
+                norm.bind(kernels)
+
+    def mix(self, index: int, x: torch.Tensor, facts: tuple[torch.Tensor, ...], attention: Attention) -> torch.Tensor:
+        """x [T, C] -> each token's mix of latents [T, H R]."""
+        latent, num_heads = self._latent, self._num_heads
+        if self._query_down is None or self._query_norm is None:
+            query = self._query.forward(x)  # [T, H (P + S)], plain parts of all heads first
+        else:
+            query = self._query.forward(self._query_norm.forward(self._query_down.forward(x).float()))
+        kv = self._kv_down.forward(x)  # [T, R + S]
+        plain = num_heads * latent.plain_dim
+        rotated = torch.cat((query[:, plain:], kv[:, latent.rank :]), 1)  # [T, (H + 1) S]
+        self._kernels.rotate(rotated, facts[0], facts[1], num_heads + 1)
+        heads = x.new_empty(len(x), num_heads + 1, latent.rank + latent.rotary_dim)  # [T, H + 1, R + S]
+        to_latent = self._to_latent(query[:, :plain].contiguous())
+        heads[:, :-1, : latent.rank] = to_latent.view(-1, num_heads, latent.rank)
+        heads[:, -1, : latent.rank] = self._kv_norm.forward(kv[:, : latent.rank].float())
+        heads[:, :, latent.rank :] = rotated.view(-1, num_heads + 1, latent.rotary_dim)
+        return attention.attend(index, heads.flatten(1))
+
+    def project(self, mixed: torch.Tensor) -> torch.Tensor:
+        """[T, H R] -> [T, C]."""
+        return self._out.forward(self._from_latent(mixed))
+
+    def _rearrange(self) -> None:
+        """Plain parts of all heads before all rotated parts, the latter in halves."""
+        plain_dim, width = self._latent.plain_dim, self._latent.plain_dim + self._latent.rotary_dim
+        order = torch.arange(self._latent.rotary_dim) if self._head_order is None else self._head_order  # [S]
+        rows = torch.arange(self._num_heads * width).view(self._num_heads, width)  # [H, P + S]
+        plain, rotary = rows[:, :plain_dim].flatten(), rows[:, plain_dim:][:, order].flatten()
+        self._query.reorder(torch.cat((plain, rotary)))
+        self._kv_down.reorder(torch.cat((torch.arange(self._latent.rank), self._latent.rank + order)))

@@ -1,0 +1,180 @@
+"""A mixture of experts: a router chooses a few for each token, tokens are grouped by expert, every group runs at once.
+
+The work is one pass over the experts that were chosen, never over tokens. Knows a checkpoint's names for the parts.
+
+Letters: T tokens, C channels, E experts, K chosen of each token, I inner channels of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import torch
+
+from engine.kernels.interface import Kernels, Operator
+from engine.layers.config import MoeConfig, RouterConfig
+from engine.layers.feed_forward import Mlp
+from engine.layers.linear import Linear
+
+
+class Router:
+    """x [T, C] -> weights float32 [T, K] and experts int64 [T, K]. Scores are float32 whatever the model's dtype."""
+
+    def __init__(
+        self, config: RouterConfig, name: str, num_experts: int, num_channels: int, device: torch.device
+    ) -> None:
+        self._config, self._name = config, name
+        self._linear = Linear({name: num_experts}, num_channels, config.has_bias, torch.float32, device)
+        self._correction = torch.empty(num_experts, device=device) if config.has_correction else None  # float32 [E]
+
+    def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._linear.destinations(prefix)
+        if self._correction is not None:
+            yield f"{prefix}{self._name}.e_score_correction_bias", self._correction
+
+    def bind(self, kernels: Kernels) -> None:
+        self._linear.bind(kernels)
+
+    def choose(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        config = self._config
+        logits = self._linear.forward(x.float())  # [T, E]
+        scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
+        # Without a correction logits rank as scores do, and do not tie where scores are all but 0 or 1.
+        ranked = logits if self._correction is None else scores + self._correction
+        if config.num_groups > 1:
+            ranked = self._within_best_groups(ranked)
+        experts = ranked.topk(config.num_chosen, -1).indices  # [T, K]
+        weights = scores.gather(1, experts)  # [T, K]
+        if config.is_normalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return weights * config.scale, experts
+
+    def _within_best_groups(self, ranked: torch.Tensor) -> torch.Tensor:
+        """[T, E] with -inf outside each token's best groups."""
+        config = self._config
+        groups = ranked.unflatten(1, (config.num_groups, -1))  # [T, groups, E / groups]
+        merit = groups.topk(config.num_group_leaders, -1).values.sum(-1)  # [T, groups]
+        chosen = merit.topk(config.num_chosen_groups, -1).indices
+        is_hidden = torch.ones_like(merit, dtype=torch.bool).scatter_(1, chosen, False)
+        return groups.masked_fill(is_hidden.unsqueeze(-1), float("-inf")).flatten(1)
+
+
+class Experts:
+    """The matrices of all experts, [E, 2 I, C] and [E, C, I], and their biases.
+
+    A checkpoint has one tensor for each expert and part, or one for all experts: then as here or, where the family
+    `is_stacked`, transposed.
+    """
+
+    def __init__(self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, num_experts = config, config.num_experts
+        width = config.inner * (2 if config.activation.is_gated else 1)
+        self.shapes = ((width, num_channels), (num_channels, config.inner))  # of one expert's matrices
+        self._up = torch.empty(num_experts, width, num_channels, dtype=dtype, device=device)
+        self._down = torch.empty(num_experts, num_channels, config.inner, dtype=dtype, device=device)
+        has_bias = config.has_bias
+        self._up_bias = torch.empty(num_experts, width, dtype=dtype, device=device) if has_bias else None
+        self._down_bias = torch.empty(num_experts, num_channels, dtype=dtype, device=device) if has_bias else None
+        self._operators: list[tuple[Operator, Operator]] = []  # E × up, down
+        self._activate: Operator
+
+    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        names, inner = self._config.names, self._config.inner
+        fused = f"{prefix}experts.gate_up_proj"
+        if names.is_stacked or fused in stored:
+            is_turned = names.is_stacked
+            yield fused, self._up.transpose(1, 2) if is_turned else self._up
+            yield f"{prefix}experts.down_proj", self._down.transpose(1, 2) if is_turned else self._down
+            if self._up_bias is not None and self._down_bias is not None:
+                yield f"{fused}_bias", self._up_bias
+                yield f"{prefix}experts.down_proj_bias", self._down_bias
+            return
+        for index in range(self._config.num_experts):
+            expert = f"{prefix}experts.{index}."
+            yield f"{expert}{names.gate}.weight", self._up[index, :inner]
+            yield f"{expert}{names.up}.weight", self._up[index, inner:]
+            yield f"{expert}{names.down}.weight", self._down[index]
+
+    def bind(self, kernels: Kernels) -> None:
+        """Each expert's matrices to the device's operators; this layer then no longer holds them."""
+        if self._config.names.is_interleaved:
+            self._up = _halves(self._up)
+            self._up_bias = None if self._up_bias is None else _halves(self._up_bias)
+        for index in range(self._config.num_experts):
+            up_bias = None if self._up_bias is None else self._up_bias[index]
+            down_bias = None if self._down_bias is None else self._down_bias[index]
+            up, down = kernels.linear(self._up[index], up_bias), kernels.linear(self._down[index], down_bias)
+            self._operators.append((up, down))
+        self._activate = kernels.activation(self._config.activation)
+        self._up, self._down = self._up.new_empty(0), self._down.new_empty(0)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
+        """x [T, C], weights and experts [T, K] -> the weighted sums, float32 [T, C]."""
+        num_chosen = experts.shape[1]
+        flat, order = experts.flatten().sort(stable=True)  # [T K], tokens of an expert side by side
+        rows = order // num_chosen  # [T K], whose token each is
+        shares = weights.flatten().index_select(0, order).unsqueeze(1)  # float32 [T K, 1]
+        grouped = x.index_select(0, rows)  # [T K, C]
+        if self._config.is_input_weighted:
+            grouped = (grouped * shares).to(x.dtype)
+        chosen, counts = torch.unique_consecutive(flat, return_counts=True)
+        parts = [
+            self._run(expert, group)
+            for expert, group in zip(chosen.tolist(), grouped.split(counts.tolist()), strict=True)
+        ]
+        outputs = torch.cat(parts).float()  # [T K, C]
+        if not self._config.is_input_weighted:
+            outputs = outputs.mul_(shares)
+        return torch.zeros(x.shape, dtype=torch.float32).index_add_(0, rows, outputs)
+
+    def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:
+        up, down = self._operators[expert]
+        return down(self._activate(up(x)))
+
+
+class Moe:
+    """Router, experts and, where there is one, the expert that every token goes through."""
+
+    def __init__(self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, names = config, config.names
+        self._router = Router(config.router, names.router, config.num_experts, num_channels, device)
+        self._experts = Experts(config, num_channels, dtype, device)
+        self._shared: Mlp | None = None
+        self._shared_gate: Linear | None = None
+        if config.shared is not None:
+            up = ("gate_proj", "up_proj")
+            self._shared = Mlp(config.shared, up, "down_proj", num_channels, dtype, device)
+            if config.is_shared_gated:
+                self._shared_gate = Linear({f"{names.shared}_gate": 1}, num_channels, False, dtype, device)
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        return self._experts.shapes
+
+    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self._router.destinations(prefix)
+        yield from self._experts.destinations(prefix, stored)
+        if self._shared is not None:
+            yield from self._shared.destinations(f"{prefix}{self._config.names.shared}.")
+        if self._shared_gate is not None:
+            yield from self._shared_gate.destinations(prefix)
+
+    def bind(self, kernels: Kernels) -> None:
+        for part in (self._router, self._experts, self._shared, self._shared_gate):
+            if part is not None:
+                part.bind(kernels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, C] -> float32 [T, C]."""
+        mixed = self._experts.forward(x, *self._router.choose(x))
+        if self._shared is None:
+            return mixed
+        shared = self._shared.forward(x)  # [T, C]
+        if self._shared_gate is not None:
+            shared = shared * self._shared_gate.forward(x).sigmoid()
+        return mixed.add_(shared)
+
+
+def _halves(x: torch.Tensor) -> torch.Tensor:
+    """[E, 2 I, …] of alternating rows -> all first ones, then all second ones."""
+    return torch.cat((x[:, ::2], x[:, 1::2]), 1)

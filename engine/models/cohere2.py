@@ -1,0 +1,34 @@
+"""Command R7B and A: llama, except that attention and feed-forward read one norm, by mean and variance, side by side,
+that three layers in four have a window and turn in neighbouring pairs, that the fourth has no positions, and for a
+scale of logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.layers.config import NormConfig
+from engine.models.config import LayerConfig, ModelConfig, Names
+from engine.models.fields import Fields
+from engine.models.llama import llama
+from engine.models.reaches import FULL, SLIDING, layer_types, read_window
+from engine.models.rope_fields import with_neighbours
+
+
+def cohere2(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(tie_word_embeddings=True, sliding_window=4096, max_position_embeddings=8192)
+    config = with_neighbours(llama(fields))
+    period = fields.whole("sliding_window_pattern", 1, 1 << 16, default=4)
+    kinds = layer_types(config, fields, lambda index: SLIDING if (index + 1) % period else FULL)
+    window = read_window(fields)
+
+    def change(index: int, layer: LayerConfig) -> LayerConfig:
+        is_windowed = kinds[index] == SLIDING and window.window is not None
+        return replace(layer, reach=window) if is_windowed else replace(layer, positions=None)
+
+    return replace(
+        config.with_layers(change),
+        norm=NormConfig("layer", fields.number("layer_norm_eps", 0.0, 1.0, default=1e-5)),
+        names=Names(before_feed_forward=None),
+        is_parallel=True,
+        logit_multiplier=fields.number("logit_scale", 1e-9, 1e9, default=0.0625),
+    )

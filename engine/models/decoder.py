@@ -1,0 +1,240 @@
+"""The decoder every family is a case of: embedding, layers of attention and feed-forward, head.
+
+Reads top to bottom as the forward pass does, and is composed of what its `ModelConfig` says. Knows shapes and the
+checkpoint's names; which operators run, and how keys and values are kept, is the kernels' affair. Families, sequences,
+sampling and processes do not exist here.
+
+Letters: T tokens, K sampled rows, C channels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Protocol
+
+import torch
+
+from engine.kernels.interface import Attention, AttentionShape, AttentionStep, Kernels, KvPool, Operator
+from engine.layers.attention import SelfAttention
+from engine.layers.config import MoeConfig
+from engine.layers.embedding import Embedding
+from engine.layers.feed_forward import Mlp
+from engine.layers.latent_attention import LatentAttention
+from engine.layers.linear import Linear
+from engine.layers.moe import Moe
+from engine.layers.norm import NoNorm, Norm
+from engine.layers.rotary import Rotary, Temperature
+from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig
+from engine.models.rope import head_order, rope_frequencies
+
+Facts = tuple[torch.Tensor, ...]
+
+# Where checkpoints keep the body and the head: alone, or as the text part of a model of images and text.
+_ROOTS = (
+    ("model.", "lm_head"),
+    ("language_model.model.", "language_model.lm_head"),
+    ("model.language_model.", "lm_head"),
+)
+
+
+class ModelStep(AttentionStep, Protocol):
+    """What a forward pass reads of `engine.inputs.StepInputs`."""
+
+    @property
+    def token_ids(self) -> torch.Tensor: ...  # int64 [T]
+    @property
+    def positions(self) -> torch.Tensor: ...  # int64 [T]
+    @property
+    def logit_rows(self) -> torch.Tensor: ...  # int64 [K]
+
+
+class Decoder:
+    """Weights of one model. Built empty: fill `destinations()`, then `bind`, then `forward`."""
+
+    _head: Operator
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.attention_shape: AttentionShape = config.attention_shape
+        self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device)
+        kind = ParallelLayer if config.is_parallel else Layer
+        self._layers = [kind(config, layer, dtype, device) for layer in config.layers]
+        self._norm = Norm(config.norm, config.hidden_size, dtype, device)
+        self._untied_head: Linear | None = None
+        if not config.is_head_tied:
+            self._untied_head = Linear({"": config.vocab_size}, config.hidden_size, False, dtype, device)
+        # Tables of positions, and the index of each layer's among them.
+        self._tables: list[Rotary | Temperature] = []
+        self._table_of: list[int | None] = []
+
+    def destinations(self, stored: Collection[str] = ()) -> dict[str, torch.Tensor]:
+        """Every tensor of the checkpoint by name, and where it goes.
+
+        `stored` are the names that the checkpoint has: they decide where families differ in how they are written.
+        """
+        root, head = next((pair for pair in _ROOTS if f"{pair[0]}embed_tokens.weight" in stored), _ROOTS[0])
+        found: dict[str, torch.Tensor] = dict(self._embedding.destinations(f"{root}embed_tokens"))
+        for index, layer in enumerate(self._layers):
+            found.update(layer.destinations(f"{root}layers.{index}.", stored))
+        found.update(self._norm.destinations(f"{root}norm"))
+        if self._untied_head is not None:
+            found.update(self._untied_head.destinations(head))
+        return found
+
+    def linear_shapes(self) -> list[tuple[int, int]]:
+        """(out, in) of the matrices of the last layer and of the head."""
+        head = (self.config.vocab_size, self.config.hidden_size)
+        return [*self._layers[-1].linear_shapes, head]
+
+    def bind(self, kernels: Kernels, num_positions: int) -> None:
+        """Weights are in place: give them to the device's operators, and make the tables of positions."""
+        for layer in self._layers:
+            layer.bind(kernels)
+        self._norm.bind(kernels)
+        if self._untied_head is None:
+            self._head = self._embedding.tied_head(kernels)
+        else:
+            self._untied_head.bind(kernels)
+            self._head = self._untied_head.forward
+        distinct = list(dict.fromkeys(layer.positions for layer in self.config.layers if layer.positions is not None))
+        self._tables = [self._table(positions, num_positions) for positions in distinct]
+        self._table_of = [
+            None if layer.positions is None else distinct.index(layer.positions) for layer in self.config.layers
+        ]
+
+    def attention(self, kernels: Kernels, pool: KvPool) -> Attention:
+        """The kernel that keeps this model's keys and values in `pool`. After the weights are in place."""
+        sinks = [layer.sinks for layer in self._layers if layer.sinks is not None]
+        return kernels.attention(pool, self.attention_shape, sinks)
+
+    def forward(self, step: ModelStep, attention: Attention) -> torch.Tensor:
+        """float32 logits [K, V] of the rows that sample; the KV of all T tokens is stored on the way."""
+        stream = self._embedding.forward(step.token_ids)  # float32 [T, C]
+        if self.config.embedding_multiplier != 1:
+            stream.mul_(self.config.embedding_multiplier)
+        tables: list[Facts] = [table.at(step.positions) for table in self._tables]
+        attention.begin(step)
+        logit_rows = step.logit_rows
+        is_every_row_sampled = len(logit_rows) == len(stream)
+        for index, (layer, table) in enumerate(zip(self._layers, self._table_of, strict=True)):
+            mixed = layer.attend(index, stream, () if table is None else tables[table], attention)  # [T, H ·]
+            if index + 1 == len(self._layers) and not is_every_row_sampled:  # the rest of T has served its purpose
+                if len(logit_rows) == 0:
+                    return stream.new_empty(0, self.config.vocab_size)
+                mixed, stream = mixed.index_select(0, logit_rows), stream.index_select(0, logit_rows)
+            layer.feed_forward(stream, mixed)
+        return self._logits(self._norm.forward(stream))  # [K, V]
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[K, C] -> float32 [K, V]."""
+        logits, cap = self._head(x).float(), self.config.logit_softcap
+        if self.config.logit_multiplier != 1:
+            logits = logits * self.config.logit_multiplier
+        return logits if cap is None else logits.div(cap).tanh_().mul_(cap)
+
+    def _table(self, positions: RopeConfig | QueryTemperature, num_positions: int) -> Rotary | Temperature:
+        if isinstance(positions, QueryTemperature):
+            return Temperature(positions.rate, positions.interval, num_positions, self.dtype)
+        head_dim = self.config.rotated_head_dim
+        frequencies, attention_factor = rope_frequencies(positions, head_dim, num_positions)
+        return Rotary(frequencies, attention_factor, head_dim, num_positions, self.dtype)
+
+
+class Layer:
+    """One layer: attention added to the stream, then the feed-forward, each normalised before, after or both."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._names: Names = config.names
+        self._residual_multiplier = config.residual_multiplier
+        self._attention = _attention(config, layer, dtype, device)
+        self._feed_forward: Mlp | Moe
+        if isinstance(layer.feed_forward, MoeConfig):
+            self._feed_forward = Moe(layer.feed_forward, config.hidden_size, dtype, device)
+        else:
+            names, size = config.names, config.hidden_size
+            self._feed_forward = Mlp(layer.feed_forward, names.gate_up, names.down, size, dtype, device)
+
+        def before(name: str | None) -> Norm | NoNorm:
+            return Norm(config.norm, config.hidden_size, dtype, device) if name else NoNorm(dtype)
+
+        def after(name: str | None) -> Norm | None:
+            return Norm(config.norm, config.hidden_size, dtype, device, out_dtype=torch.float32) if name else None
+
+        self._before_attention = before(config.names.before_attention)
+        self._after_attention = after(config.names.after_attention)
+        self._before_feed_forward = before(config.names.before_feed_forward)
+        self._after_feed_forward = after(config.names.after_feed_forward)
+
+    @property
+    def sinks(self) -> torch.Tensor | None:
+        return self._attention.sinks
+
+    @property
+    def linear_shapes(self) -> list[tuple[int, int]]:
+        attention = [linear.shape for linear in self._attention.linears]
+        if isinstance(self._feed_forward, Moe):
+            return [*attention, *self._feed_forward.shapes]
+        return attention + [linear.shape for linear in self._feed_forward.linears]
+
+    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        names = self._names
+        yield from self._attention.destinations(f"{prefix}self_attn.")
+        if isinstance(self._feed_forward, Moe):
+            mixture = names.mixture if f"{prefix}mlp.gate.weight" not in stored else "mlp"
+            yield from self._feed_forward.destinations(f"{prefix}{mixture}.", stored)
+        else:
+            yield from self._feed_forward.destinations(f"{prefix}{names.feed_forward}.")
+        for name, norm in (
+            (names.before_attention, self._before_attention),
+            (names.after_attention, self._after_attention),
+            (names.before_feed_forward, self._before_feed_forward),
+            (names.after_feed_forward, self._after_feed_forward),
+        ):
+            if norm is not None:
+                yield from norm.destinations(f"{prefix}{name}")
+
+    def bind(self, kernels: Kernels) -> None:
+        for part in (self._attention, self._feed_forward, self._before_attention, self._before_feed_forward):
+            part.bind(kernels)
+        for norm in (self._after_attention, self._after_feed_forward):
+            if norm is not None:
+                norm.bind(kernels)
+
+    def attend(self, index: int, stream: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
+        """stream [T, C] -> each token's mix of values [T, H ·]."""
+        return self._attention.mix(index, self._before_attention.forward(stream), facts, attention)
+
+    def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
+        """Add the attention's output and then the feed-forward's to stream [T, C], in place."""
+        self._add(stream, self._attention.project(mixed), self._after_attention)
+        fed = self._feed_forward.forward(self._before_feed_forward.forward(stream))
+        self._add(stream, fed, self._after_feed_forward)
+
+    def _add(self, stream: torch.Tensor, x: torch.Tensor, after: Norm | None) -> None:
+        if after is not None:
+            x = after.forward(x.float())
+        stream.add_(x, alpha=self._residual_multiplier)
+
+
+class ParallelLayer(Layer):
+    """Attention and feed-forward read the same normalised stream, and both are added to it."""
+
+    def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
+        fed = self._feed_forward.forward(self._before_attention.forward(stream))
+        self._add(stream, self._attention.project(mixed), self._after_attention)
+        self._add(stream, fed, self._after_feed_forward)
+
+
+def _attention(
+    config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device
+) -> SelfAttention | LatentAttention:
+    order, kind = None, None
+    if isinstance(layer.positions, RopeConfig):
+        order, kind = head_order(layer.positions, config.rotated_head_dim), "rotary"
+    elif layer.positions is not None:
+        kind = "temperature"
+    attention, size = config.attention, config.hidden_size
+    if attention.latent is not None:
+        return LatentAttention(attention, attention.latent, order, size, dtype, device)
+    return SelfAttention(attention, config.names.qkv, config.norm, layer.qk_norm, kind, order, size, dtype, device)

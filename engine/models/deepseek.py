@@ -1,0 +1,96 @@
+"""DeepSeek V2 and V3: llama, except that attention keeps one latent of each token, and that all feed-forwards but the
+first few are mixtures beside shared experts, chosen within the best groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.kernels.interface import Activation
+from engine.layers.config import ExpertNames, LatentConfig, MlpConfig, MoeConfig, RouterConfig
+from engine.models.config import ModelConfig, RopeConfig
+from engine.models.fields import Fields
+from engine.models.llama import llama, read_activation
+from engine.models.mixtures import read_num_experts, read_router, with_mixture
+from engine.models.rope import yarn_mscale
+from engine.models.rope_fields import with_neighbours
+
+_EXPERTS = ExpertNames(shared="shared_experts")
+_NORM_EPS = 1e-6  # of latents, whatever the config says of the stream
+
+
+def deepseek_v2(fields: Fields) -> ModelConfig:
+    """Scores are a softmax; groups are as good as their best expert."""
+    fields = fields.with_defaults(q_lora_rank=1536)
+    method = fields.word("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fields.refusal("topk_method", "not supported (greedy, group_limited_greedy are)")
+    router = replace(_router(fields, has_groups=method != "greedy"), is_normalised=False)
+    return _deepseek(fields, router, default_dense=0, default_shared=2, is_interleaved=True)
+
+
+def deepseek_v3(fields: Fields) -> ModelConfig:
+    """Scores are sigmoids; a correction takes part in the choice; groups are as good as their best two experts."""
+    fields = fields.with_defaults(q_lora_rank=1536, n_group=8, topk_group=4, routed_scaling_factor=2.5)
+    router = replace(
+        _router(fields, has_groups=True),
+        score="sigmoid",
+        is_normalised=fields.flag("norm_topk_prob", default=True),
+        has_correction=True,
+        num_group_leaders=2,
+    )
+    is_interleaved = fields.flag("rope_interleave", default=True)
+    config = _deepseek(fields, router, default_dense=3, default_shared=1, is_interleaved=is_interleaved)
+    num_draft_layers = fields.whole("num_nextn_predict_layers", 0, 64, default=0)  # for speculation, not for decoding
+    drafts = tuple(f"model.layers.{config.num_layers + index}." for index in range(num_draft_layers))
+    return replace(config, ignored=drafts)
+
+
+def _deepseek(
+    fields: Fields, router: RouterConfig, *, default_dense: int, default_shared: int, is_interleaved: bool
+) -> ModelConfig:
+    latent = LatentConfig(
+        fields.whole("q_lora_rank", 1, 1 << 16) if "q_lora_rank" in fields else None,
+        fields.whole("kv_lora_rank", 1, 1 << 14, default=512),
+        fields.whole("qk_nope_head_dim", 1, 1024, default=128),
+        fields.whole("qk_rope_head_dim", 2, 1024, default=64),
+        fields.whole("v_head_dim", 1, 1024, default=128),
+        _NORM_EPS,
+    )
+    # The one size that is rotated stands for the head while the plain fields are read.
+    plain = {**fields.raw, "head_dim": latent.rotary_dim, "num_key_value_heads": None}
+    config = llama(Fields(plain, fields.where))
+    attention = config.attention
+    config = replace(config, attention=replace(attention, latent=latent, scale=_scale(config, latent)))
+    config = with_neighbours(config) if is_interleaved else config
+    num_dense = fields.whole("first_k_dense_replace", 0, 1 << 16, default=default_dense)
+    inner, activation = fields.whole("moe_intermediate_size", 1, 1 << 20), Activation(read_activation(fields))
+    num_shared = fields.whole("n_shared_experts", 0, 1024, default=default_shared)
+    shared = MlpConfig(inner * num_shared, activation, fields.flag("mlp_bias")) if num_shared else None
+    num_experts = read_num_experts(fields, "n_routed_experts")
+    moe = MoeConfig(num_experts, inner, router, activation, shared=shared, names=_EXPERTS)
+    return with_mixture(config, moe, lambda index: index >= num_dense)
+
+
+def _router(fields: Fields, *, has_groups: bool) -> RouterConfig:
+    num_experts = read_num_experts(fields, "n_routed_experts")
+    router = replace(
+        read_router(fields, num_experts, default=min(8, num_experts)),
+        scale=fields.number("routed_scaling_factor", 1e-6, 1e6, default=1.0),
+    )
+    if not has_groups:
+        return router
+    num_groups = fields.whole("n_group", 1, num_experts, default=1)
+    if num_experts % num_groups:
+        raise fields.refusal("n_group", f"does not divide n_routed_experts={num_experts}")
+    num_chosen_groups = fields.whole("topk_group", 1, num_groups, default=1)
+    if router.num_chosen > num_chosen_groups * (num_experts // num_groups):
+        raise fields.refusal("num_experts_per_tok", f"more than topk_group={num_chosen_groups} groups hold")
+    return replace(router, num_groups=num_groups, num_chosen_groups=num_chosen_groups)
+
+
+def _scale(config: ModelConfig, latent: LatentConfig) -> float:
+    """Of scores: they also grow with the stretch of the context where the config says by how much."""
+    scale, rope = (latent.plain_dim + latent.rotary_dim) ** -0.5, config.layers[0].positions
+    if isinstance(rope, RopeConfig) and rope.mscale_all_dim:
+        scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2
+    return scale

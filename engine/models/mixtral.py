@@ -1,0 +1,29 @@
+"""Mixtral: llama, except that every feed-forward is a mixture, and that there may be a window."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.kernels.interface import Activation
+from engine.layers.config import ExpertNames, MoeConfig
+from engine.models.config import ModelConfig, Names
+from engine.models.fields import Fields
+from engine.models.llama import llama, read_activation
+from engine.models.mixtures import read_num_experts, read_router, with_mixture
+from engine.models.reaches import with_window
+
+_EXPERTS = ExpertNames(gate="w1", up="w3", down="w2")
+
+
+def mixtral(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5)
+    config = replace(with_window(llama(fields), fields), names=Names(mixture="block_sparse_moe"))
+    num_experts = read_num_experts(fields, "num_local_experts", "num_experts")
+    moe = MoeConfig(
+        num_experts,
+        fields.whole("intermediate_size", 1, 1 << 20),
+        read_router(fields, num_experts, default=min(2, num_experts)),
+        Activation(read_activation(fields)),
+        names=_EXPERTS,
+    )
+    return with_mixture(config, moe, lambda _: True)

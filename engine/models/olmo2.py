@@ -1,0 +1,22 @@
+"""OLMo 2: llama, except that norms come after attention and feed-forward, and that queries and keys are normalised
+whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.models.config import ModelConfig, Names
+from engine.models.fields import Fields
+from engine.models.llama import llama
+
+_NAMES = Names(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_feed_forward=None,
+    after_feed_forward="post_feedforward_layernorm",
+)
+
+
+def olmo2(fields: Fields) -> ModelConfig:
+    config = replace(llama(fields.with_defaults(rms_norm_eps=1e-5)), names=_NAMES)
+    return config.with_layers(lambda _, layer: replace(layer, qk_norm="width"))

@@ -1,0 +1,18 @@
+"""Phi 3 and 4: llama, except for fused matrices, positions that may turn a part of each head and be scaled by a list of
+factors, and a window in every layer if asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.models.config import ModelConfig, Names
+from engine.models.fields import Fields
+from engine.models.llama import llama
+from engine.models.reaches import with_window
+
+_NAMES = Names(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+
+
+def phi3(fields: Fields) -> ModelConfig:
+    config = llama(fields.with_defaults(rms_norm_eps=1e-5), can_be_partial=True)
+    return replace(with_window(config, fields), names=_NAMES)

@@ -1,0 +1,17 @@
+"""Qwen 3 MoE: qwen3, except that feed-forwards are mixtures, and that a window is every layer's."""
+
+from __future__ import annotations
+
+from engine.models.config import ModelConfig
+from engine.models.fields import Fields
+from engine.models.llama import llama
+from engine.models.qwen2_moe import read_qwen_mixture, with_qwen_mixture
+from engine.models.qwen3 import with_head_norms
+from engine.models.reaches import with_window
+
+
+def qwen3_moe(fields: Fields) -> ModelConfig:
+    config = with_head_norms(llama(fields))
+    if fields.flag("use_sliding_window"):
+        config = with_window(config, fields.with_defaults(sliding_window=4096))
+    return with_qwen_mixture(config, fields, read_qwen_mixture(fields))

@@ -1,0 +1,39 @@
+"""How far layers see, as configs say it: a window for all, or layer by layer by `layer_types` or a family's rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from engine.kernels.interface import Reach
+from engine.models.config import ModelConfig
+from engine.models.fields import Fields
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+def read_window(fields: Fields) -> Reach:
+    """`sliding_window` positions, all of them where it is absent."""
+    return Reach(window=fields.whole("sliding_window", 1, 1 << 26)) if "sliding_window" in fields else Reach()
+
+
+def with_window(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """`config` with the same window in every layer."""
+    reach = read_window(fields)
+    return config.with_layers(lambda _, layer: replace(layer, reach=reach))
+
+
+def with_windows(config: ModelConfig, fields: Fields, is_windowed: Callable[[int], bool]) -> ModelConfig:
+    """`config` with a window in the layers that `layer_types` names, else in those that `is_windowed` is true of."""
+    kinds, reach = (
+        layer_types(config, fields, lambda index: SLIDING if is_windowed(index) else FULL),
+        read_window(fields),
+    )
+    return config.with_layers(lambda index, layer: replace(layer, reach=reach) if kinds[index] == SLIDING else layer)
+
+
+def layer_types(config: ModelConfig, fields: Fields, rule: Callable[[int], str]) -> tuple[str, ...]:
+    """The kind of each layer: as `layer_types` lists them, else by the family's rule."""
+    if "layer_types" in fields:
+        return fields.words("layer_types", config.num_layers, (FULL, SLIDING, CHUNKED))
+    return tuple(rule(index) for index in range(config.num_layers))

@@ -1,0 +1,79 @@
+"""Rotary positions as a `config.json` describes them -> RopeConfig, in every spelling that is in use.
+
+transformers 4 writes `rope_theta` beside `rope_scaling`, 5 puts both into `rope_parameters`; older files write `type`
+for `rope_type` and `su` for `longrope`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.models.config import LayerConfig, ModelConfig, RopeConfig
+from engine.models.fields import Fields
+
+_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial: bool = False) -> RopeConfig:
+    """The positions that `fields` describe. Raises UnsupportedModel naming the field."""
+    parameters = fields.inner("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
+    kind = parameters.word("rope_type", parameters.word("type", "default"))
+    kind = "longrope" if kind == "su" else kind
+    if kind not in _KINDS:
+        raise parameters.refusal("rope_type", f"rope_type {kind!r} is not supported ({', '.join(_KINDS)} are)")
+    theta = (parameters if "rope_theta" in parameters else fields).number("rope_theta", 1.0, 1e12, default=10000.0)
+    part = (parameters if "partial_rotary_factor" in parameters else fields).number(
+        "partial_rotary_factor", 0.0, 1.0, default=1.0
+    )
+    if part != 1.0 and not can_be_partial:
+        raise parameters.refusal("partial_rotary_factor", "this architecture turns whole heads")
+    rotary_dim = int(head_dim * part)
+    if rotary_dim < 2 or rotary_dim % 2 or head_dim % 2:
+        raise fields.refusal("head_dim", f"the {rotary_dim} of {head_dim} numbers that turn must be even and some")
+    rope = RopeConfig(theta=theta, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
+    if kind in ("default", "dynamic"):  # dynamic scaling changes nothing within the trained context, all we offer
+        return rope
+    original = parameters if "original_max_position_embeddings" in parameters else fields
+    original_max = original.whole("original_max_position_embeddings", 1, 1 << 26, default=max_positions)
+    rope = replace(rope, kind=kind, original_max_positions=original_max)
+    attention_factor = parameters.number("attention_factor", 0.0, 1e3, default=0.0) or None
+    if kind == "longrope":
+        count = rotary_dim // 2
+        return replace(
+            rope,
+            factor=parameters.number("factor", 1e-3, 1e6, default=max_positions / original_max),
+            attention_factor=attention_factor,
+            short_factors=parameters.numbers("short_factor", count, 1e-6, 1e6),
+            long_factors=parameters.numbers("long_factor", count, 1e-6, 1e6),
+        )
+    rope = replace(rope, factor=parameters.number("factor", 1e-3, 1e6))
+    if kind == "llama3":
+        return _llama3(rope, parameters)
+    return replace(
+        rope,
+        attention_factor=attention_factor,
+        beta_fast=parameters.number("beta_fast", 0.0, 1e6, default=32.0) or 32.0,
+        beta_slow=parameters.number("beta_slow", 0.0, 1e6, default=1.0) or 1.0,
+        mscale=parameters.number("mscale", 0.0, 1e3, default=0.0),
+        mscale_all_dim=parameters.number("mscale_all_dim", 0.0, 1e3, default=0.0),
+        is_truncated=parameters.flag("truncate", default=True),
+    )
+
+
+def _llama3(rope: RopeConfig, parameters: Fields) -> RopeConfig:
+    low = parameters.number("low_freq_factor", 1e-6, 1e6)
+    high = parameters.number("high_freq_factor", 1e-6, 1e6)
+    if low == high:
+        raise parameters.refusal("low_freq_factor", "low_freq_factor and high_freq_factor must differ")
+    return replace(rope, low_freq_factor=low, high_freq_factor=high)
+
+
+def with_neighbours(config: ModelConfig) -> ModelConfig:
+    """`config` with positions that turn each number of a head with its neighbour."""
+
+    def change(_index: int, layer: LayerConfig) -> LayerConfig:
+        if not isinstance(layer.positions, RopeConfig):
+            return layer
+        return replace(layer, positions=replace(layer.positions, is_interleaved=True))
+
+    return config.with_layers(change)
