@@ -8,7 +8,7 @@ that can never become a character turn into U+FFFD; a character that is still op
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as Vocabulary
@@ -21,17 +21,26 @@ class UnsupportedTokenizer(Exception):
 
 
 class TokenBytes:
-    """Which bytes each token id spells; control tokens spell none.
+    """Which bytes each token id spells; hidden control tokens spell none.
 
     `texts` overrides the spelling of added tokens. `strips_leading_space` tells whether the tokenizer puts a space
-    before a text of its own, which is taken off again when that text is decoded.
+    before a text of its own, which is taken off again when that text is decoded; `opens_apart`, whether the token that
+    opens such a text is spelled in a way of its own (`opening`).
     """
 
     def __init__(self, vocabulary: Vocabulary, decoder: dict[str, Any] | None, texts: dict[int, str]) -> None:
         self._vocabulary = vocabulary
+        self._texts = texts
         self._known: dict[int, bytes] = {token_id: text.encode() for token_id, text in texts.items()}
         steps = _decoder_steps(decoder)
         kinds = {step["type"] for step in steps}
+        self._word_piece = next((step for step in steps if step["type"] == "WordPiece"), None)
+        self._opening_signs = [
+            step["replacement"]
+            for step in steps
+            if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
+        ]
+        self.opens_apart = bool(self._opening_signs) or self._word_piece is not None
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_fallback = "ByteFallback" in kinds
         self._replacements = [
@@ -39,9 +48,7 @@ class TokenBytes:
         ]
         self._replacements += [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
         self.strips_leading_space = any(
-            (step["type"] == "Strip" and step["start"] > 0 and step["content"] == " ")
-            or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
-            for step in steps
+            step["type"] == "Strip" and step["start"] > 0 and step["content"] == " " for step in steps
         )
 
     def __getitem__(self, token_id: int) -> bytes:
@@ -53,7 +60,22 @@ class TokenBytes:
             self._known[token_id] = spelled
         return spelled
 
+    def opening(self, token_id: int) -> bytes:
+        """The bytes of a token that opens a text of its own."""
+        token = self._vocabulary.id_to_token(token_id)
+        if token is None or token_id in self._texts:
+            return self[token_id]
+        if self._word_piece is not None:
+            return _cleaned(token, self._word_piece).encode()
+        for sign in self._opening_signs:
+            token = token.replace(sign, "")
+        return self._spell(token)
+
     def _spell(self, token: str) -> bytes:
+        if self._word_piece is not None:
+            prefix = self._word_piece["prefix"]
+            token = token[len(prefix) :] if token.startswith(prefix) else f" {token}"
+            return _cleaned(token, self._word_piece).encode()
         if self._is_byte_level:
             try:
                 return bytes(_BYTE_OF_CHAR[char] for char in token)
@@ -72,21 +94,39 @@ class TokenBytes:
 class Detokenizer:
     """The text of one sequence as its ids arrive. `push` costs about a microsecond a token."""
 
-    def __init__(self, token_bytes: TokenBytes, *, is_own_text: bool = True) -> None:
+    def __init__(
+        self, token_bytes: TokenBytes, *, is_own_text: bool = True, kept: Mapping[int, bytes] | None = None
+    ) -> None:
         """`is_own_text`: these ids are a text of their own, not the continuation of one that a reader has seen, so
-        a leading space that the tokenizer put there is taken off."""
+        a leading space that the tokenizer put there is taken off. `kept` spells hidden control tokens that are to
+        show in this sequence."""
         self._token_bytes = token_bytes
+        self._kept = kept or {}
         self._decoder = _Utf8Decoder(errors="replace")
         self._strips_next_space = is_own_text and token_bytes.strips_leading_space
+        self._opens = is_own_text and token_bytes.opens_apart
 
     def push(self, token_ids: Iterable[int]) -> str:
         """The characters completed by these ids; may be empty."""
         spelled = self._token_bytes
-        text = self._decoder.decode(b"".join([spelled[token_id] for token_id in token_ids]))
+        if self._opens or self._kept:
+            text = self._decoder.decode(b"".join([self._spelled(token_id) for token_id in token_ids]))
+        else:
+            text = self._decoder.decode(b"".join([spelled[token_id] for token_id in token_ids]))
         if self._strips_next_space and text:
             self._strips_next_space = False
             text = text.removeprefix(" ")
         return text
+
+    def _spelled(self, token_id: int) -> bytes:
+        kept = self._kept.get(token_id)
+        if kept is not None:
+            self._opens = False
+            return kept
+        if self._opens and self._token_bytes[token_id]:
+            self._opens = False
+            return self._token_bytes.opening(token_id)
+        return self._token_bytes[token_id]
 
 
 class StopFinder:
@@ -133,10 +173,18 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
         raise UnsupportedTokenizer("the tokenizer has no decoder")
     steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     for step in steps:
-        is_known = step["type"] in ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace")
+        is_known = step["type"] in ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece")
         if not is_known and not (step["type"] == "Replace" and "String" in step["pattern"]):
             raise UnsupportedTokenizer(f"tokenizer decoder {step['type']} is not supported")
     return steps
+
+
+def _cleaned(text: str, word_piece: Mapping[str, Any]) -> str:
+    """A word with the space before it taken away where none is written."""
+    if word_piece.get("cleanup"):
+        for untidy, tidy in _UNTIDY:
+            text = text.replace(untidy, tidy)
+    return text
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -148,3 +196,4 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _byte_level_alphabet()
+_UNTIDY = tuple((f" {tidy}", tidy) for tidy in (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"))
