@@ -15,12 +15,12 @@ import hashlib
 import hmac
 import os
 import uuid
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
+from engine.node.asgi import BodyTooLarge, ClientLeft, Message, Receive, Send, answer, read_body, wait_for_disconnect
 from engine.node.calls import Calls
 from engine.node.model_store import ModelStore, ModelUnavailable
 from engine.protocol.events import Event, Failed, Finished
@@ -32,10 +32,6 @@ from telemetry import metrics
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 DEFAULT_DEADLINE_S = 120.0
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 class ExecuteBody(Struct, frozen=True, kw_only=True):
@@ -74,15 +70,15 @@ class HttpDoor:
         if route == ("POST", "/execute"):
             await self._execute(scope, receive, send)
         elif route == ("GET", "/status"):
-            await _answer(send, 200, msgspec.json.encode(self._status()) + b"\n")
+            await answer(send, 200, msgspec.json.encode(self._status()) + b"\n")
         elif route == ("GET", "/metrics"):
             export_replicas(self._status())
-            await _answer(send, 200, metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
+            await answer(send, 200, metrics.render(), b"text/plain; version=0.0.4; charset=utf-8")
         elif route == ("GET", "/healthz"):
-            await _answer(send, 200, b'{"status":"ok"}\n')
+            await answer(send, 200, b'{"status":"ok"}\n')
         elif route == ("GET", "/readyz"):
             is_ready = self._is_ready()
-            await _answer(send, 200 if is_ready else 503, b'{"ready":%s}\n' % (b"true" if is_ready else b"false"))
+            await answer(send, 200 if is_ready else 503, b'{"ready":%s}\n' % (b"true" if is_ready else b"false"))
         else:
             await _refuse(send, 404, "no such route")
 
@@ -90,9 +86,12 @@ class HttpDoor:
         offered = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(offered) != 1 or not hmac.compare_digest(_digest(offered[0]), _digest(self._authorization)):
             return await _refuse(send, 401, "the cluster secret is needed as a bearer token")
-        body = await _read_body(receive)
-        if body is None:
+        try:
+            body = await read_body(scope, receive, MAX_BODY_BYTES)
+        except BodyTooLarge:
             return await _refuse(send, 413, f"a body has at most {MAX_BODY_BYTES} bytes")
+        except ClientLeft:
+            return None
         try:
             execute = await self._read(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
@@ -124,7 +123,7 @@ class HttpDoor:
             {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"application/x-ndjson")]}
         )
         call = self._calls.begin(execute, events.put_nowait)
-        leaving = asyncio.create_task(_wait_for_disconnect(receive))
+        leaving = asyncio.create_task(wait_for_disconnect(receive))
         if call is not None:
             leaving.add_done_callback(lambda _: call.abandon())
         try:
@@ -154,31 +153,8 @@ async def _take(events: asyncio.Queue[Event], leaving: asyncio.Task[None]) -> li
     return taken
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _read_body(receive: Receive) -> bytes | None:
-    """The whole body; None when it is over the limit or the client left."""
-    body = bytearray()
-    while True:
-        message = await receive()
-        body += message.get("body", b"")
-        if message["type"] == "http.disconnect" or len(body) > MAX_BODY_BYTES:
-            return None
-        if not message.get("more_body", False):
-            return bytes(body)
-
-
 async def _refuse(send: Send, status: int, message: str) -> None:
-    await _answer(send, status, msgspec.json.encode({"error": message}) + b"\n")
-
-
-async def _answer(send: Send, status: int, body: bytes, content_type: bytes = b"application/json") -> None:
-    headers = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await answer(send, status, msgspec.json.encode({"error": message}) + b"\n")
 
 
 def _digest(text: bytes) -> bytes:

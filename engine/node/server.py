@@ -87,9 +87,9 @@ class _Refusal(asyncio.Protocol):
 
 
 class HttpServer:
-    """Serves an ASGI application on one address; leaves signals alone."""
+    """Serves an ASGI application on one address; leaves signals alone. `max_connections` None sets no limit."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, max_connections: int | None = MAX_HTTP_CONNECTIONS) -> None:
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -98,7 +98,8 @@ class HttpServer:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=MAX_HTTP_CONNECTIONS,
+            limit_concurrency=max_connections,
+            backlog=BACKLOG,
             timeout_graceful_shutdown=1,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.WARNING)

@@ -231,11 +231,18 @@ class ChatChunks:
     """The `chat.completion.chunk` documents of one stream, as JSON bytes; everything constant is rendered once."""
 
     def __init__(
-        self, completion_id: str, created: int, model: str, *, has_usage_chunk: bool, is_legacy: bool = False
+        self,
+        completion_id: str,
+        created: int,
+        model: str,
+        *,
+        has_usage_chunk: bool,
+        is_legacy: bool = False,
+        index: int = 0,
     ) -> None:
         head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": model}
         self._open = _encode(head)[:-1]
-        self._before = self._open + b',"choices":[{"index":0,"delta":'
+        self._before = self._open + b',"choices":[{"index":%d,"delta":' % index
         self._before_text = self._before + b'{"content":'
         self._tail = b"}]" + (b',"usage":null}' if has_usage_chunk else b"}")
         self._after_text = b'},"logprobs":null,"finish_reason":null' + self._tail

@@ -20,6 +20,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     `frequency_penalty` are subtracted for completion tokens only. `seed` None draws one per call. `logprobs` None
     gives none, k >= 0 gives that of the sampled token and of the k likeliest. `must_fit` says that `max_tokens` is the
     caller's own word: it is refused when the prompt leaves less of the context, where a default would be shortened.
+    A token of `stop_token_ids` ends the text as the model's own end tokens do, and shows in it no more than they.
     """
 
     max_tokens: int = 256
@@ -33,6 +34,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 

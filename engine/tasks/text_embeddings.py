@@ -70,6 +70,11 @@ class TextEmbedder:
     def is_alive(self) -> bool:
         return self._worker.is_alive
 
+    @property
+    def max_tokens(self) -> int:
+        """What is read of a text."""
+        return self._tokenizer.max_tokens
+
     def status(self) -> EngineStatus:
         return self._worker.status()
 

@@ -1,0 +1,60 @@
+"""What an HTTP door says and hears over plain ASGI: a whole body in, one answer out, and word of a client that left.
+
+Knows no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class BodyTooLarge(Exception):
+    """More was sent, or announced, than is read."""
+
+
+class ClientLeft(Exception):
+    """The client closed its connection: there is no one to answer."""
+
+
+def header(scope: Message, name: bytes) -> bytes | None:
+    """The first value of a header, by its lower-case name."""
+    return next((value for key, value in scope["headers"] if key == name), None)
+
+
+async def read_body(scope: Message, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body. Raises BodyTooLarge, ClientLeft."""
+    announced = header(scope, b"content-length")
+    if announced is not None and announced.isdigit() and int(announced) > max_bytes:
+        raise BodyTooLarge
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        body += message.get("body", b"")
+        if len(body) > max_bytes:
+            raise BodyTooLarge
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has left; to be called once the body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def answer(
+    send: Send, status: int, body: bytes, content_type: bytes = b"application/json", headers: Headers = ()
+) -> None:
+    """Send a whole answer."""
+    length = (b"content-length", str(len(body)).encode())
+    all_headers = [(b"content-type", content_type), length, *headers]
+    await send({"type": "http.response.start", "status": status, "headers": all_headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,174 @@
+"""OpenAI's text completions <-> typed tasks and events: `/v1/completions`, as load generators speak it. Pure.
+
+Reading raises `BadInput`. What they share with chat is in `openai.py`. Knows nothing of HTTP or of SSE framing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.protocol import alone, openai
+from engine.protocol.events import FinishReason, TokenLogprob, Usage
+from engine.protocol.fields import BadInput, boolean, integer
+from engine.protocol.output_format import output_constraint
+from engine.protocol.tasks import Constraint, Sampling, TextGeneration
+
+MAX_PROMPTS = 1024
+MAX_SEQUENCES = 2048  # of one body: prompts × best_of
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+Prompt = str | tuple[int, ...]
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Completions:
+    """What a body asks for: for each prompt `num_choices` texts, the best of `num_tries`. `has_echo`: each begins with
+    its prompt."""
+
+    prompts: tuple[Prompt, ...]
+    sampling: Sampling
+    num_choices: int
+    num_tries: int
+    has_echo: bool
+    constraint: Constraint | None
+
+    def tasks(self) -> list[TextGeneration]:
+        """All tries of the first prompt, then those of the second, …"""
+        return [self._task(prompt, attempt) for prompt in self.prompts for attempt in range(self.num_tries)]
+
+    def _task(self, prompt: Prompt, attempt: int) -> TextGeneration:
+        sampling = alone.of_choice(self.sampling, attempt)
+        if self.num_tries > self.num_choices and sampling.logprobs is None:
+            sampling = msgspec.structs.replace(sampling, logprobs=0)  # what the best is chosen by
+        if isinstance(prompt, str):
+            return TextGeneration(prompt=prompt, raw=True, sampling=sampling, constraint=self.constraint)
+        return TextGeneration(prompt_token_ids=prompt, sampling=sampling, constraint=self.constraint)
+
+
+def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int) -> Completions:
+    """Raises BadInput."""
+    openai.refuse_unsafe_fields(body)
+    alone.refuse_unsupported(body)
+    prompts = _prompts(body.get("prompt"))
+    if not all(isinstance(prompt, str) or _are_known(prompt, vocab_size) for prompt in prompts):
+        raise BadInput(f"'/prompt' must hold token ids from 0 to {vocab_size - 1}")
+    num_choices = alone.num_choices(body)
+    num_tries = integer(body, "best_of", num_choices, minimum=num_choices, maximum=alone.MAX_CHOICES)
+    if len(prompts) * num_tries > MAX_SEQUENCES:
+        raise BadInput(f"'/prompt' and '/best_of' ask for more than {MAX_SEQUENCES} answers")
+    if num_tries > num_choices and boolean(body, "stream", False):
+        raise BadInput("'/best_of' must be '/n' where '/stream' is true")
+    num_tops = integer(body, "logprobs", None, minimum=0, maximum=openai.MAX_TOP_LOGPROBS)
+    has_echo = boolean(body, "echo", False)
+    if has_echo and num_tops is not None:
+        raise BadInput("'/echo' cannot be combined with '/logprobs': a prompt's tokens have no log-probabilities here")
+    if not boolean(body, "add_special_tokens", True):
+        raise BadInput("'/add_special_tokens' must be true: send token ids to choose every token")
+    words = dict(body) | {"logprobs": num_tops is not None, "top_logprobs": num_tops}
+    sampling = openai.sampling(words, default_max_tokens=DEFAULT_MAX_TOKENS, context_window=context_window)
+    return Completions(
+        prompts=prompts,
+        sampling=alone.with_engine_fields(body, sampling),
+        num_choices=num_choices,
+        num_tries=num_tries,
+        has_echo=has_echo,
+        constraint=output_constraint(body),
+    )
+
+
+def _prompts(value: Any) -> tuple[Prompt, ...]:
+    """A text, a list of texts, token ids, or a list of lists of token ids."""
+    if value is None:
+        raise BadInput("required properties at '/' are 'prompt'")
+    if isinstance(value, str):
+        return (value,)
+    if not isinstance(value, list):
+        raise BadInput("Type mismatch of '/prompt', expected 'string' or 'array'")
+    if not value:
+        raise BadInput("'/prompt' must not be empty")
+    if _are_token_ids(value):
+        return (tuple(value),)
+    if len(value) > MAX_PROMPTS:
+        raise BadInput(f"'/prompt' must have <= {MAX_PROMPTS} items")
+    if all(isinstance(prompt, str) for prompt in value):
+        return tuple(value)
+    if all(isinstance(prompt, list) and _are_token_ids(prompt) for prompt in value):
+        return tuple(tuple(prompt) for prompt in value)
+    raise BadInput("'/prompt' must hold texts only, token ids only, or lists of token ids only")
+
+
+def _are_token_ids(values: list[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _are_known(token_ids: Sequence[int], vocab_size: int) -> bool:
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
+
+
+def completion_object(
+    completion_id: str, created: int, model: str, choices: Sequence[dict[str, Any]], usage: Usage
+) -> dict[str, Any]:
+    """A whole `text_completion`; `choices` are made by `choice_object`."""
+    return {
+        "id": completion_id,
+        "object": "text_completion",
+        "created": created,
+        "model": model,
+        "choices": list(choices),
+        "usage": openai.usage_object(usage),
+    }
+
+
+def choice_object(
+    index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None, offset: int = 0
+) -> dict[str, Any]:
+    """One choice, or a piece of it in a stream; `offset` is how many characters of its text came before."""
+    shown = None if logprobs is None else logprobs_object(logprobs, offset)
+    return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
+
+
+def logprobs_object(logprobs: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
+    """`logprobs` in the older form: columns. Among a token's likeliest is always the token itself."""
+    offsets = []
+    for entry in logprobs:
+        offsets.append(offset)
+        offset += len(entry.text)
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [entry.logprob for entry in logprobs],
+        "tokens": [entry.text for entry in logprobs],
+        "top_logprobs": [{entry.text: entry.logprob} | dict(entry.top) for entry in logprobs],
+    }
+
+
+class CompletionChunks:
+    """The documents of one stream of text completions, as JSON bytes; what is constant is rendered once."""
+
+    def __init__(self, completion_id: str, created: int, model: str, *, has_usage_chunk: bool) -> None:
+        head = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
+        self._open = _encode(head)[:-1]
+        self._before = self._open + b',"choices":[{"index":'
+        self._tail = b"}]" + (b',"usage":null}' if has_usage_chunk else b"}")
+        self._after_text = b',"logprobs":null,"finish_reason":null' + self._tail
+
+    def text(self, index: int, text: str) -> bytes:
+        """More of a choice's text."""
+        return self._before + b"%d" % index + b',"text":' + _encode(text) + self._after_text
+
+    def choice(
+        self, index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None, offset: int
+    ) -> bytes:
+        """A piece with log-probabilities, or the last one of a choice."""
+        shown = _encode(None if logprobs is None else logprobs_object(logprobs, offset))
+        before = self._before + b"%d" % index + b',"text":' + _encode(text)
+        return before + b',"logprobs":' + shown + b',"finish_reason":' + _encode(reason) + self._tail
+
+    def usage(self, usage: Usage) -> bytes:
+        """The chunk without choices that `include_usage` asks for."""
+        return self._open + b',"choices":[],"usage":' + _encode(openai.usage_object(usage)) + b"}"

@@ -1,0 +1,103 @@
+"""Bodies of the standalone server -> tasks, and the shape their answers are wanted in. Reading raises BadInput.
+
+The fields themselves are read in `engine/protocol`; here is what needs the loaded model, and what a route does with
+several choices. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.protocol import alone, completions, openai
+from engine.protocol.fields import BadInput, boolean
+from engine.protocol.tasks import TextGeneration
+from engine.protocol.tools import tool_use
+from engine.standalone.shapes import ChatShape
+from engine.tasks.text_generation import TextGenerator
+
+MAX_TOKEN_IDS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Chat:
+    """A chat body: the same conversation, `num_choices` times over."""
+
+    task: TextGeneration
+    num_choices: int
+    has_usage_chunk: bool
+    is_legacy: bool
+
+    @property
+    def tasks(self) -> list[TextGeneration]:
+        sampling = self.task.sampling
+        return [
+            msgspec.structs.replace(self.task, sampling=alone.of_choice(sampling, choice))
+            for choice in range(self.num_choices)
+        ]
+
+    def shape(self, completion_id: str, created: int, model: str) -> ChatShape:
+        return ChatShape(
+            completion_id,
+            created,
+            model,
+            num_choices=self.num_choices,
+            has_usage_chunk=self.has_usage_chunk,
+            has_logprobs=self.task.sampling.logprobs is not None,
+            is_legacy=self.is_legacy,
+        )
+
+
+def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
+    """Without `max_tokens` an answer may take all the context that its prompt leaves."""
+    alone.refuse_unsupported(body)
+    if boolean(body, "echo", False):
+        raise BadInput("'/echo' is not supported for a conversation")
+    num_choices = alone.num_choices(body)
+    one = dict(body) | {"n": 1}
+    task = openai.text_generation(one, default_max_tokens=context_window, context_window=context_window)
+    task = msgspec.structs.replace(task, sampling=alone.with_engine_fields(body, task.sampling))
+    return Chat(task, num_choices, openai.wants_usage_chunk(body), tool_use(body).is_legacy)
+
+
+def echoes(asked: completions.Completions, generator: TextGenerator) -> list[str]:
+    """What the choices of each prompt begin with."""
+    if not asked.has_echo:
+        return [""] * len(asked.prompts)
+    texts = []
+    for prompt in asked.prompts:
+        if isinstance(prompt, str):
+            texts.append(prompt)
+        else:
+            texts.append(generator.tokenizer.decode(prompt))
+    return texts
+
+
+async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequence[int]:
+    """The ids of `prompt` as /v1/completions would read it, or of `messages` as chat would."""
+    alone.refuse_unsupported(body)
+    if body.get("messages") is not None:
+        window = generator.info.max_model_len
+        one = {name: value for name, value in body.items() if name in ("messages", "tools", "tool_choice")}
+        task = openai.text_generation(one, default_max_tokens=1, context_window=window)
+    elif isinstance(body.get("prompt"), str):
+        if not boolean(body, "add_special_tokens", True):
+            raise BadInput("'/add_special_tokens' must be true")
+        task = TextGeneration(prompt=body["prompt"], raw=True)
+    else:
+        raise BadInput("required properties at '/' are 'prompt' or 'messages'")
+    return await generator.prompt_ids(task)
+
+
+def token_ids(value: Any, vocab_size: int) -> list[int]:
+    """A list of ids that the model knows."""
+    if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
+        raise BadInput("'/tokens' must be a list of token ids")
+    if len(value) > MAX_TOKEN_IDS:
+        raise BadInput(f"'/tokens' must have <= {MAX_TOKEN_IDS} items")
+    if not all(0 <= token_id < vocab_size for token_id in value):
+        raise BadInput(f"'/tokens' must hold token ids from 0 to {vocab_size - 1}")
+    return value

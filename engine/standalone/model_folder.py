@@ -1,0 +1,129 @@
+"""A model from a folder that nobody published: what its files say it is for, in what precision, and how to sample.
+
+`FolderStore` offers it to `Replicas` as if it came from a store. Looks at small JSON files only; weights, tokenizer and
+architecture are checked by who loads them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from catalog.errors import CardError
+from catalog.manifest import Manifest
+from engine.node.model_store import LocalModel, ModelUnavailable
+from engine.protocol import openai
+from engine.protocol.fields import BadInput
+from engine.standalone.settings import ServeSettings
+
+MAX_JSON_BYTES = 4 * 1024 * 1024
+
+_DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}  # anything else is converted to what is fastest here
+_SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_WEIGHTS = (".safetensors", ".gguf")
+
+
+class FolderUnusable(Exception):
+    """A file of the folder says something that cannot be; the text names it."""
+
+
+class FolderStore:
+    """The one model of a standalone server. `revision` stands for the folder; nothing is hashed or copied."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        """Raises FolderUnusable."""
+        self._folder = settings.model_dir
+        config = read_json(self._folder / "config.json")
+        self.name = settings.model_names[0]
+        self.architecture = _architecture(config)
+        try:
+            self._manifest = Manifest(
+                name=self.name,
+                task=_task(self._folder),
+                architecture=self.architecture,
+                context_window=settings.max_model_len,
+                files=(),
+            )
+            self.revision = self._manifest.revision
+        except (ValueError, CardError) as error:
+            raise FolderUnusable(str(error)) from error
+
+    @property
+    def task(self) -> str:
+        return self._manifest.task
+
+    async def current_revision(self, name: str) -> str:
+        if name != self.name:
+            raise ModelUnavailable(f"this server has {self.name} only")
+        return self.revision
+
+    async def open(self, name: str, revision: str) -> LocalModel:
+        await self.current_revision(name)
+        if not self._folder.is_dir():
+            raise ModelUnavailable(f"{self._folder} is gone")
+        return LocalModel(name, revision, self._folder, self._manifest)
+
+    def release(self, revision: str) -> None:
+        """The folder stays where it is."""
+
+
+def dtype_of(folder: Path) -> str:
+    """The precision that `config.json` names, in the engine's words. Raises FolderUnusable."""
+    config = read_json(folder / "config.json")
+    inner = config.get("text_config")
+    for fields in (config, inner if isinstance(inner, dict) else {}):
+        named = fields.get("torch_dtype") or fields.get("dtype")
+        if named:
+            return _DTYPES.get(str(named).removeprefix("torch."), "auto")
+    return "auto"
+
+
+def sampling_defaults(folder: Path) -> dict[str, Any]:
+    """What `generation_config.json` says of sampling, as fields of a body; OpenAI's own defaults where it is silent.
+    Raises FolderUnusable."""
+    path = folder / "generation_config.json"
+    said = read_json(path) if path.is_file() else {}
+    defaults: dict[str, Any] = {"temperature": 1.0}
+    defaults |= {name: said[name] for name in _SAMPLING_FIELDS if said.get(name) is not None}
+    if said.get("do_sample") is False:
+        defaults["temperature"] = 0.0
+    if defaults.get("top_k") == -1:
+        defaults["top_k"] = 0
+    try:
+        openai.sampling(defaults, default_max_tokens=1, context_window=1)
+    except BadInput as error:
+        raise FolderUnusable(f"generation_config.json: {error}") from error
+    return defaults
+
+
+def weight_bytes(folder: Path) -> int:
+    """How much there is to load."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.name.endswith(_WEIGHTS))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a small file. Raises FolderUnusable."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise FolderUnusable(f"{path.name}: over {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FolderUnusable(f"{path.name} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise FolderUnusable(f"{path.name} is not JSON") from error
+    if not isinstance(value, dict):
+        raise FolderUnusable(f"{path.name} is not a JSON object")
+    return value
+
+
+def _architecture(config: dict[str, Any]) -> str:
+    named = config.get("architectures")
+    if not isinstance(named, list) or not named or not isinstance(named[0], str):
+        raise FolderUnusable("config.json: architectures is missing: it says what the model is")
+    return named[0]
+
+
+def _task(folder: Path) -> str:
+    is_embedder = (folder / "modules.json").is_file() and (folder / "1_Pooling" / "config.json").is_file()
+    return "text-embeddings" if is_embedder else "text-generation"

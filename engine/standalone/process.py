@@ -1,0 +1,54 @@
+"""`python -m engine serve MODEL_DIR`: one standalone server, from its flags to its end.
+
+The warm parent is started first, since importing torch takes longest; the rest is imported beside it. Ends with 0 after
+a drain, 1 when the model cannot be loaded, 2 and one line when a flag, the folder or the address cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from engine.standalone.settings import ServeSettings, read_flags
+from engine.zygote import Zygote
+from telemetry.logs import configure_logs
+from telemetry.settings import SettingError
+
+
+async def _run(settings: ServeSettings) -> int:
+    environ = {**os.environ, "HEARTH_LOG_LEVEL": settings.log_level}
+    zygote = Zygote(configure="engine.node.process:configure", environ=environ)
+    await zygote.start()
+    try:
+        from engine.node.server import CannotListen
+        from engine.standalone.model_folder import FolderUnusable
+        from engine.standalone.server import StandaloneServer
+
+        try:
+            server = StandaloneServer(settings, zygote)
+            loop = asyncio.get_running_loop()
+            for sign in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(sign, server.stop)
+            return await server.run()
+        except (CannotListen, FolderUnusable) as error:
+            sys.stderr.write(f"hearth engine: {error}\n")
+            return 2
+    finally:
+        await zygote.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    try:
+        settings = read_flags(arguments)
+    except SettingError as error:
+        sys.stderr.write(f"hearth engine: {error}\n")
+        return 2
+    configure_logs("engine front", settings.log_level)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings))

@@ -1,0 +1,92 @@
+"""The one model that is served: loaded once, brought back after a crash, and what callers may know of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from engine.node.calls import MAX_DEADLINE_S, Calls
+from engine.node.http_door import export_replicas
+from engine.node.replicas import Replicas
+from engine.protocol.alone import with_defaults
+from engine.protocol.status import NodeStatus
+from engine.protocol.tasks import TaskInput
+from engine.protocol.wire import Execute
+from engine.standalone.model_folder import FolderStore
+from engine.tasks.text_embeddings import TextEmbedder
+from engine.tasks.text_generation import TextGenerator
+from engine.tasks.work import Refused, TaskModel
+
+MAX_CALLS = 1 << 16  # the engine's own queue is the limit that counts
+
+
+class ServedModel:
+    """The model of a `FolderStore`. All callers share one prefix cache and one share of the engine."""
+
+    def __init__(
+        self, store: FolderStore, replicas: Replicas, names: tuple[str, ...], folder: Path, defaults: dict[str, Any]
+    ) -> None:
+        self.name = store.name
+        self.names = names
+        self.calls = Calls(replicas, MAX_CALLS)
+        self._store = store
+        self._replicas = replicas
+        self._folder = folder
+        self._defaults = defaults
+        self._namespace = os.urandom(32)
+        self._created = int(time.time())
+
+    @property
+    def is_ready(self) -> bool:
+        return self._replicas.is_hot(self.name) and not self.calls.is_draining
+
+    async def load(self) -> TaskModel:
+        """The model, as soon as it is hot. Raises Refused."""
+        resident = await self._replicas.acquire(self.name, self._store.revision)
+        self._replicas.release(resident)  # it has its place for good: nothing else is ever loaded here
+        return resident.ready_model
+
+    async def generator(self) -> TextGenerator:
+        """Raises Refused, also when the model does something else."""
+        model = await self.load()
+        if not isinstance(model, TextGenerator):
+            raise Refused("invalid_input", "this model embeds texts and generates none")
+        return model
+
+    async def embedder(self) -> TextEmbedder:
+        """Raises Refused, also when the model does something else."""
+        model = await self.load()
+        if not isinstance(model, TextEmbedder):
+            raise Refused("invalid_input", "this model generates text and embeds none")
+        return model
+
+    def filled(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A body with the model's own sampling where it says nothing."""
+        return with_defaults(body, self._defaults)
+
+    def execute(self, request_id: str, task: TaskInput) -> Execute:
+        """What every call of a request has in common."""
+        return Execute(
+            call_id=0,
+            request_id=request_id,
+            model=self.name,
+            revision=self._store.revision,
+            namespace=self._namespace,
+            tenant=0,
+            task=task,
+            deadline_s=MAX_DEADLINE_S,
+        )
+
+    async def describe(self) -> list[dict[str, Any]]:
+        """The model as OpenAI lists it, under each of its names. Raises Refused."""
+        model = await self.load()
+        length = model.info.max_model_len if isinstance(model, TextGenerator) else None
+        length = model.max_tokens if isinstance(model, TextEmbedder) else length
+        facts = {"object": "model", "created": self._created, "owned_by": "hearth", "root": str(self._folder)}
+        return [{"id": name, **facts, "parent": None, "max_model_len": length} for name in self.names]
+
+    def export(self) -> None:
+        """Set the gauges of what is loaded now."""
+        export_replicas(NodeStatus(node_id="", pop="", address="", replicas=self._replicas.statuses()))

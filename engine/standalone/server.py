@@ -1,0 +1,174 @@
+"""A standalone server, put together: what it owns, the order in which that starts, and the order in which it leaves.
+
+It listens before the model is loaded, so that a port that is taken costs no time; requests wait meanwhile. Leaving:
+take no new calls, let those in flight finish, close the door, end the model's processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+from engine.node.addresses import Address
+from engine.node.loaders import Loaders
+from engine.node.replicas import Replicas
+from engine.node.server import HttpServer
+from engine.standalone.app import OpenAIDoor
+from engine.standalone.model_folder import FolderStore, dtype_of, sampling_defaults, weight_bytes
+from engine.standalone.served_model import ServedModel
+from engine.standalone.settings import ServeSettings
+from engine.tasks.text_generation import TextGenerator
+from engine.tasks.work import Refused, TaskModel
+from engine.zygote import Zygote
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_S = 5.0
+
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on everywhere is reached here
+
+
+@dataclass(frozen=True)
+class _LoadSettings:
+    """What `Loaders` reads, with the precision settled."""
+
+    device: str
+    dtype: str
+    num_threads: int
+    kv_memory_bytes: int
+    max_sequences: int
+    max_waiting: int
+    max_step_tokens: int
+
+
+class StandaloneServer:
+    """Made inside the event loop; `run` is its life."""
+
+    def __init__(self, settings: ServeSettings, zygote: Zygote) -> None:
+        """Raises FolderUnusable."""
+        self._settings = settings
+        self._started_s = time.monotonic()
+        self._is_stopping = asyncio.Event()
+        self._is_hurried = asyncio.Event()
+        self._store = FolderStore(settings)
+        defaults = sampling_defaults(settings.model_dir)
+        self._dtype = dtype_of(settings.model_dir) if settings.dtype == "config" else settings.dtype
+        self._replicas = Replicas(self._store, Loaders(zygote, self._load_settings()), max_replicas=1)
+        self._model = ServedModel(self._store, self._replicas, settings.model_names, settings.model_dir, defaults)
+        door = OpenAIDoor(self._model, api_key=settings.api_key, version=metadata.version("hearth"))
+        self._http = HttpServer(door, max_connections=None)
+
+    def stop(self) -> None:
+        """Drain and leave; asked a second time, leave without waiting for answers."""
+        (self._is_hurried if self._is_stopping.is_set() else self._is_stopping).set()
+
+    async def run(self) -> int:
+        """Until stopped and drained; returns the exit code: 1 if the model cannot be loaded. Raises CannotListen."""
+        await self._http.open(Address(host=self._settings.host, port=self._settings.port))
+        try:
+            if not await self._load():
+                return 0 if self._is_stopping.is_set() else 1
+            await self._is_stopping.wait()
+            await self._drain()
+        finally:
+            await self._http.close()
+            await self._replicas.close()
+        return 0
+
+    async def _load(self) -> bool:
+        """Say so while the model is loaded and when it is; False if it cannot be, or should not any more."""
+        size = _shown_size(weight_bytes(self._settings.model_dir))
+        _tell(f"loading {self._model.name}: {self._store.architecture}, {size} of weights")
+        loading = asyncio.create_task(self._model.load())
+        stopping = asyncio.create_task(self._is_stopping.wait())
+        try:
+            while not loading.done() and not stopping.done():
+                await asyncio.wait((loading, stopping), timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
+                if not loading.done() and not stopping.done():
+                    _tell(f"still loading after {time.monotonic() - self._started_s:.0f} s")
+            if not loading.done():
+                return False
+            model = loading.result()
+        except Refused as refusal:
+            _tell(f"{self._settings.model_dir} cannot be served: {refusal.failure.message}")
+            return False
+        finally:
+            for task in (loading, stopping):
+                task.cancel()
+            await asyncio.gather(loading, stopping, return_exceptions=True)
+        self._say_ready(model)
+        return True
+
+    async def _drain(self) -> None:
+        calls = self._model.calls
+        if len(calls):
+            _tell(f"stopping: {len(calls)} answers get {self._settings.drain_timeout_s:g} s to finish")
+        draining = asyncio.create_task(calls.drain(self._settings.drain_timeout_s))
+        hurried = asyncio.create_task(self._is_hurried.wait())
+        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        calls.cancel_all()
+        await draining
+        hurried.cancel()
+        _tell(f"stopped after {time.monotonic() - self._started_s:.0f} s")
+
+    def _load_settings(self) -> _LoadSettings:
+        settings = self._settings
+        return _LoadSettings(
+            device=settings.device,
+            dtype=self._dtype,
+            num_threads=settings.num_threads,
+            kv_memory_bytes=settings.kv_memory_bytes,
+            max_sequences=settings.max_sequences,
+            max_waiting=settings.max_waiting,
+            max_step_tokens=settings.max_step_tokens,
+        )
+
+    def _say_ready(self, model: TaskModel) -> None:
+        """One line on standard output, with a command that gets an answer."""
+        facts = ""
+        if isinstance(model, TextGenerator):
+            info = model.info
+            facts = f" ({info.layout_tag.partition('-')[0]}, context {info.max_model_len}, {info.num_blocks} KV blocks)"
+        seconds = time.monotonic() - self._started_s
+        curl = shlex.join(self._curl(model))
+        if self._settings.api_key:
+            curl += ' -H "Authorization: Bearer $API_KEY"'
+        sys.stdout.write(f"hearth engine: {self._model.name} is ready after {seconds:.1f} s{facts}: {curl}\n")
+        sys.stdout.flush()
+
+    def _curl(self, model: TaskModel) -> Sequence[str]:
+        address = self._http.address.removeprefix("http://")
+        host, _, port = address.rpartition(":")
+        host = _ANY_HOST.get(host.strip("[]"), host)
+        url = f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}/v1"
+        body: dict[str, Any]
+        if not isinstance(model, TextGenerator):
+            route, body = "embeddings", {"input": "a warm place"}
+        elif model.tokenizer.has_chat_template:
+            route, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
+        else:
+            route, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}
+        return ["curl", f"{url}/{route}", "-H", "content-type: application/json", "-d", json.dumps(body)]
+
+
+def _tell(line: str) -> None:
+    """To whoever started this; logs are apart."""
+    sys.stderr.write(f"hearth engine: {line}\n")
+    sys.stderr.flush()
+
+
+def _shown_size(size_bytes: int) -> str:
+    amount = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"

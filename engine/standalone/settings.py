@@ -1,0 +1,191 @@
+"""The flags of `python -m engine serve`: read once from the command line, checked, frozen.
+
+What cannot work raises SettingError with one line that names the flag. Whether the folder holds a model that this
+engine knows is not asked here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from telemetry.settings import SettingError
+
+DESCRIPTION = """\
+Serve one model from a folder in the Hugging Face layout over OpenAI's routes: no gateway, no account, no database.
+SIGTERM or Ctrl-C lets answers in flight finish; a second one does not."""
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)?", re.IGNORECASE)
+_MAX_KEY_FILE_BYTES = 4096
+_MAX_NAME_CHARACTERS = 256
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """What one standalone server is told. `model_names` are what callers may call the model, the first its own.
+
+    `dtype` "config" is the precision that `config.json` names; `max_model_len` 0 is the model's own context.
+    """
+
+    model_dir: Path
+    model_names: tuple[str, ...]
+    host: str
+    port: int
+    device: str
+    dtype: str
+    max_model_len: int
+    kv_memory_bytes: int
+    max_sequences: int
+    max_waiting: int
+    max_step_tokens: int
+    num_threads: int
+    api_key: str
+    drain_timeout_s: float
+    log_level: str
+
+    def __repr__(self) -> str:
+        return f"ServeSettings({self.model_dir}, {self.host}:{self.port})"  # never the key
+
+
+def read_flags(arguments: Sequence[str]) -> ServeSettings:
+    """Raises SettingError; `--help` prints and exits."""
+    flags = _parser().parse_args(arguments)
+    folder = _model_folder(flags.model_dir)
+    return ServeSettings(
+        model_dir=folder,
+        model_names=tuple(flags.served_model_name or dict.fromkeys((folder.name, flags.model_dir, str(folder)))),
+        host=flags.host,
+        port=flags.port,
+        device=flags.device,
+        dtype=flags.dtype,
+        max_model_len=flags.max_model_len,
+        kv_memory_bytes=flags.kv_memory,
+        max_sequences=flags.max_sequences,
+        max_waiting=flags.max_waiting,
+        max_step_tokens=flags.max_step_tokens,
+        num_threads=flags.threads,
+        api_key=flags.api_key or "",
+        drain_timeout_s=flags.drain_timeout,
+        log_level=flags.log_level,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SettingError(message.replace("argument ", "", 1))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m engine serve",
+        description=DESCRIPTION,
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("model_dir", metavar="MODEL_DIR", help="folder with config.json, tokenizer.json and the weights")
+    add("--host", default="127.0.0.1", type=_host, help="address to listen on; 0.0.0.0 for every one of this machine")
+    add("--port", default=8000, type=_whole(0, 65535), help="0 takes a free one")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="where the model runs")
+    add(
+        "--dtype",
+        default="config",
+        choices=("config", "auto", "bfloat16", "float32"),
+        help="precision of weights and KV: what config.json names, the fastest here, or this one",
+    )
+    add("--max-model-len", default=0, type=_whole(0, 1 << 26), metavar="TOKENS", help="0 is the model's own context")
+    add("--kv-memory", default="1GiB", type=_size, metavar="SIZE", help="memory for the KV cache, such as 2GiB")
+    add(
+        "--max-sequences",
+        "--max-num-seqs",
+        default=64,
+        type=_whole(1, 1 << 16),
+        metavar="N",
+        help="answers that are generated at once",
+    )
+    add("--max-waiting", default=1024, type=_whole(0, 1 << 20), metavar="N", help="answers queued behind them")
+    add(
+        "--max-step-tokens",
+        "--max-num-batched-tokens",
+        default=512,
+        type=_whole(16, 1 << 20),
+        metavar="TOKENS",
+        help="tokens computed in one step",
+    )
+    add("--threads", default=0, type=_whole(0, 4096), metavar="N", help="0 takes all cores but one")
+    add("--served-model-name", nargs="+", type=_name, metavar="NAME", help="names callers use; default: the folder's")
+    add("--api-key", default=None, type=_key, metavar="KEY", help="ask callers for it; @FILE reads it from a file")
+    add("--drain-timeout", default=30.0, type=_seconds, metavar="SECONDS", help="for answers in flight when stopping")
+    add("--log-level", default="warning", type=str.lower, choices=("debug", "info", "warning", "error"))
+    return parser
+
+
+def _model_folder(text: str) -> Path:
+    folder = Path(text).expanduser()
+    if not folder.exists():
+        raise SettingError(f"MODEL_DIR: {text} does not exist")
+    if not folder.is_dir():
+        raise SettingError(f"MODEL_DIR: {text} is not a folder")
+    if not (folder / "config.json").is_file():
+        raise SettingError(f"MODEL_DIR: {text} has no config.json: expected a model in the Hugging Face layout")
+    return folder.resolve()
+
+
+def _host(text: str) -> str:
+    if not text or any(character.isspace() or character in "/@" for character in text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected an IP address or a host name, without a port")
+    return text.strip("[]")
+
+
+def _whole(low: int, high: int) -> Any:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,20}", text) or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def _size(text: str) -> int:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a size such as 512MiB, 2GiB, 1.5GB or a number of bytes")
+    size_bytes = int(float(match[1]) * _UNITS[(match[2] or "").upper()])
+    if not 1 << 20 <= size_bytes <= 1 << 50:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1MiB to 1024TiB")
+    return size_bytes
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86400:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected seconds from 0 to 86400")
+    return seconds
+
+
+def _name(text: str) -> str:
+    if not 1 <= len(text) <= _MAX_NAME_CHARACTERS or not text.isprintable():
+        raise argparse.ArgumentTypeError(f"expected 1 to {_MAX_NAME_CHARACTERS} printable characters")
+    return text
+
+
+def _key(text: str) -> str:
+    """Never shown in an error."""
+    if text.startswith("@"):
+        try:
+            with Path(text[1:]).open(encoding="utf-8") as file:
+                text = file.read(_MAX_KEY_FILE_BYTES).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise argparse.ArgumentTypeError("the file after @ cannot be read") from error
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError("expected a key of printable ASCII characters, without spaces")
+    return text
