@@ -1,0 +1,156 @@
+"""How one model's chat template writes calls of tools: found by having it write one, and used to show it others'.
+
+`find_form` renders a call and looks which family's syntax it came out in. `template_messages` puts a conversation into
+the shape that templates read: calls with arguments as objects (or as text, where a template joins strings), results
+with the name and id of the call they answer. Knows templates by their output only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.chat_template import TemplateRefused
+from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.tool_calls.families import FAMILIES, Family
+from engine.tool_calls.parser import CallParser, CallPiece
+
+Render = Callable[..., str]  # a template's `render`
+
+_PROBE = Tool(name="find_probe", description="A probe", parameters={"type": "object", "properties": {"probe": {}}})
+_PROBED = ("north", "south")
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Form:
+    """`takes_text`: the template wants arguments as JSON text. `takes_several`: it can show a turn of several calls;
+    a model whose template cannot is asked for one at a time."""
+
+    family: Family
+    takes_text: bool = False
+    takes_several: bool = True
+
+
+def find_form(render: Render, family_name: str | None = None) -> Form | None:
+    """The form of a model's calls; None when its template writes none that is known. `family_name` says the family
+    where the template does not show it."""
+    for takes_text in (False, True):
+        for family in FAMILIES.values():
+            if _is_read_back(render, Form(family, takes_text), _PROBED[:1]):
+                several = _is_read_back(render, Form(family, takes_text), _PROBED)
+                return Form(FAMILIES[family_name] if family_name else family, takes_text, several)
+    return Form(FAMILIES[family_name]) if family_name else None
+
+
+def _is_read_back(render: Render, form: Form, probed: Sequence[str]) -> bool:
+    """Whether the template writes these calls so that the family's parser finds exactly them."""
+    calls = tuple(
+        ToolCall(id=f"probe{place[:4]}", name=_PROBE.name, arguments=json.dumps({"probe": place})) for place in probed
+    )
+    messages = [ChatMessage("user", "Where?"), ChatMessage("assistant", tool_calls=calls)]
+    try:
+        text = render(template_messages(messages, form), tools=template_tools([_PROBE]), add_generation_prompt=False)
+    except TemplateRefused:
+        return False
+    found = _arguments_in(_last_answer(text, form.family), form.family)
+    return found == [{"probe": place} for place in probed]
+
+
+def _last_answer(text: str, family: Family) -> str:
+    """A family whose calls need no opening writes them at the beginning of an answer; the prompt before is cut off."""
+    begin = f'{{"name": "{_PROBE.name}", "{family.arguments_field}"'
+    return text[max(0, text.find(begin)) :] if family.is_bare else text
+
+
+def _arguments_in(text: str, family: Family) -> list[Any]:
+    parser = CallParser(family, {_PROBE.name}, is_held=False)
+    pieces = [piece for piece in parser.push(text) + parser.flush() if isinstance(piece, CallPiece)]
+    return [json.loads(piece.arguments) for piece in pieces if piece.arguments]
+
+
+def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Tools as templates list them. One without parameters gets the schema that says so."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.parameters or {"type": "object", "properties": {}},
+            },
+        }
+        for tool in tools
+    ]
+
+
+def template_messages(messages: Sequence[ChatMessage], form: Form | None) -> list[dict[str, Any]]:
+    """Turns as templates read them. Without a form, calls are shown in the commonest."""
+    ids = _CallIds(is_short=form is not None and form.family.takes_short_ids)
+    takes_text = form is not None and form.takes_text
+    turns = []
+    for message in messages:
+        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.tool_calls:
+            turn["tool_calls"] = [
+                {
+                    "id": ids.made(call),
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": call.arguments if takes_text else json.loads(call.arguments),
+                    },
+                }
+                for call in message.tool_calls
+            ]
+        if message.role == "tool":
+            turn |= ids.answered(message)
+        elif message.name is not None:
+            turn["name"] = message.name
+        turns.append(turn)
+    return turns
+
+
+class _CallIds:
+    """The calls of a conversation that no result has answered yet, oldest first, and how their ids are shown.
+
+    A client of the native form gives no ids: its results answer the calls in order, or the first of their name.
+    """
+
+    def __init__(self, *, is_short: bool) -> None:
+        self._is_short = is_short
+        self._open: list[ToolCall] = []
+        self._num_made = 0
+
+    def made(self, call: ToolCall) -> str:
+        """The id of a call."""
+        self._num_made += 1
+        call_id = call.id or f"call{self._num_made:05d}"
+        self._open.append(ToolCall(id=call_id, name=call.name, arguments=""))
+        return self._shown(call_id)
+
+    def answered(self, message: ChatMessage) -> Mapping[str, str]:
+        """Name and id of the call that a result answers, as far as they are known."""
+        call = next((call for call in self._open if self._is_answer(message, call)), None)
+        if call is not None:
+            self._open.remove(call)
+        name = message.name or (call.name if call else None)
+        call_id = message.tool_call_id or (call.id if call else None)
+        return ({"name": name} if name else {}) | ({"tool_call_id": self._shown(call_id)} if call_id else {})
+
+    @staticmethod
+    def _is_answer(message: ChatMessage, call: ToolCall) -> bool:
+        if message.tool_call_id:
+            return message.tool_call_id == call.id
+        return message.name in (None, call.name)
+
+    def _shown(self, call_id: str) -> str:
+        if not self._is_short or _SHORT_ID.fullmatch(call_id):
+            return call_id
+        digest = hashlib.sha256(call_id.encode()).digest()
+        return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest[:9])

@@ -1,0 +1,64 @@
+"""Real tools and the calls of them that their authors accept, from the Berkeley function-calling data."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.protocol.tasks import Tool, ToolCall
+
+KINDS = ("simple_python", "multiple", "parallel", "parallel_multiple")
+_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
+
+
+def tools_and_calls(test_data: Path, kind: str, most: int) -> Iterator[tuple[list[Tool], list[ToolCall]]]:
+    """The first `most` questions of a kind: the tools offered, and one way to answer with calls."""
+    rows, answers = (_rows(test_data / f"tools/bfcl_{kind}{part}.jsonl.gz", most) for part in ("", "_answers"))
+    for row, answer in zip(rows, answers, strict=True):
+        assert row["id"] == answer["id"]
+        tools = [
+            Tool(name=tool["name"], description=tool["description"], parameters=_schema(tool["parameters"]))
+            for tool in row["function"]
+        ]
+        calls = [
+            ToolCall(id=f"probe{index:04d}", name=name, arguments=json.dumps(_accepted(values), ensure_ascii=False))
+            for index, called in enumerate(answer["ground_truth"])
+            for name, values in called.items()
+        ]
+        yield tools, calls
+
+
+def _rows(path: Path, most: int) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for _, line in zip(range(most), lines, strict=False)]
+
+
+def _accepted(values: dict[str, list[Any]]) -> dict[str, Any]:
+    """The first accepted value of each argument; those that may be left out (an empty string) are."""
+    return {name: _plain(accepted[0]) for name, accepted in values.items() if accepted and "" not in accepted}
+
+
+def _plain(value: Any) -> Any:
+    """Values inside objects are lists of accepted ones, too."""
+    if isinstance(value, dict):
+        return {name: _plain(inner[0] if isinstance(inner, list) and inner else inner) for name, inner in value.items()}
+    return value
+
+
+def _schema(schema: Any) -> Any:
+    """The data's own type names as JSON Schema's."""
+    if isinstance(schema, list):
+        return [_schema(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _schema(value) for name, value in schema.items()}
+    if isinstance(found.get("type"), str):
+        kind = _TYPES.get(found["type"], found["type"])
+        if kind is None:
+            del found["type"]
+        else:
+            found["type"] = kind
+    return found

@@ -1,0 +1,129 @@
+"""A template shows how its model writes calls; a conversation is shown to it in the shape that it reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from engine.chat_template import ChatTemplate
+from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL
+from engine.tool_calls.form import Form, find_form, template_messages, template_tools
+
+SPARK = Path(__file__).parents[3] / "catalog/builtin/spark/tokenizer_config.json"
+CALL = ToolCall(id="c1", name="f", arguments='{"a": "ü"}')
+
+
+def form_of(source: str, name: str | None = None) -> Form | None:
+    return find_form(ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", Form(HERMES)),
+        ("Qwen-Qwen3-0.6B", Form(HERMES)),
+        ("NousResearch-Hermes-2-Pro-Llama-3-8B-tool_use", Form(HERMES)),
+        ("mistralai-Mistral-Nemo-Instruct-2407", Form(MISTRAL)),
+        ("meta-llama-Llama-3.1-8B-Instruct", Form(LLAMA3_JSON, takes_several=False)),
+        ("meta-llama-Llama-3.3-70B-Instruct", Form(LLAMA3_JSON, takes_several=False)),
+        ("GLM-4.6", None),
+        ("google-gemma-2-2b-it", None),
+        ("classic/chatml", None),
+    ],
+)
+def test_the_form_is_found_in_the_template(test_data: Path, name: str, expected: Form | None) -> None:
+    assert form_of((test_data / "templates" / f"{name}.jinja").read_text()) == expected
+
+
+def test_the_built_in_model_has_a_form() -> None:
+    assert form_of(json.loads(SPARK.read_text())["chat_template"]) == Form(HERMES)
+
+
+def test_a_template_that_joins_strings_gets_arguments_as_text() -> None:
+    call = """'<tool_call>{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}</tool_call>'"""
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ " + call + " }}{% endfor %}{% endfor %}"
+    form = form_of(source)
+    assert form == Form(HERMES, takes_text=True)
+    shown = template_messages([ChatMessage("assistant", tool_calls=(CALL,))], form)
+    assert shown[0]["tool_calls"][0]["function"]["arguments"] == CALL.arguments
+
+
+def test_a_card_may_say_the_family_where_the_template_does_not() -> None:
+    assert form_of("{{ messages }}", "mistral") == Form(MISTRAL)
+    assert form_of("{{ messages }}") is None
+    assert form_of("{{ raise_exception('no') }}", "hermes") == Form(HERMES)
+
+
+def test_calls_and_results_are_shown_as_templates_read_them() -> None:
+    messages = [ChatMessage("assistant", tool_calls=(CALL,)), ChatMessage("tool", "42", tool_call_id="c1")]
+    assert template_messages(messages, Form(HERMES)) == [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": "ü"}}}],
+        },
+        {"role": "tool", "content": "42", "name": "f", "tool_call_id": "c1"},
+    ]
+
+
+def test_turns_without_calls_carry_none() -> None:
+    assert template_messages([ChatMessage("assistant", "x")], None) == [{"role": "assistant", "content": "x"}]
+
+
+def test_results_without_ids_answer_the_first_open_call_of_their_name() -> None:
+    f, g = (ToolCall(name=name, arguments="{}") for name in "fg")
+    messages = [
+        ChatMessage("assistant", tool_calls=(f, g, f)),
+        ChatMessage("tool", "1", name="g"),
+        ChatMessage("tool", "2"),
+        ChatMessage("tool", "3", name="f"),
+        ChatMessage("tool", "4", name="h"),
+    ]
+    said, *results = template_messages(messages, Form(HERMES))
+    first, second, third = (call["id"] for call in said["tool_calls"])
+    assert len({first, second, third}) == 3
+    assert [(turn["name"], turn.get("tool_call_id")) for turn in results] == [
+        ("g", second), ("f", first), ("f", third), ("h", None)
+    ]  # fmt: skip
+
+
+def test_a_family_that_wants_short_ids_gets_them_and_they_still_match() -> None:
+    call = ToolCall(id="call_0123456789abcdef", name="f", arguments="{}")
+    messages = [ChatMessage("assistant", tool_calls=(call,)), ChatMessage("tool", "x", tool_call_id=call.id)]
+    said, result = template_messages(messages, Form(MISTRAL))
+    shown = said["tool_calls"][0]["id"]
+    assert (len(shown), shown.isalnum()) == (9, True)
+    assert result["tool_call_id"] == shown
+    assert template_messages(messages, Form(HERMES))[0]["tool_calls"][0]["id"] == call.id
+
+
+def test_a_whole_loop_renders_in_every_family(test_data: Path) -> None:
+    tool = Tool(name="f", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
+    messages = [
+        ChatMessage("user", "Q"),
+        ChatMessage("assistant", tool_calls=(ToolCall(id="call_x", name="f", arguments='{"a": "b"}'),)),
+        ChatMessage("tool", "R", tool_call_id="call_x"),
+    ]
+    for name, form in (
+        ("Qwen-Qwen2.5-7B-Instruct", Form(HERMES)),
+        ("mistralai-Mistral-Nemo-Instruct-2407", Form(MISTRAL)),
+        ("meta-llama-Llama-3.1-8B-Instruct", Form(LLAMA3_JSON)),
+    ):
+        template = ChatTemplate(
+            (test_data / "templates" / f"{name}.jinja").read_text(), {"bos_token": "", "eos_token": ""}
+        )
+        text = template.render(template_messages(messages, form), tools=template_tools([tool]))
+        assert '{"a": "b"}' in text
+        assert "R" in text.split('{"a": "b"}')[1]
+
+
+def test_a_tool_without_parameters_is_shown_with_none() -> None:
+    assert template_tools([Tool(name="now")]) == [
+        {
+            "type": "function",
+            "function": {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}},
+        }
+    ]

@@ -1,0 +1,254 @@
+"""A held model can write true calls and nothing that only looks like one, by the library that holds it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.constraints.compile import compile_matcher
+from engine.constraints.token_view import TokenView, read_token_view
+from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.tokenizer import Tokenizer
+from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL, Family
+from engine.tool_calls.form import Form
+from engine.tool_calls.grammar import Controls, can_be_lazy, lazy_calls, required_calls
+from engine.tool_calls.plan import ToolsUnusable, make_plan
+from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
+
+SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+WEATHER = Tool(
+    name="get_weather",
+    parameters={
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+)
+NOW = Tool(name="now")
+OSLO = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
+NOON = '{"name": "now", "arguments": {}}'
+
+
+@pytest.fixture(scope="module")
+def view() -> TokenView:
+    return read_token_view(SPARK, 4096, (0, 2))
+
+
+@pytest.fixture(scope="module")
+def controls() -> Controls:
+    tokenizer = Tokenizer(SPARK)
+    marks = {mark: token_id for mark in HERMES.marks if (token_id := tokenizer.control_id(mark)) is not None}
+    assert len(marks) == 2
+    return Controls(marks)
+
+
+def accepts(view: TokenView, constraint: Constraint, text: str) -> bool:
+    """Whether the whole text matches, its marks as control tokens."""
+    matcher = compile_matcher(constraint, view.tokenizer)
+    token_ids = view.tokenizer.tokenize_str(text, parse_special=True)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+def hermes(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def required(
+    view: TokenView, controls: Controls, text: str, tools: Sequence[Tool] = (WEATHER, NOW), **how: bool
+) -> bool:
+    options = {"is_parallel": True, "is_loose": False} | how
+    return accepts(view, required_calls(HERMES, tools, controls, **options), text)
+
+
+@pytest.mark.parametrize("text", [hermes(OSLO), hermes(NOON), hermes(OSLO, NOON, OSLO)])
+def test_required_calls_can_be_written(view: TokenView, controls: Controls, text: str) -> None:
+    assert required(view, controls, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Hello.",
+        "Hello. " + hermes(NOON),
+        hermes(NOON) + " and more",
+        OSLO,
+        hermes('{"name": "other", "arguments": {}}'),
+        hermes('{"name": "get_weather", "arguments": {}}'),
+        hermes('{"name": "get_weather", "arguments": {"city": 5}}'),
+        hermes('{"name": "get_weather", "arguments": {"city": "Oslo", "country": "Norway"}}'),
+        hermes('{"name": "now", "arguments": {"x": 1}}'),
+        hermes(NOON)[:-5],
+    ],
+)
+def test_nothing_but_required_calls_can_be_written(view: TokenView, controls: Controls, text: str) -> None:
+    assert not required(view, controls, text)
+
+
+def test_without_parallel_calls_one_is_all(view: TokenView, controls: Controls) -> None:
+    assert required(view, controls, hermes(OSLO), is_parallel=False)
+    assert not required(view, controls, hermes(OSLO, NOON), is_parallel=False)
+
+
+def lazy(view: TokenView, controls: Controls, text: str, answer: Constraint | None = None, **how: bool) -> bool:
+    options = {"is_parallel": True, "is_loose": False} | how
+    return accepts(view, lazy_calls(HERMES, [WEATHER, NOW], controls, answer, **options), text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "Hello.", "1 < 2\n\n", "{}", hermes(OSLO), "Let me see.\n" + hermes(OSLO, NOON)],
+)
+def test_a_free_choice_is_free_until_a_call_begins(view: TokenView, controls: Controls, text: str) -> None:
+    assert lazy(view, controls, text)
+
+
+@pytest.mark.parametrize(
+    "text", [hermes('{"name": "other"}'), "Hi <tool_call> hi", hermes(OSLO) + " bye", "</tool_call>"]
+)
+def test_a_call_once_begun_must_be_a_true_one(view: TokenView, controls: Controls, text: str) -> None:
+    assert not lazy(view, controls, text)
+
+
+def test_a_call_cannot_be_spelled_without_its_control_token(view: TokenView, controls: Controls) -> None:
+    matcher = compile_matcher(
+        lazy_calls(HERMES, [NOW], controls, None, is_parallel=True, is_loose=False), view.tokenizer
+    )
+    token_ids = view.tokenizer.greedy_tokenize("a <tool_call>")
+    assert controls.marks["<tool_call>"] not in token_ids
+    assert matcher.try_consume_tokens(token_ids) < len(token_ids)
+
+
+def test_other_control_tokens_may_stand_in_text_where_they_show(view: TokenView, controls: Controls) -> None:
+    think = view.tokenizer.tokenize_str("<|reserved_0|>", parse_special=True)
+    assert len(think) == 1
+    thinking = Controls(controls.marks, in_text=think)
+    token_ids = [
+        *think,
+        *view.tokenizer.tokenize_str("why"),
+        *think,
+        *view.tokenizer.tokenize_str(hermes(NOON), parse_special=True),
+    ]
+    for known, expected in ((thinking, True), (controls, False)):
+        constraint = lazy_calls(HERMES, [NOW], known, None, is_parallel=True, is_loose=False)
+        matcher = compile_matcher(constraint, view.tokenizer)
+        assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) is expected
+
+
+def test_with_an_output_format_the_answer_is_that_or_calls(view: TokenView, controls: Controls) -> None:
+    schema = Constraint(
+        "json_schema", '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
+    )
+    assert lazy(view, controls, '{"n": 5}', schema)
+    assert lazy(view, controls, hermes(NOON), schema)
+    assert not lazy(view, controls, "Hello.", schema)
+    assert not lazy(view, controls, '{"n": "5"}', schema)
+    assert lazy(view, controls, '{"x": [1, {}]}', Constraint("json_object"))
+    assert not lazy(view, controls, "[1]", Constraint("json_object"))
+
+
+def test_a_tool_that_is_not_strict_gives_up_what_cannot_be_held(view: TokenView, controls: Controls) -> None:
+    odd = Tool(name="odd", parameters={"properties": {"a": {"type": "string", "not": {"const": "x"}}}})
+    assert required(view, controls, hermes('{"name": "odd", "arguments": {"a": "x"}}'), [odd])
+    worse = Tool(name="odd", parameters={"type": "dict", "properties": {"a": {"type": "float"}}})
+    text = hermes('{"name": "odd", "arguments": {"a": [1.5]}}')
+    with pytest.raises(Exception, match="cannot be used"):
+        required(view, controls, text, [worse])
+    assert required(view, controls, text, [worse], is_loose=True)
+    strict = Tool(name="odd", parameters=odd.parameters, is_strict=True)
+    with pytest.raises(Exception, match="'not'"):
+        required(view, controls, hermes(NOON), [strict, NOW], is_loose=True)
+
+
+def test_names_and_schemas_cannot_break_out_of_the_grammar(view: TokenView, controls: Controls) -> None:
+    wild = Tool(name="a.b/c:d-e", parameters={"properties": {'"}\n start: /.*/ #': {"type": "string"}}})
+    assert required(view, controls, hermes('{"name": "a.b/c:d-e", "arguments": {}}'), [wild])
+    arguments = json.dumps({'"}\n start: /.*/ #': "x"})
+    assert required(view, controls, hermes(f'{{"name": "a.b/c:d-e", "arguments": {arguments}}}'), [wild])
+    assert not required(view, controls, "anything", [wild])
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [
+        (MISTRAL, f"[TOOL_CALLS][{OSLO}, {NOON}]"),
+        (LLAMA3_JSON, f"{OSLO}; {NOON}".replace("arguments", "parameters")),
+    ],
+)
+def test_other_families_write_calls_in_their_own_way(view: TokenView, family: Family, text: str) -> None:
+    constraint = required_calls(family, [WEATHER, NOW], Controls({}), is_parallel=True, is_loose=False)
+    assert accepts(view, constraint, text)
+    assert not accepts(view, constraint, hermes(OSLO))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accepted_calls_of_real_tools_can_be_written(
+    view: TokenView, controls: Controls, test_data: Path, kind: str
+) -> None:
+    """Their arguments in the order of the schema, as a held model writes them."""
+    num_written = num_tried = 0
+    for tools, calls in tools_and_calls(test_data, kind, 30):
+        order = {tool.name: list(tool.parameters["properties"]) for tool in tools}
+        written = []
+        for call in calls:
+            arguments = json.loads(call.arguments)
+            ordered = {name: arguments[name] for name in order[call.name] if name in arguments}
+            written.append(json.dumps({"name": call.name, "arguments": ordered}, ensure_ascii=False))
+        num_tried += 1
+        num_written += required(view, controls, hermes(*written), tools)
+    assert num_written >= 0.9 * num_tried  # a few answers are not of the type that their schema says
+
+
+def task(**fields: object) -> TextGeneration:
+    return TextGeneration(prompt="x", **{"tools": (WEATHER, NOW), **fields})  # type: ignore[arg-type]
+
+
+def plans(controls: Controls, form: Form | None = None, **fields: object) -> Iterator[str | None]:
+    for constraint in make_plan(task(**fields), form or Form(HERMES), controls).constraints:
+        yield None if constraint is None else constraint.text.splitlines()[0]
+
+
+def test_plans_try_the_strictest_first(controls: Controls) -> None:
+    strict = Tool(name="now", is_strict=True)
+    caller = Constraint("json_object")
+    assert list(plans(controls)) == ["start: text calls?", "start: text calls?", None]
+    assert list(plans(controls, tools=(strict, WEATHER))) == ["start: text calls?"] * 2
+    assert list(plans(controls, tools=(strict,))) == ["start: text calls?"]
+    assert list(plans(controls, tool_choice="required")) == ["start: calls"] * 2
+    assert list(plans(controls, constraint=caller)) == ["start: answer | calls"] * 2
+    assert list(plans(Controls({}))) == [None]
+    assert list(plans(controls, Form(LLAMA3_JSON))) == [None]
+    assert not can_be_lazy(LLAMA3_JSON, controls)
+
+
+def test_a_plan_holds_a_named_tool_alone_and_to_one_call(controls: Controls) -> None:
+    plan = make_plan(task(tool_choice="required", named_tool="now"), Form(HERMES), controls)
+    assert plan.constraints[0] is not None
+    assert "get_weather" not in plan.constraints[0].text
+    assert "*" not in plan.constraints[0].text.splitlines()[1]
+    assert plan.tools == (WEATHER, NOW)
+
+
+def test_a_model_whose_template_shows_one_call_is_asked_for_one(controls: Controls) -> None:
+    plan = make_plan(task(), Form(HERMES, takes_several=False), controls)
+    assert not plan.is_parallel
+    parser = plan.parser(None)
+    assert parser is not None
+    parser.push(hermes(NOON))
+    assert parser.is_over
+
+
+def test_tools_that_must_not_be_called_are_not_shown(controls: Controls) -> None:
+    caller = Constraint("json_object")
+    plan = make_plan(task(tool_choice="none", constraint=caller), None, controls)
+    assert (plan.tools, plan.constraints, plan.parser(caller)) == ((), (caller,), None)
+
+
+def test_tools_are_refused_where_they_cannot_be_used(controls: Controls) -> None:
+    with pytest.raises(ToolsUnusable, match="'/tools'"):
+        make_plan(task(), None, controls)
+    with pytest.raises(ToolsUnusable, match="output format"):
+        make_plan(task(constraint=Constraint("regex", "a+")), Form(HERMES), controls)

@@ -1,0 +1,26 @@
+"""A checker of constraints that a test tells what to refuse."""
+
+from __future__ import annotations
+
+from engine.constraints.compile import ConstraintRefused
+from engine.protocol.tasks import Constraint
+
+
+class FakeChecker:
+    """Passes everything but texts that contain one of `refused`; remembers what it was asked."""
+
+    def __init__(self, *refused: str, is_timeout: bool = False) -> None:
+        self.refused = refused
+        self.is_timeout = is_timeout
+        self.checked: list[Constraint] = []
+        self.is_closed = False
+
+    async def check(self, constraint: Constraint, namespace: bytes) -> None:
+        assert len(namespace) == 32
+        self.checked.append(constraint)
+        found = [text for text in self.refused if text in constraint.text]
+        if found:
+            raise ConstraintRefused(f"it uses '{found[0]}'", is_timeout=self.is_timeout)
+
+    async def close(self) -> None:
+        self.is_closed = True
