@@ -21,8 +21,10 @@ OTHER_WEIGHT = 0.1
 counts, so that the scores of the others need not be computed."""
 FULL_LENGTH, MAX_WEIGHT = 10, 4.0
 """Tokens of shorter answers weigh more, up to this: a label of one token must not drown among written-out sums."""
-SHORT_ROW = 128
-"""Tokens of a row of short dialogues; longer ones share rows as long as the longest of them."""
+SHORT_ROW, ROUND = 128, 64
+"""Tokens of a row of short dialogues; longer ones share rows as long as the longest of them, rounded up. Few different
+shapes keep few prepared products, which are made and kept for each shape."""
+UNCOUNTED = -100
 
 Encoded = tuple[list[int], list[float]]
 
@@ -34,13 +36,14 @@ class Batch:
     ids: Tensor  # B T
     positions: Tensor  # B T
     mask: Tensor  # B T T
-    counted: Tensor  # N, places in the flat B*T whose next token counts
-    targets: Tensor  # N
+    counted: Tensor  # N, places in the flat B*T whose next token counts; at the end some that do not
+    targets: Tensor  # N, the next token there, UNCOUNTED where it does not count
     num_tokens: int
+    num_counted: int
 
     def to(self, device: str) -> "Batch":
         tensors = (self.ids, self.positions, self.mask, self.counted, self.targets)
-        return Batch(*(tensor.to(device) for tensor in tensors), self.num_tokens)
+        return Batch(*(tensor.to(device) for tensor in tensors), self.num_tokens, self.num_counted)
 
 
 def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
@@ -69,7 +72,7 @@ def make_steps(tokenizer: Tokenizer, seed: int, phase: str, num_tokens: int, max
                 total += len(encoded[0])
         short = [entry for entry in drawn if len(entry[0]) <= SHORT_ROW]
         long = [entry for entry in drawn if len(entry[0]) > SHORT_ROW]
-        longest = max((len(ids) for ids, _ in long), default=0)
+        longest = _round_up(max((len(ids) for ids, _ in long), default=0), ROUND)
         groups = ((short, SHORT_ROW), (long, longest))
         yield [_build(_pack(entries, length), length, random) for entries, length in groups if entries]
 
@@ -111,7 +114,13 @@ def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) 
     documents = torch.from_numpy(document)
     mask = (documents[:, :, None] == documents[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     flat = torch.from_numpy(ids).reshape(-1)
-    places = torch.from_numpy(counted)
-    return Batch(
-        torch.from_numpy(ids), torch.from_numpy(positions), mask, places, flat[places + 1], int((document > 0).sum())
-    )
+    places = torch.zeros(_round_up(len(counted), ROUND), dtype=torch.int64)
+    targets = torch.full_like(places, UNCOUNTED)
+    places[: len(counted)] = torch.from_numpy(counted)
+    targets[: len(counted)] = flat[places[: len(counted)] + 1]
+    num_tokens = int((document > 0).sum())
+    return Batch(torch.from_numpy(ids), torch.from_numpy(positions), mask, places, targets, num_tokens, len(counted))
+
+
+def _round_up(count: int, step: int) -> int:
+    return -(-count // step) * step

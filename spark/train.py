@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, distributed, multiprocessing
 from torch.nn import functional
 
-from spark.batches import Batch, make_steps
+from spark.batches import UNCOUNTED, Batch, make_steps
 from spark.evaluate import WATCHED, evaluate
 from spark.export import export, load
 from spark.model import DRAFT, Shape, Spark
@@ -142,7 +142,7 @@ class Trainer:
         rate = PEAK_RATE * warm * min(1.0, max(FLOOR_RATE, (1 - share) / (1 - DECAY_FROM)))
         for group in self.muon.param_groups + self.adam.param_groups:
             group["lr"] = rate
-        num_counted = sum(len(batch.counted) for batch in batches)
+        num_counted = sum(batch.num_counted for batch in batches)
         total = 0.0
         for batch in batches:
             loss = compute_loss(self.model, batch.to(self.world.device), self.teacher) / num_counted
@@ -214,10 +214,11 @@ def compute_loss(model: Spark, batch: Batch, teacher: Spark | None = None) -> Te
         if teacher is not None:
             with torch.no_grad():
                 wanted = _score(teacher, batch)
-    loss = functional.cross_entropy(scores, batch.targets, reduction="sum")
+    loss = functional.cross_entropy(scores, batch.targets, ignore_index=UNCOUNTED, reduction="sum")
     if wanted is None:
         return loss
-    distance = functional.kl_div(scores.log_softmax(-1), wanted.log_softmax(-1), reduction="sum", log_target=True)
+    given, taught = (part[: batch.num_counted].log_softmax(-1) for part in (scores, wanted))
+    distance = functional.kl_div(given, taught, reduction="sum", log_target=True)
     return (1 - TEACHER_WEIGHT) * loss + TEACHER_WEIGHT * distance
 
 

@@ -3,7 +3,7 @@
 import torch
 from tokenizers import Tokenizer
 
-from spark.batches import MAX_WEIGHT, OTHER_WEIGHT, SHORT_ROW, encode, make_steps
+from spark.batches import MAX_WEIGHT, OTHER_WEIGHT, SHORT_ROW, UNCOUNTED, encode, make_steps
 from spark.generator.dialogue import Dialogue, assistant, user
 from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import END_ID, END_OF_TEXT_ID
@@ -24,8 +24,10 @@ def test_a_step_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) ->
     assert sum(batch.num_tokens for batch in batches) >= 1024
     for batch in batches:
         flat, positions = batch.ids.reshape(-1), batch.positions.reshape(-1)
-        assert torch.equal(flat[batch.counted + 1], batch.targets)
-        assert torch.equal(positions[batch.counted + 1], positions[batch.counted] + 1)
+        counted, targets = batch.counted[: batch.num_counted], batch.targets[: batch.num_counted]
+        assert torch.equal(flat[counted + 1], targets)
+        assert torch.equal(positions[counted + 1], positions[counted] + 1)
+        assert (batch.targets[batch.num_counted :] == UNCOUNTED).all()
         is_start = (batch.positions == 0) & (batch.ids != END_OF_TEXT_ID)  # B T
         assert is_start.sum() >= len(batch.ids)
         assert batch.mask.sum(dim=-1)[is_start].unique().tolist() == [1]

@@ -64,7 +64,7 @@ def test_a_few_steps_of_training_lower_the_loss_and_can_be_resumed(
     before = compute_loss(trainer.model, batches[0]).item()
     for _ in range(4):
         trainer.step(batches, 0.1)
-    assert compute_loss(trainer.model, batches[0]).item() < before - len(batches[0].counted)
+    assert compute_loss(trainer.model, batches[0]).item() < before - batches[0].num_counted
     trainer.save()
     resumed = make_trainer(1, 0, tmp_path, True)
     assert resumed.progress.step == 4
