@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Protocol
 
 from engine.config import EngineConfig
 from engine.node.model_store import LocalModel
-from engine.node.settings import NodeSettings
 from engine.replica import ReplicaLoadError
 from engine.single_pass import WorkerLoadError
 from engine.tasks.text_embeddings import TextEmbedder
@@ -24,10 +24,29 @@ class LoadFailed(Exception):
     """The model's files are here and it could not be loaded; the text says why, for the operator."""
 
 
+class LoadSettings(Protocol):
+    """How models are loaded here: part of the node's settings, and of the standalone server's."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def num_threads(self) -> int: ...
+    @property
+    def kv_memory_bytes(self) -> int: ...
+    @property
+    def max_sequences(self) -> int: ...
+    @property
+    def max_waiting(self) -> int: ...
+    @property
+    def max_step_tokens(self) -> int: ...
+
+
 class Loaders:
     """Loads models as the settings say, in processes forked from `zygote`."""
 
-    def __init__(self, zygote: Zygote, settings: NodeSettings) -> None:
+    def __init__(self, zygote: Zygote, settings: LoadSettings) -> None:
         self._zygote = zygote
         self._settings = settings
         self._num_threads = settings.num_threads or max(1, len(os.sched_getaffinity(0)) - 1)
@@ -60,7 +79,7 @@ class Loaders:
             max_model_len=model.manifest.context_window,
             num_threads=self._num_threads,
         )
-        return await TextGenerator.load(self._zygote, config, model.revision, on_exit)
+        return await TextGenerator.load(self._zygote, config, model.revision, on_exit, model.manifest.tool_parser)
 
     async def _text_embeddings(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel:
         settings = self._settings

@@ -12,9 +12,11 @@ from engine.detokenizer import Detokenizer
 from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.tasks import ChatMessage, Sampling, TextGeneration
 from engine.replica import TokenIdLogprob
-from engine.tasks.text_generation import Generation, TextGenerator
+from engine.tasks.generation import Generation
+from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work
 from engine.tokenizer import Tokenizer
+from tests.fakes.checker import FakeChecker
 from tests.fakes.scripted_replica import ScriptedReplica
 
 TEMPLATE = (
@@ -28,7 +30,7 @@ class Bench:
     def __init__(self, model_dir: Path, **replica: Any) -> None:
         self.replica = ScriptedReplica(**replica)
         self.tokenizer = Tokenizer(model_dir)
-        self.generator = TextGenerator(self.replica, self.tokenizer)
+        self.generator = TextGenerator(self.replica, self.tokenizer, FakeChecker())
         self.heard: list[Event] = []
 
     async def start(self, namespace: bytes = b"n" * 32, tenant: int = 7, **task: Any) -> Generation:

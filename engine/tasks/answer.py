@@ -1,0 +1,58 @@
+"""An answer's text on its way to who asked: calls of tools are told apart, stop strings looked for in what is content.
+
+A stop string inside a call's arguments ends nothing. Knows text only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.detokenizer import StopFinder
+from engine.tool_calls.parser import CallParser, Piece
+
+
+class Answer:
+    """One sequence's answer; `parser` None where no tools were offered."""
+
+    def __init__(self, stops: StopFinder, parser: CallParser | None) -> None:
+        self._stops = stops
+        self._parser = parser
+
+    @property
+    def has_tools(self) -> bool:
+        return self._parser is not None
+
+    @property
+    def num_calls(self) -> int:
+        """Whole calls until now."""
+        return 0 if self._parser is None else self._parser.num_calls
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing that follows belongs to the answer."""
+        return self._stops.is_stopped or (self._parser is not None and self._parser.is_over)
+
+    def push(self, text: str) -> list[Piece]:
+        """What can now be said; never an empty text."""
+        if self._parser is not None:
+            return self._without_stops(self._parser.push(text))
+        said = self._stops.push(text)
+        return [said] if said else []
+
+    def flush(self) -> list[Piece]:
+        """What was held back, when the sequence has ended."""
+        pieces = self._without_stops(self._parser.flush()) if self._parser is not None else []
+        rest = self._stops.flush()
+        return [*pieces, rest] if rest else pieces
+
+    def _without_stops(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """The pieces up to a stop string; a text that may be the beginning of one is held back, until a call."""
+        said: list[Piece] = []
+        for piece in pieces:
+            if self._stops.is_stopped:
+                break
+            if isinstance(piece, str):
+                said.append(self._stops.push(piece))
+            else:
+                said += [self._stops.flush(), piece]
+        return [piece for piece in said if piece != ""]

@@ -1,0 +1,166 @@
+"""One sequence's news -> one call's events: text with its log-probabilities, pieces of tool calls, and the end.
+
+What is one step of the engine becomes at most one Token event, or pieces of calls. Counts every token once, those of
+the marks around calls too. Knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.detokenizer import Detokenizer
+from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
+from engine.replica import Output, Replica, TokenIdLogprob
+from engine.sequence import SequenceRequest
+from engine.tasks.answer import Answer
+from engine.tasks.work import Emit
+from engine.tokenizer import Tokenizer
+from engine.tool_calls.parser import CallPiece, Piece
+
+logger = logging.getLogger(__name__)
+
+_FAILURES: dict[str, Failed] = {
+    "out_of_capacity": Failed("out_of_capacity", "the model has no room for this now", is_retryable=True),
+    "context_too_long": Failed("context_too_long", "the prompt does not fit the memory of this model's replica"),
+    "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True),
+    "error": Failed("internal", "the engine could not run this sequence"),
+    "aborted": Failed("internal", "the model was unloaded", is_retryable=True),
+    "unclosed": Failed("constraint_failed", "the answer was not complete when the tokens ran out"),
+}
+
+
+class Generation:
+    """One sequence on its way; made by `TextGenerator.start`."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        tokenizer: Tokenizer,
+        request: SequenceRequest,
+        detokenizer: Detokenizer,
+        answer: Answer,
+        emit: Emit,
+        *,
+        may_be_cut: bool,
+    ) -> None:
+        """`may_be_cut`: what the limit cut short is an answer, as a call of a tool is; an output format is not."""
+        self._replica = replica
+        self._tokenizer = tokenizer
+        self._sequence_id = request.sequence_id
+        self._num_prompt = len(request.prompt)
+        self._num_tops = request.sampling.logprobs or 0
+        self._emit = emit
+        self._detokenizer = detokenizer
+        self._answer = answer
+        self._may_be_cut = may_be_cut
+        self._num_cached = 0
+        self._num_tokens = 0
+        self._num_unsaid = 0  # tokens whose text is still held back
+        self._logprobs: list[TokenLogprob] = []
+        self._is_started = False
+        self._is_over = False
+
+    def cancel(self) -> Usage:
+        """Free the sequence's blocks within one step."""
+        if not self._is_over:
+            self._is_over = True
+            self._replica.abort(self._sequence_id)
+        return self._usage()
+
+    def on_output(self, output: Output) -> None:
+        """One step's news of the sequence. Whatever goes wrong with telling it, the call has its end."""
+        if self._is_over:
+            return
+        try:
+            self._tell(output)
+        except Exception as error:
+            logger.exception("an answer could not be told: %s", type(error).__name__)
+            self._replica.abort(self._sequence_id)
+            self._end(msgspec.structs.replace(_FAILURES["error"], usage=self._usage()))
+
+    def _tell(self, output: Output) -> None:
+        self._num_cached = output.num_cached_tokens or self._num_cached
+        if output.token_ids:
+            self._start()
+            self._say(self._take(output))
+        if self._answer.is_over:
+            self._finish("stop")
+            self._replica.abort(self._sequence_id)
+        elif output.finish == "stop" or output.finish == "length":
+            self._finish(output.finish)
+        elif output.finish == "unclosed" and self._may_be_cut:
+            self._finish("length")
+        elif output.finish is not None:
+            self._end(msgspec.structs.replace(_FAILURES[output.finish], usage=self._usage()))
+
+    def _finish(self, reason: FinishReason) -> None:
+        self._start()
+        self._say(self._answer.flush())
+        has_called = reason == "stop" and self._answer.num_calls > 0
+        self._end(Finished("tool_calls" if has_called else reason, self._usage()))
+
+    def _take(self, output: Output) -> list[Piece]:
+        """Count the tokens up to where the answer is over; return what can be said."""
+        pieces: list[Piece] = []
+        last = len(output.token_ids) - 1
+        for index, token_id in enumerate(output.token_ids):
+            self._num_tokens += 1
+            self._num_unsaid += 1
+            is_end_token = index == last and output.finish == "stop"
+            pieces += self._answer.push("" if is_end_token else self._detokenizer.push((token_id,)))
+            if output.logprobs and not is_end_token:
+                self._logprobs.append(self._logprob(token_id, output.logprobs[index]))
+            if self._answer.is_over:
+                break
+        return pieces
+
+    def _logprob(self, token_id: int, drawn: TokenIdLogprob) -> TokenLogprob:
+        top = tuple((self._tokenizer.token_text(other), logprob) for other, logprob in drawn.top[: self._num_tops])
+        return TokenLogprob(self._tokenizer.token_text(token_id), drawn.logprob, top)
+
+    def _start(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            self._emit(Started(self._num_prompt, self._num_cached))
+
+    def _say(self, pieces: Sequence[Piece]) -> None:
+        """Emit what can be said: neighbouring texts as one, with the log-probabilities until now."""
+        text = ""
+        for piece in pieces:
+            if isinstance(piece, str):
+                text += piece
+                continue
+            if text:
+                self._say_text(text)
+            self._say_call(piece)
+            text = ""
+        if text or not self._answer.has_tools:
+            self._say_text(text)
+
+    def _say_text(self, text: str) -> None:
+        if text or self._logprobs:
+            self._emit(Token(text, self._num_unsaid, tuple(self._logprobs)))
+            self._num_unsaid = 0
+            self._logprobs.clear()
+
+    def _say_call(self, piece: CallPiece) -> None:
+        """Log-probabilities are of content; those of a call are not told."""
+        call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
+        self._emit(
+            ToolCallDelta(
+                index=piece.index, id=call_id, name=piece.name, arguments=piece.arguments, num_tokens=self._num_unsaid
+            )
+        )
+        self._num_unsaid = 0
+        self._logprobs.clear()
+
+    def _end(self, event: Finished | Failed) -> None:
+        self._is_over = True
+        self._emit(event)
+
+    def _usage(self) -> Usage:
+        return Usage(prompt_tokens=self._num_prompt, cached_tokens=self._num_cached, completion_tokens=self._num_tokens)
