@@ -1,245 +1,280 @@
-"""Safetensors on disk -> parameters in place. The one door through which weights enter.
+"""Weights on disk -> parameters in place. The one door through which weights enter.
 
-Headers are checked before a byte of data is read: sizes, types, offsets in range, no overlap, no hole. Data then goes
-straight into its destination by parallel positioned reads, converted on the way only where the type differs. Never
-unpickles, never maps a file, never runs anything a checkpoint brings. Knows nothing of architectures.
+Headers are checked before a byte of data is read; then several threads read every tensor straight into its destination,
+converted on the way only where it is stored otherwise. Safetensors and GGUF are read; a pickle never is, nothing is
+mapped, and nothing that a checkpoint brings is run. Knows no architecture: a family names its parameters and where they
+go, and `weight_formats/` knows what they are made of.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import logging
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-_MAX_HEADER_BYTES = 100_000_000
-_PIECE_BYTES = 8 * 1024 * 1024
+from engine.weight_formats.folder import find_safetensors, read_quantization, why_nothing
+from engine.weight_formats.gguf_file import GgufError, find_gguf, read_gguf
+from engine.weight_formats.quantization import is_idle
+from engine.weight_formats.quantized import QuantizedTensor
+from engine.weight_formats.safetensors_header import HeaderError
+from engine.weight_formats.stored import REALS, Files, Source, StoredTensor, WeightsError, name_few
+
+__all__ = ["Checkpoint", "LoadCancelled", "Progress", "WeightsError", "check", "load", "open_checkpoint"]
+
+logger = logging.getLogger(__name__)
+
 _MAX_THREADS = 8
-_SINGLE_FILE = "model.safetensors"
-_INDEX_FILE = "model.safetensors.index.json"
-
-_ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1,
-    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
-    "U32": 4, "I32": 4, "F32": 4,
-    "U64": 8, "I64": 8, "F64": 8,
-}  # fmt: skip
-_LOADABLE = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}
+_TELL_EVERY_S = 5.0
 
 
-class WeightsError(Exception):
-    """The checkpoint is damaged, incomplete or not what its config says; the text names the file and tensor."""
+class LoadCancelled(Exception):
+    """The load was given up by whoever asked for it."""
 
 
-@dataclass(frozen=True)
-class TensorEntry:
-    """Where one tensor lies: `offset` bytes from the start of the file."""
+class Progress:
+    """How far a load is, for others to look at, and their way to end it. Safe to use from any thread."""
 
-    path: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    size_bytes: int
+    def __init__(self) -> None:
+        self.total_bytes = 0
+        self.done_bytes = 0
+        self._lock = threading.Lock()
+        self._cancelled = threading.Event()
+
+    @property
+    def is_cancelled(self) -> bool:
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """End the load after the pieces that are being read; `load` then raises LoadCancelled."""
+        self._cancelled.set()
+
+    def add(self, num_bytes: int) -> None:
+        with self._lock:
+            self.done_bytes += num_bytes
 
 
-@dataclass(frozen=True)
 class Checkpoint:
-    """The checked headers of all shards."""
+    """What is stored, and the parameters that it makes up. `entries` are the names of parameters that it has."""
 
-    entries: Mapping[str, TensorEntry]
+    def __init__(
+        self,
+        stored: Mapping[str, StoredTensor],
+        find: Callable[[str], Source | None],
+        is_idle: Callable[[str], bool],
+    ) -> None:
+        """`find` makes a parameter; `is_idle` tells of a stored tensor whether it may stay unread."""
+        self._stored = stored
+        self._find = find
+        self._is_idle = is_idle
+        self._sources: dict[str, Source | None] = {}
+
+    @property
+    def entries(self) -> Collection[str]:
+        return _Names(self)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type that most bytes have."""
-        sizes = dict.fromkeys(_LOADABLE, 0)
-        for entry in self.entries.values():
-            if entry.dtype in sizes:
-                sizes[entry.dtype] += entry.size_bytes
-        return _LOADABLE[max(sizes, key=lambda name: sizes[name])]
+        """The floating type that most bytes have; bfloat16 where most are quantised."""
+        sizes: Counter[str] = Counter()
+        for tensor in self._stored.values():
+            sizes[tensor.dtype] += tensor.size_bytes
+        most = max(sizes, key=lambda name: sizes[name], default="F32")
+        dtype = REALS.get(most, torch.bfloat16)
+        return dtype if dtype in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
 
     def without(self, prefixes: tuple[str, ...]) -> Checkpoint:
         """The same less tensors whose names begin with one of `prefixes`."""
-        return Checkpoint({name: entry for name, entry in self.entries.items() if not name.startswith(prefixes)})
+        if not prefixes:
+            return self
+        stored = {name: tensor for name, tensor in self._stored.items() if not name.startswith(prefixes)}
+        return Checkpoint(stored, self._find, self._is_idle)
+
+    def find(self, name: str) -> Source | None:
+        """The parameter `name`, its parts checked against each other; None if it is not there. Raises WeightsError."""
+        if name not in self._sources:
+            source = self._find(name)
+            if source is not None:
+                source.check()
+            self._sources[name] = source
+        return self._sources[name]
+
+    def read_quantized(self, name: str) -> QuantizedTensor | None:
+        """The matrix `name` as packed levels, for a layer that computes with them; None where it is stored otherwise.
+
+        Raises WeightsError.
+        """
+        read = getattr(self.find(name), "read_quantized", None)
+        if read is None:
+            return None
+        with Files() as files:
+            packed: QuantizedTensor | None = read(files)
+            return packed
+
+    def unread(self, sources: Collection[Source]) -> list[str]:
+        """Stored tensors that no source is made of and that may not stay unread, in order."""
+        read = {part.name for source in sources for part in source.parts}
+        return sorted(name for name in self._stored.keys() - read if not self._is_harmless(name, read))
+
+    def _is_harmless(self, name: str, read: set[str]) -> bool:
+        """Tied heads, recomputed positions, parts for what we do not do, and biases of nothing."""
+        if name.startswith("lm_head.") or name.endswith(".rotary_emb.inv_freq") or self._is_idle(name):
+            return True
+        base = name.removesuffix(".bias")
+        if base == name or f"{base}.qweight" not in read:
+            return False
+        with Files() as files:  # GPTQ tools write biases of zeros where a model has none
+            return not files.read_reals(self._stored[name]).any()
+
+
+class _Names(Collection[str]):
+    """The names a checkpoint answers to. Looking one up may find a parameter made of several stored tensors."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._checkpoint.find(name) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checkpoint._stored)
+
+    def __len__(self) -> int:
+        return len(self._checkpoint._stored)
 
 
 def open_checkpoint(model_dir: Path) -> Checkpoint:
-    """Read and check the headers of `model.safetensors` or of the shards its index names. Raises WeightsError."""
-    if (model_dir / _SINGLE_FILE).exists():
-        return Checkpoint(read_header(model_dir / _SINGLE_FILE))
-    index_path = model_dir / _INDEX_FILE
-    if not index_path.exists():
-        raise WeightsError(f"neither {_SINGLE_FILE} nor {_INDEX_FILE} is there; no other format is read")
-    entries: dict[str, TensorEntry] = {}
-    shards: dict[str, dict[str, TensorEntry]] = {}
-    for name, shard in _read_index(index_path).items():
-        if shard not in shards:
-            shards[shard] = read_header(model_dir / shard)
-        if name not in shards[shard]:
-            raise WeightsError(f"{_INDEX_FILE}: {shard} does not contain {name}")
-        entries[name] = shards[shard][name]
-    return Checkpoint(entries)
+    """Read and check the headers of a model's weights, in whichever of its files they are. Raises WeightsError.
 
-
-def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Every tensor of one file, checked. Raises WeightsError."""
-    try:
-        with path.open("rb") as file:
-            file_bytes = os.fstat(file.fileno()).st_size
-            header_bytes = int.from_bytes(file.read(8), "little")
-            if file_bytes < 8 or header_bytes > min(_MAX_HEADER_BYTES, file_bytes - 8):
-                raise WeightsError(f"{path.name}: header of {header_bytes} bytes in a file of {file_bytes}")
-            text = file.read(header_bytes)
-    except OSError as error:
-        raise WeightsError(f"{path.name} cannot be read: {error.strerror}") from None
-    header = _parse_object(text, path.name)
-    header.pop("__metadata__", None)
-    data_start, data_bytes = 8 + header_bytes, file_bytes - 8 - header_bytes
-    entries = {name: _entry(path, name, value, data_start, data_bytes) for name, value in header.items()}
-    end = data_start
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
-        if entry.offset != end:
-            raise WeightsError(f"{path.name}: {name} overlaps its neighbour or leaves a hole before it")
-        end += entry.size_bytes
-    if end != file_bytes:
-        raise WeightsError(f"{path.name}: {file_bytes - end} bytes belong to no tensor")
-    return entries
-
-
-def check(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor]) -> None:
-    """Every destination has its tensor, of that shape and of a type we convert, and no tensor is left over.
-
-    Raises WeightsError. Destinations may be on the meta device: nothing is read.
+    `model.safetensors`, the shards its index names, a lone safetensors file, or a `.gguf` (also as `model_dir` itself).
     """
+    try:
+        stored = find_safetensors(model_dir)
+        if stored is not None:
+            scheme = read_quantization(model_dir)
+            return Checkpoint(stored, lambda name: scheme.find(name, stored), lambda name: is_idle(name, stored))
+        path = find_gguf(model_dir)
+        if path is not None:
+            return _open_gguf(path)
+    except (HeaderError, GgufError) as error:
+        raise WeightsError(str(error)) from error
+    raise WeightsError(why_nothing(model_dir))
+
+
+def check(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor]) -> dict[str, Source]:
+    """Every destination has its parameter, of that shape and of a type that can be read, and nothing is left over.
+
+    Raises WeightsError, which names the first few and counts the rest. Destinations may be on the meta device: no
+    weight is read.
+    """
+    sources: dict[str, Source] = {}
+    missing: list[str] = []
     for name, destination in destinations.items():
-        entry = checkpoint.entries.get(name)
-        if entry is None:
-            raise WeightsError(f"tensor {name} is missing")
-        if entry.shape != tuple(destination.shape):
-            raise WeightsError(f"{name} has shape {list(entry.shape)}, the config says {list(destination.shape)}")
-        if entry.dtype not in _LOADABLE:
-            raise WeightsError(f"{name} has type {entry.dtype}; {', '.join(_LOADABLE)} can be loaded")
-    for name in checkpoint.entries.keys() - destinations.keys():
-        is_harmless = name == "lm_head.weight" or name.endswith(".rotary_emb.inv_freq")  # tied, recomputed
-        if not is_harmless:
-            raise WeightsError(f"tensor {name} has no place in this architecture")
+        source = checkpoint.find(name)
+        if source is None:
+            missing.append(name)
+            continue
+        if source.shape != tuple(destination.shape):
+            raise WeightsError(f"{name} has shape {list(source.shape)}, the config says {list(destination.shape)}")
+        sources[name] = source
+    if missing:
+        raise WeightsError(f"{name_few(missing)} missing")
+    unread = checkpoint.unread(list(sources.values()))
+    if unread:
+        raise WeightsError(f"{name_few(unread)} without a place in this architecture")
+    return sources
 
 
-def load(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor]) -> None:
-    """Fill every destination. Raises WeightsError; what was filled by then must be thrown away."""
-    check(checkpoint, destinations)
-    with ExitStack() as stack:
-        files = {path: stack.enter_context(_opened(path)) for path in _paths(checkpoint, destinations)}
-        pool = stack.enter_context(ThreadPoolExecutor(min(_MAX_THREADS, (os.cpu_count() or 1) + 1), "weights"))
-        reads = [
-            pool.submit(_read_rows, files[entry.path], entry, name, destination, first, last)
-            for name, destination in destinations.items()
-            for entry in (checkpoint.entries[name],)
-            for first, last in _pieces(entry)
+def load(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor], progress: Progress | None = None) -> None:
+    """Fill every destination. Raises WeightsError or LoadCancelled; what was filled by then must be thrown away.
+
+    Holds no more memory besides the destinations than a few pieces for each thread.
+    """
+    sources = check(checkpoint, destinations)
+    progress = progress or Progress()
+    progress.total_bytes = sum(part.size_bytes for source in sources.values() for part in source.parts)
+    pieces = _Pieces([(sources[name], destination) for name, destination in destinations.items()])
+    num_threads = torch.get_num_threads()
+    with Files() as files:
+        threads = [
+            threading.Thread(target=_work, args=(files, pieces, progress), name=f"weights-{index}")
+            for index in range(min(_MAX_THREADS, (os.cpu_count() or 1) + 1))
         ]
-        for read in reads:
-            read.result()
+        for thread in threads:
+            thread.start()
+        _wait(threads, progress)
+    torch.set_num_threads(num_threads)  # the threads above were told to use one each
+    if pieces.failure is not None:
+        raise pieces.failure
+    if progress.is_cancelled:
+        raise LoadCancelled(f"cancelled after {progress.done_bytes} of {progress.total_bytes} bytes")
 
 
-def _paths(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor]) -> set[Path]:
-    return {checkpoint.entries[name].path for name in destinations}
+class _Pieces:
+    """The work of a load, handed out in the order in which it lies in the files; none after a failure."""
+
+    def __init__(self, sources: list[tuple[Source, torch.Tensor]]) -> None:
+        sources.sort(key=lambda item: (str(item[0].parts[0].path), item[0].parts[0].offset))
+        self.failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._pieces = self._all(sources)
+
+    def take(self) -> tuple[Source, torch.Tensor, int, int, int] | None:
+        """A source, its destination, the piece, and how many stored bytes it counts for."""
+        with self._lock:
+            return None if self.failure is not None else next(self._pieces, None)
+
+    def fail(self, error: BaseException) -> None:
+        with self._lock:
+            self.failure = self.failure or error
+
+    @staticmethod
+    def _all(sources: list[tuple[Source, torch.Tensor]]) -> Iterator[tuple[Source, torch.Tensor, int, int, int]]:
+        for source, destination in sources:
+            pieces = list(source.pieces())
+            size_bytes = sum(part.size_bytes for part in source.parts)
+            end = pieces[-1][1] if pieces else 0
+            for first, last in pieces:
+                yield source, destination, first, last, size_bytes * last // end - size_bytes * first // end
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
+    """One thread: piece after piece, until there are no more, one failed or the load was cancelled."""
+    torch.set_num_threads(1)  # for this thread: all of them together are as many as the machine has
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise WeightsError(f"{path.name} cannot be read: {error.strerror}") from None
+        while not progress.is_cancelled and (piece := pieces.take()) is not None:
+            source, destination, first, last, num_bytes = piece
+            source.fill(files, destination, first, last)
+            progress.add(num_bytes)
+    except BaseException as error:
+        pieces.fail(error)
+
+
+def _wait(threads: list[threading.Thread], progress: Progress) -> None:
+    """Until all have ended; large loads are told of in the log. Interrupted, ends them first."""
+    told = time.monotonic()
     try:
-        yield fd
-    finally:
-        os.close(fd)
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(_TELL_EVERY_S)
+                if time.monotonic() - told > _TELL_EVERY_S:
+                    told = time.monotonic()
+                    done, total = progress.done_bytes, progress.total_bytes
+                    logger.info("loading weights", extra={"done_bytes": done, "total_bytes": total})
+    except BaseException:
+        progress.cancel()
+        for thread in threads:
+            thread.join()
+        raise
 
 
-def _pieces(entry: TensorEntry) -> Iterator[tuple[int, int]]:
-    """Ranges of rows (of the first dimension) of about `_PIECE_BYTES`."""
-    num_rows = entry.shape[0] if entry.shape else 1
-    rows = max(1, _PIECE_BYTES * num_rows // max(entry.size_bytes, 1))
-    for first in range(0, num_rows, rows):
-        yield first, min(first + rows, num_rows)
+def _open_gguf(path: Path) -> Checkpoint:
+    from engine.weight_formats.gguf_weights import GgufWeights  # the gguf package is slow to import
 
-
-def _read_rows(fd: int, entry: TensorEntry, name: str, destination: torch.Tensor, first: int, last: int) -> None:
-    num_rows = entry.shape[0] if entry.shape else 1
-    row_bytes = entry.size_bytes // num_rows
-    rows = destination[first:last] if entry.shape else destination
-    dtype = _LOADABLE[entry.dtype]
-    is_direct = rows.dtype == dtype and rows.is_contiguous()
-    target = rows if is_direct else torch.empty(rows.shape, dtype=dtype)
-    buffer = memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
-    offset = entry.offset + first * row_bytes
-    while len(buffer):
-        count = os.preadv(fd, [buffer], offset)
-        if count == 0:
-            raise WeightsError(f"{entry.path.name} ends inside {name}")
-        buffer, offset = buffer[count:], offset + count
-    if not is_direct:
-        rows.copy_(target)
-
-
-def _entry(path: Path, name: str, value: Any, data_start: int, data_bytes: int) -> TensorEntry:
-    where = f"{path.name}: {name[:200]}"
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        raise WeightsError(f"{where}: expected dtype, shape and data_offsets")
-    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise WeightsError(f"{where}: unknown type {dtype!r}")
-    if not _is_sizes(shape) or len(shape) > 8:
-        raise WeightsError(f"{where}: shape {shape!r}")
-    if not _is_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
-        raise WeightsError(f"{where}: offsets {offsets!r} lie outside {data_bytes} bytes of data")
-    size_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
-    if offsets[1] - offsets[0] != size_bytes:
-        raise WeightsError(f"{where}: {offsets[1] - offsets[0]} bytes for a {dtype} of shape {shape}")
-    return TensorEntry(path, dtype, tuple(shape), data_start + offsets[0], size_bytes)
-
-
-def _is_sizes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(size) is int and 0 <= size < 1 << 63 for size in value)
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    try:
-        if path.stat().st_size > _MAX_HEADER_BYTES:
-            raise WeightsError(f"{path.name} is too large")
-        text = path.read_bytes()
-    except OSError as error:
-        raise WeightsError(f"{path.name} cannot be read: {error.strerror}") from None
-    weight_map = _parse_object(text, path.name).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightsError(f"{path.name}: weight_map is missing")
-    for name, shard in weight_map.items():
-        is_plain = isinstance(shard, str) and shard.endswith(".safetensors") and Path(shard).name == shard
-        if not is_plain:
-            raise WeightsError(f"{path.name}: {name[:200]}: {str(shard)[:200]!r} is not a shard's file name")
-    return weight_map
-
-
-def _parse_object(text: bytes, where: str) -> dict[str, Any]:
-    """One JSON object without repeated names. Raises WeightsError."""
-
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise WeightsError(f"{where}: a name is repeated")
-        return found
-
-    try:
-        value = json.loads(text, object_pairs_hook=without_repeats)
-    except (ValueError, RecursionError):
-        raise WeightsError(f"{where}: the header is not JSON") from None
-    if not isinstance(value, dict):
-        raise WeightsError(f"{where}: the header is not a JSON object")
-    return value
+    weights = GgufWeights(read_gguf(path))
+    return Checkpoint(weights.stored, weights.find, weights.is_idle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine import weights
-from engine.weights import WeightsError
+from engine.weight_formats import dense
+from engine.weights import LoadCancelled, Progress, WeightsError
 from tests.engine import one_thread  # noqa: F401
 
 F32_2X2 = {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}
@@ -62,7 +64,7 @@ def test_tensors_land_in_slices_of_a_fused_matrix_and_nowhere_else(tmp_path: Pat
 
 
 def test_shards_are_found_by_the_index_and_large_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(weights, "_PIECE_BYTES", 16)
+    monkeypatch.setattr(dense, "PIECE_BYTES", 16)
     first, second = {"a": torch.randn(9, 3)}, {"b": torch.randn(50).bfloat16(), "c": torch.randn(2, 1)}
     save_file(first, tmp_path / "model-1.safetensors")
     save_file(second, tmp_path / "model-2.safetensors")
@@ -156,7 +158,8 @@ def test_a_shard_that_shrinks_after_its_header_was_read_is_noticed(tmp_path: Pat
 @pytest.mark.parametrize(
     "weight_map",
     [None, {}, [], {"a": 3}, {"a": "../model-1.safetensors"}, {"a": "/etc/passwd"}, {"a": "model-1.bin"},
-     {"a": "missing.safetensors"}, {"z": "model-1.safetensors"}],
+     {"a": "missing.safetensors"}, {"z": "model-1.safetensors"}, {"a": "model-1\0.safetensors"},
+     {"a": "..\\model-1.safetensors"}, {"a": ".safetensors"}, {"a": ["model-1.safetensors"]}],
 )  # fmt: skip
 def test_an_index_that_points_outside_or_to_nothing_is_refused(weight_map: Any, tmp_path: Path) -> None:
     save_file({"a": torch.randn(2)}, tmp_path / "model-1.safetensors")
@@ -165,10 +168,95 @@ def test_an_index_that_points_outside_or_to_nothing_is_refused(weight_map: Any, 
         weights.open_checkpoint(tmp_path)
 
 
-def test_no_other_format_is_ever_read(tmp_path: Path) -> None:
-    torch.save({"a": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(WeightsError, match="no other format"):
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_a_pickle_is_refused_by_name_and_never_opened(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("/nowhere")  # opening it would fail otherwise
+    with pytest.raises(WeightsError, match=f"{name} is a pickle.*safetensors and GGUF are read"):
         weights.open_checkpoint(tmp_path)
+
+
+def test_no_other_format_is_ever_read(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"x")
+    for path in (tmp_path, tmp_path / "absent", tmp_path / "model.onnx"):
+        with pytest.raises(WeightsError, match=r"no other format is read|no folder"):
+            weights.open_checkpoint(path)
+
+
+def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_load(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(WeightsError, match="is no file"):
+        weights.open_checkpoint(tmp_path)
+
+
+def test_a_lone_file_of_another_name_is_the_model_and_of_two_none_is(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "gptq_model-4bit-128g.safetensors")
+    save_file({"a": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
+    destination = torch.zeros(2)
+    weights.load(weights.open_checkpoint(tmp_path), {"a": destination})
+    assert destination.tolist() == [1, 1]
+    save_file({"a": torch.ones(2)}, tmp_path / "other.safetensors")
+    with pytest.raises(WeightsError, match=r"index\.json is missing"):
+        weights.open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_weights_that_are_not_numbers_are_refused_by_name(value: float, dtype: torch.dtype, tmp_path: Path) -> None:
+    bad = torch.full((3, 700), 2.0, dtype=dtype)
+    bad[1, 3] = value
+    save_file({"good": torch.ones(2), "bad": bad}, tmp_path / "model.safetensors")
+    destinations = {"good": torch.zeros(2), "bad": torch.zeros(3, 700)}
+    with pytest.raises(WeightsError, match="bad holds NaN or infinity"):
+        weights.load(weights.open_checkpoint(tmp_path), destinations)
+
+
+def test_large_weights_are_not_mistaken_for_infinite_ones(tmp_path: Path) -> None:
+    large = {"a": torch.full((2, 3), 3e38), "b": torch.full((4000,), 60000.0, dtype=torch.float16)}
+    save_file(large, tmp_path / "model.safetensors")
+    destinations = {name: torch.zeros_like(tensor) for name, tensor in large.items()}
+    weights.load(weights.open_checkpoint(tmp_path), destinations)
+    assert torch.equal(destinations["a"], large["a"])
+
+
+def test_progress_counts_every_byte_and_a_cancelled_load_ends(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(dense, "PIECE_BYTES", 64)
+    written = {"a": torch.ones(100, 4), "b": torch.ones(7)}
+    save_file(written, tmp_path / "model.safetensors")
+    checkpoint = weights.open_checkpoint(tmp_path)
+    destinations = {name: torch.zeros_like(tensor) for name, tensor in written.items()}
+    progress = Progress()
+    weights.load(checkpoint, destinations, progress)
+    assert progress.done_bytes == progress.total_bytes == 1628
+    cancelled = Progress()
+    cancelled.cancel()
+    with pytest.raises(LoadCancelled):
+        weights.load(checkpoint, destinations, cancelled)
+    assert cancelled.done_bytes == 0
+
+
+def test_one_failed_piece_ends_the_load_and_leaves_the_threads_of_others_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save_file({f"t{index}": torch.ones(1000) for index in range(50)}, path)
+    checkpoint = weights.open_checkpoint(tmp_path)
+    os.truncate(path, 4000)
+    num_threads, num_files = torch.get_num_threads(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(WeightsError, match="ends inside"):
+        weights.load(checkpoint, {f"t{index}": torch.zeros(1000) for index in range(50)})
+    assert torch.get_num_threads() == num_threads
+    assert len(os.listdir("/proc/self/fd")) == num_files
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
+
+
+def test_missing_and_surplus_tensors_are_named_and_counted(tmp_path: Path) -> None:
+    save_file({f"x{index}": torch.zeros(1) for index in range(8)}, tmp_path / "model.safetensors")
+    checkpoint = weights.open_checkpoint(tmp_path)
+    wanted = {f"y{index}": torch.zeros(1) for index in range(9)}
+    with pytest.raises(WeightsError, match="tensors y0, y1, y2, y3, y4 and 4 more are missing"):
+        weights.check(checkpoint, wanted)
+    with pytest.raises(WeightsError, match="tensors x1, x2, x3, x4, x5 and 2 more are without a place"):
+        weights.check(checkpoint, {"x0": torch.zeros(1)})
+    ignoring = checkpoint.without(("x1", "x2", "x3", "x4", "x5", "x6", "x7"))
+    assert set(weights.check(ignoring, {"x0": torch.zeros(1)})) == {"x0"}
 
 
 def test_tensors_that_do_not_match_the_architecture_are_refused(tmp_path: Path) -> None:
@@ -176,10 +264,10 @@ def test_tensors_that_do_not_match_the_architecture_are_refused(tmp_path: Path) 
     checkpoint = weights.open_checkpoint(tmp_path)
     whole = {"a": torch.zeros(2, 3), "i": torch.zeros(2)}
     for destinations, message in (
-        ({"x": torch.zeros(1)} | whole, "tensor x is missing"),
+        ({"x": torch.zeros(1), "a": whole["a"]}, "tensor x is missing"),
         (whole | {"a": torch.zeros(3, 2)}, "a has shape"),
         (whole, "i has type I64"),
-        ({"a": whole["a"]}, "tensor i has no place"),
+        ({"a": whole["a"]}, "tensor i is without a place"),
     ):
         with pytest.raises(WeightsError, match=message):
             weights.load(checkpoint, destinations)

@@ -1,0 +1,210 @@
+"""The header of a GGUF file: metadata by key, and where each tensor lies. Believes nothing, reads no weight.
+
+Every length is compared with the bytes that are left before anything is made from it. Knows the container alone: what
+a key means is `gguf_config.py`'s and `gguf_tokenizer.py`'s, what a tensor is called elsewhere `gguf_weights.py`'s.
+Needs no device library, since the process that tokenises reads it too.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MAX_HEADER_BYTES = 128 * 1024 * 1024  # vocabularies are in it; the largest published take 20 MB
+_VERSIONS = (2, 3)
+_MAX_DIMENSIONS = 4
+_MAX_FILES = 1000
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+_NUMBERS = {
+    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "|b1", 10: "<u8", 11: "<i8", 12: "<f8",
+}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+
+
+class GgufError(Exception):
+    """The file is not a sound GGUF file, or says something that cannot be used; the text names the file and key."""
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """One tensor: `size_bytes` bytes at `offset` from the start of `path`. `kind` is its quantisation, as "Q4_K"."""
+
+    path: Path
+    name: str
+    kind: str
+    shape: tuple[int, ...]  # the last dimension is the one that blocks of quantised numbers run along
+    offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """All that the headers of a model's file or files say."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    def value(self, key: str) -> Any:
+        """A key of the architecture's own, without its prefix; None where it is absent."""
+        return self.metadata.get(f"{self.architecture}.{key}")
+
+
+def find_gguf(model_dir: Path) -> Path | None:
+    """The GGUF file of a model that is one: the path itself, or the only (or first) `.gguf` of a folder that has no
+    other weights. None where there is none. Raises GgufError when several could be meant."""
+    if model_dir.suffix == ".gguf":
+        return model_dir if model_dir.is_file() else None
+    if not model_dir.is_dir():
+        return None
+    found = sorted(path for path in model_dir.glob("*.gguf") if path.is_file())
+    starts = [path for path in found if not _is_later_part(path)]
+    if len(starts) > 1:
+        names = ", ".join(path.name for path in starts[:5])
+        raise GgufError(f"{len(starts)} GGUF models are in {model_dir.name} ({names}): name the one to load")
+    return starts[0] if starts else None
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """The header of `path`, and of the files it is continued in. Raises GgufError."""
+    metadata, tensors = _read_one(path)
+    num_files = metadata.get("split.count", 1)
+    if type(num_files) is not int or not 0 <= num_files <= _MAX_FILES:
+        raise GgufError(f"{path.name}: split.count={num_files!r}")
+    for number in range(2, num_files + 1):
+        part = _PART.fullmatch(path.name)
+        if part is None or int(part[3]) != num_files:
+            raise GgufError(f"{path.name}: one of {num_files} files, and not named as such")
+        _, more = _read_one(path.with_name(f"{part[1]}-{number:05d}-of-{num_files:05d}.gguf"))
+        if more.keys() & tensors.keys():
+            raise GgufError(f"{path.name}: tensor {min(more.keys() & tensors.keys())[:200]} is in two of its files")
+        tensors |= more
+    return GgufFile(path, metadata, tensors)
+
+
+def _is_later_part(path: Path) -> bool:
+    part = _PART.fullmatch(path.name)
+    return part is not None and int(part[2]) > 1
+
+
+def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
+    try:
+        if not path.is_file():
+            raise GgufError(f"{path.name} is not there, or is no file")
+        with path.open("rb") as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            reader = _Reader(path.name, file.read(MAX_HEADER_BYTES))
+    except OSError as error:
+        raise GgufError(f"{path.name} cannot be read: {error.strerror}") from None
+    if reader.take(4) != b"GGUF":
+        raise GgufError(f"{path.name} is not a GGUF file")
+    version = reader.number("<u4")
+    if version not in _VERSIONS:
+        raise GgufError(f"{path.name}: GGUF version {version}; {' and '.join(map(str, _VERSIONS))} are read")
+    num_tensors, num_keys = reader.number("<u8"), reader.number("<u8")
+    metadata: dict[str, Any] = {}
+    for _ in range(num_keys):
+        key = reader.text()
+        if key in metadata:
+            raise GgufError(f"{path.name}: key {key[:200]!r} is repeated")
+        metadata[key] = reader.value(reader.number("<u4"))
+    found = [_tensor_fields(reader) for _ in range(num_tensors)]
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
+        raise GgufError(f"{path.name}: general.alignment={alignment!r}")
+    data_start = -(-reader.position // alignment) * alignment
+    tensors: dict[str, GgufTensor] = {}
+    for name, shape, kind, offset in found:
+        if name in tensors:
+            raise GgufError(f"{path.name}: tensor {name[:200]!r} is repeated")
+        tensors[name] = _tensor(path, name, shape, kind, data_start + offset, file_bytes)
+    end, last = data_start, ""
+    for tensor in sorted(tensors.values(), key=lambda tensor: (tensor.offset, tensor.size_bytes)):
+        if tensor.offset < end:
+            raise GgufError(f"{path.name}: tensors {last!r} and {tensor.name[:200]!r} overlap")
+        end, last = tensor.offset + tensor.size_bytes, tensor.name[:200]
+    return metadata, tensors
+
+
+def _tensor_fields(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
+    """Name, shape, number of its type, and offset in the data."""
+    name, num_dimensions = reader.text(), reader.number("<u4")
+    if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
+        raise GgufError(f"{reader.file}: {name[:200]!r} has {num_dimensions} dimensions")
+    shape = tuple(reader.number("<u8") for _ in range(num_dimensions))[::-1]
+    return name, shape, reader.number("<u4"), reader.number("<u8")
+
+
+def _tensor(path: Path, name: str, shape: tuple[int, ...], number: int, offset: int, file_bytes: int) -> GgufTensor:
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    where = f"{path.name}: {name[:200]!r}"
+    try:
+        kind = GGMLQuantizationType(number)
+    except ValueError:
+        raise GgufError(f"{where} has type {number}, which is not known") from None
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    if min(shape) < 1 or shape[-1] % block:
+        raise GgufError(f"{where}: shape {list(shape)} in blocks of {block}")
+    size_bytes = math.prod(shape) // block * block_bytes
+    if offset + size_bytes > file_bytes:
+        raise GgufError(f"{where}: {size_bytes} bytes at {offset} in a file of {file_bytes}")
+    return GgufTensor(path, name, kind.name, shape, offset, size_bytes)
+
+
+class _Reader:
+    """Takes values off the front of a header."""
+
+    def __init__(self, file: str, data: bytes) -> None:
+        self.file = file
+        self.position = 0
+        self._data = data
+
+    def take(self, num_bytes: int) -> bytes:
+        if num_bytes > len(self._data) - self.position:
+            raise GgufError(f"{self.file}: the header is cut short, or is over {MAX_HEADER_BYTES} bytes")
+        taken = self._data[self.position : self.position + num_bytes]
+        self.position += num_bytes
+        return taken
+
+    def number(self, kind: str) -> int:
+        """An unsigned whole number: "<u4" or "<u8"."""
+        code = "<I" if kind == "<u4" else "<Q"
+        return int(struct.unpack(code, self.take(struct.calcsize(code)))[0])
+
+    def text(self) -> str:
+        return self.take(self.number("<u8")).decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        """A value of the type that a number stands for; arrays become lists, of numbers or of texts."""
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array(self.number("<u4"), self.number("<u8"))
+        return self._numbers(kind, 1)[0]
+
+    def _array(self, kind: int, length: int) -> list[Any]:
+        if kind == _STRING:
+            if length > (len(self._data) - self.position) // 8:
+                self.take(len(self._data))  # cannot be: every text takes its length's eight bytes
+            return [self.text() for _ in range(length)]
+        return self._numbers(kind, length)
+
+    def _numbers(self, kind: int, length: int) -> list[Any]:
+        if kind not in _NUMBERS:
+            raise GgufError(f"{self.file}: a value of type {kind}, which is not known here")
+        dtype = np.dtype(_NUMBERS[kind])
+        values: list[Any] = np.frombuffer(self.take(length * dtype.itemsize), dtype).tolist()
+        return values

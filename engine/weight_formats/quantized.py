@@ -1,0 +1,63 @@
+"""QuantizedTensor: a matrix of 4-bit or 8-bit levels with scales by group, in one form whatever format it came in.
+
+weight[o, i] = (level[o, i] - zero[o, g]) × scale[o, g], where g is the group of input i. A layer may keep it as it is,
+packed, or ask for numbers. Knows no file and no format.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, eq=False)
+class QuantizedTensor:
+    """`packed` is uint8 [out, in × bits / 8], of a byte's two 4-bit levels the even input in the low half.
+
+    `scales` float32 [out, groups]; `zeros` uint8 [out, groups], or None where every zero is the middle, 2^(bits - 1).
+    Input i is in group i // group_size, or in `groups[i]` (int64 [in]) where a checkpoint reordered its inputs.
+    """
+
+    bits: int
+    packed: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    group_size: int
+    groups: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        num_out, num_bytes = self.packed.shape
+        return num_out, num_bytes * 8 // self.bits
+
+    def levels(self) -> torch.Tensor:
+        """uint8 [out, in]."""
+        if self.bits == 8:
+            return self.packed
+        return torch.stack((self.packed & 15, self.packed >> 4), -1).flatten(1)
+
+    def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weights [out, in], computed in float32 and rounded once."""
+        zeros = torch.full((), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
+        zeros = zeros.to(torch.int16).expand(self.scales.shape)
+        groups = torch.arange(self.shape[1]) // self.group_size if self.groups is None else self.groups
+        levels = self.levels().to(torch.int16) - zeros[:, groups]  # [out, in]
+        return (levels * self.scales[:, groups]).to(dtype)
+
+
+def quantized(
+    levels: torch.Tensor,
+    bits: int,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    group_size: int,
+    groups: torch.Tensor | None,
+) -> QuantizedTensor:
+    """From uint8 levels [out, in]. An odd number of 4-bit levels does not fill bytes, and is kept in 8 bits."""
+    if bits == 4 and levels.shape[1] % 2 == 0:
+        pairs = levels.unflatten(1, (-1, 2))
+        return QuantizedTensor(4, pairs[..., 0] | pairs[..., 1] << 4, scales, zeros, group_size, groups)
+    if bits != 8 and zeros is None:
+        zeros = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.uint8)
+    return QuantizedTensor(8, levels.contiguous(), scales, zeros, group_size, groups)
