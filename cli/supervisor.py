@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1
+from telemetry.child_process import die_with_parent
+
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 10.0
 _STEADY_S = 30.0  # a child that lived this long starts its backoff anew
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class ChildFailed(Exception):
@@ -97,7 +96,7 @@ class Child:
                 stdout=descriptor,
                 stderr=descriptor,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(os.getpid()),
+                preexec_fn=partial(die_with_parent, os.getpid()),
             )
         except OSError as error:
             raise ChildFailed(f"{self.spec.name} cannot be started: {error}") from None
@@ -141,17 +140,3 @@ def _rotate(log: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if log.stat().st_size > _MAX_LOG_BYTES:
             log.replace(log.with_suffix(".log.1"))
-
-
-def _die_with_parent(parent_pid: int) -> Callable[[], None] | None:
-    """What the child runs between fork and exec, so that the kernel kills it when we die however we die."""
-    if _libc is None:
-        return None
-    libc = _libc
-
-    def arm() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # it died before we were armed
-            os._exit(1)
-
-    return arm

@@ -13,9 +13,10 @@ import sys
 
 import uvloop
 
-from engine.node.process import configure, drain_when_parent_dies
+from engine.node.process import configure
 from engine.node.settings import NodeSettings
 from engine.zygote import Zygote
+from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
 
 _KEPT_FROM_CHILDREN = (
@@ -61,7 +62,7 @@ def main() -> int:
         return 2
     configure("front")
     if settings.dies_with_parent:
-        drain_when_parent_dies()
+        die_with_parent(number=signal.SIGTERM)  # which drains
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings))
 

@@ -29,3 +29,4 @@ class EngineConfig:
     max_model_len: int = 0
     num_threads: int = 1
     is_prefix_cache_enabled: bool = True
+    step_timeout_s: float = 15.0  # silence after which a rank that does not compute is killed; see engine/child_link.py

@@ -15,16 +15,16 @@ from typing import Literal
 from msgspec import Raw, Struct
 
 from engine import rank_wire
+from engine.child_link import ChildLink
 from engine.config import EngineConfig
 from engine.report import FINISHES, EngineInfo, EngineStatus, StepReport
 from engine.sequence import SequenceRequest
-from engine.zygote import Child, Zygote
+from engine.zygote import Zygote
+from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
 
 Finish = Literal["stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "unclosed", "crashed"]
-
-_EXIT_TIMEOUT_S = 5.0
 
 
 class ReplicaLoadError(Exception):
@@ -59,27 +59,30 @@ class Replica:
     """The handle of a running rank. Belongs to one event loop; made by `start`.
 
     Every sequence added gets exactly one Output with a finish, whatever happens to the rank. `on_exit` is called once
-    if the rank ends without having been told to, with a line that says how.
+    if the rank ends without having been told to, with a line that says how; a rank that hangs is made to end.
     """
 
-    def __init__(self, child: Child, on_exit: Callable[[str], None]) -> None:
+    def __init__(self, child: Child, on_exit: Callable[[str], None], silence_s: float) -> None:
         loop = asyncio.get_running_loop()
         self.info: EngineInfo
         self._loop = loop
-        self._child = child
-        self._on_exit = on_exit
-        self._transport: asyncio.Transport | None = None
+        self._link = ChildLink(
+            child,
+            "the rank process",
+            on_frame=self._on_frame,
+            on_lost=self._on_lost,
+            on_exit=on_exit,
+            is_owed=lambda: bool(self._sinks),
+            silence_s=silence_s,
+        )
         self._status = EngineStatus()
         self._sinks: dict[int, Sink] = {}
         self._adds: list[Raw] = []
         self._aborts: list[int] = []
         self._is_flushing = False
         self._is_draining = False
-        self._is_closing = False
-        self._is_gone = False
         self._loaded: asyncio.Future[EngineInfo] = loop.create_future()
         self._drained: list[asyncio.Future[None]] = []
-        self._watch: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -96,20 +99,20 @@ class Replica:
         child = await zygote.fork(
             entry, rank_wire.encode_arguments(config, revision), name=f"rank {config.model_dir.name}"
         )
-        replica = cls(child, on_exit)
+        replica = cls(child, on_exit, config.step_timeout_s)
         try:
-            await replica._connect()
+            await replica._link.open()
             replica.info = await replica._loaded
         except BaseException:
             await replica.close()
             raise
-        replica._watch = asyncio.create_task(replica._await_exit())
+        replica._link.watch_exit()
         return replica
 
     @property
     def pid(self) -> int:
         """Of the rank process."""
-        return self._child.pid
+        return self._link.pid
 
     @property
     def num_open(self) -> int:
@@ -118,7 +121,7 @@ class Replica:
 
     @property
     def is_alive(self) -> bool:
-        return not (self._is_gone or self._is_closing)
+        return self._link.is_alive
 
     def status(self) -> EngineStatus:
         """The engine's numbers after its latest step."""
@@ -127,7 +130,7 @@ class Replica:
     def add(self, request: SequenceRequest, sink: Sink) -> None:
         """Start a sequence. `sink` is called in this event loop, never from within this call, and must not block."""
         if not self.is_alive or self._is_draining:
-            finish: Finish = "crashed" if self._is_gone and not self._is_closing else "aborted"
+            finish = self._end_of_all if not self.is_alive else "aborted"
             self._loop.call_soon(sink, Output((), finish))
             return
         assert request.sequence_id not in self._sinks, "a sequence id is used once"
@@ -143,7 +146,7 @@ class Replica:
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence within one step; its sink hears "aborted", or how it had ended before the rank knew."""
-        if sequence_id in self._sinks and not self._is_gone:
+        if sequence_id in self._sinks:
             self._aborts.append(sequence_id)
             self._flush_soon()
 
@@ -157,19 +160,7 @@ class Replica:
 
     async def close(self) -> None:
         """End the rank. Sequences still open hear "aborted"."""
-        self._is_closing = True
-        if self._transport is not None:
-            self._transport.close()
-        else:
-            self._child.socket.close()
-        self._end_all("aborted")
-        try:
-            await asyncio.wait_for(self._child.wait(), _EXIT_TIMEOUT_S)
-        except TimeoutError:
-            self._child.kill()
-            await self._child.wait()
-        if self._watch is not None:
-            await self._watch
+        await self._link.close()
         if self._loaded.done() and not self._loaded.cancelled():
             self._loaded.exception()  # seen, so that it is not reported as forgotten
 
@@ -184,15 +175,10 @@ class Replica:
         self._is_flushing = False
         adds, self._adds = self._adds, []
         aborts, self._aborts = self._aborts, []
-        if self._transport is not None and self.is_alive:
-            self._transport.write(rank_wire.encode_frame(rank_wire.Work(adds, aborts)))
+        if self.is_alive:
+            self._link.send(rank_wire.encode_frame(rank_wire.Work(adds, aborts)))
 
     # ── from the rank ──
-
-    async def _connect(self) -> None:
-        self._child.socket.setblocking(False)
-        transport, _ = await self._loop.create_unix_connection(lambda: _Connection(self), sock=self._child.socket)
-        self._transport = transport
 
     def _on_frame(self, payload: bytes) -> None:
         news = rank_wire.decode_news(payload)
@@ -234,24 +220,15 @@ class Replica:
             self.abort(sequence_id)
             self._sinks.pop(sequence_id, None)
 
-    def _on_disconnect(self) -> None:
-        self._is_gone = True
+    @property
+    def _end_of_all(self) -> Finish:
+        """What open sequences hear when the rank is there no longer."""
+        return "aborted" if self._link.is_closing else "crashed"
+
+    def _on_lost(self) -> None:
         if not self._loaded.done():
             self._loaded.set_exception(ReplicaLoadError("the rank process ended while loading; its log says why"))
-        if not self._is_closing:
-            self._loop.call_later(_EXIT_TIMEOUT_S, self._child.kill)  # it may still be writing its log
-            self._end_all("crashed")
-
-    async def _await_exit(self) -> None:
-        """Tell `on_exit`, once, when the rank ends unasked."""
-        code = await self._child.wait()
-        self._is_gone = True
-        if self._is_closing:
-            return
-        self._end_all("crashed")
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        logger.error("rank %d %s", self._child.pid, how)
-        self._on_exit(f"the rank process {how}")
+        self._end_all(self._end_of_all)
 
     def _end_all(self, finish: Finish) -> None:
         sinks, self._sinks = self._sinks, {}
@@ -265,21 +242,6 @@ class Replica:
                 if not future.done():
                     future.set_result(None)
             self._drained.clear()
-
-
-class _Connection(asyncio.Protocol):
-    """The replica's end of the socket."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
-        self._reader = rank_wire.FrameReader()
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
-            self._replica._on_frame(payload)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._replica._on_disconnect()
 
 
 def _logprobs(report: StepReport, row: int) -> tuple[TokenIdLogprob, ...]:

@@ -17,14 +17,14 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from engine.rank_wire import FrameReader
+from engine.child_link import ChildLink
 from engine.report import EngineStatus
-from engine.zygote import Child, Zygote
+from engine.zygote import Zygote
+from telemetry.child_process import Child
 
 MAX_BATCH_TOKENS = 4096
 MAX_BATCH_ROWS = 256
 MAX_WAITING_ROWS = 16_384
-_EXIT_TIMEOUT_S = 5.0
 
 Row = NDArray[np.int32]
 
@@ -105,9 +105,14 @@ class SinglePass:
 
     def __init__(self, child: Child, on_exit: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._child = child
-        self._on_exit = on_exit
-        self._transport: asyncio.Transport | None = None
+        self._link = ChildLink(
+            child,
+            "the worker",
+            on_frame=self._on_frame,
+            on_lost=self._on_lost,
+            on_exit=on_exit,
+            is_owed=lambda: bool(self._in_flight),
+        )
         self._loaded: asyncio.Future[Ready] = self._loop.create_future()
         self._jobs: deque[_Job] = deque()  # with rows still to be taken
         self._in_flight: list[tuple[_Job, int]] = []
@@ -116,9 +121,6 @@ class SinglePass:
         self._num_computed_tokens = 0
         self._num_batches = 0
         self._is_dispatching = False
-        self._is_gone = False
-        self._is_closing = False
-        self._watch: asyncio.Task[None] | None = None
         self.info: Ready
 
     @classmethod
@@ -130,23 +132,21 @@ class SinglePass:
         child = await zygote.fork("engine.embedding_worker:main", arguments, name=f"embed {model_dir.name}")
         worker = cls(child, on_exit)
         try:
-            child.socket.setblocking(False)
-            transport, _ = await worker._loop.create_unix_connection(lambda: _Connection(worker), sock=child.socket)
-            worker._transport = transport
+            await worker._link.open()
             worker.info = await worker._loaded
         except BaseException:
             await worker.close()
             raise
-        worker._watch = asyncio.create_task(worker._await_exit())
+        worker._link.watch_exit()
         return worker
 
     @property
     def pid(self) -> int:
-        return self._child.pid
+        return self._link.pid
 
     @property
     def is_alive(self) -> bool:
-        return not (self._is_gone or self._is_closing)
+        return self._link.is_alive
 
     def status(self) -> EngineStatus:
         """Rows as sequences, batches as steps."""
@@ -182,19 +182,7 @@ class SinglePass:
 
     async def close(self) -> None:
         """End the worker. Work still open raises WorkerGone."""
-        self._is_closing = True
-        if self._transport is not None:
-            self._transport.close()
-        else:
-            self._child.socket.close()
-        self._fail_all()
-        try:
-            await asyncio.wait_for(self._child.wait(), _EXIT_TIMEOUT_S)
-        except TimeoutError:
-            self._child.kill()
-            await self._child.wait()
-        if self._watch is not None:
-            await self._watch
+        await self._link.close()
         if self._loaded.done() and not self._loaded.cancelled():
             self._loaded.exception()  # seen, so that it is not reported as forgotten
 
@@ -208,14 +196,14 @@ class SinglePass:
 
     def _dispatch(self) -> None:
         self._is_dispatching = False
-        if self._transport is None or self._is_gone or self._in_flight:
+        if not self.is_alive or self._in_flight:
             return
         taken = self._take_batch()
         if not taken:
             return
         rows = [job.rows[row] for job, row in taken]
         self._in_flight = taken
-        self._transport.write(
+        self._link.send(
             encode_frame(
                 Batch(
                     lengths=np.array([len(row) for row in rows], dtype="<i4").tobytes(),
@@ -275,22 +263,10 @@ class SinglePass:
         self._num_batches += 1
         self._dispatch()
 
-    def _on_disconnect(self) -> None:
-        self._is_gone = True
+    def _on_lost(self) -> None:
         if not self._loaded.done():
             self._loaded.set_exception(WorkerLoadError("the worker ended while loading; its log says why"))
-        if not self._is_closing:
-            self._child.kill()
         self._fail_all()
-
-    async def _await_exit(self) -> None:
-        code = await self._child.wait()
-        self._is_gone = True
-        self._fail_all()
-        if not self._is_closing:
-            self._on_exit(
-                f"the worker was killed by signal {-code}" if code < 0 else f"the worker ended with code {code}"
-            )
 
     def _fail_all(self) -> None:
         jobs = [*self._jobs, *(job for job, _ in self._in_flight)]
@@ -300,18 +276,3 @@ class SinglePass:
         for job in jobs:
             if not job.future.done():
                 job.future.set_exception(WorkerGone("the worker has ended"))
-
-
-class _Connection(asyncio.Protocol):
-    """Our end of the worker's socket."""
-
-    def __init__(self, worker: SinglePass) -> None:
-        self._worker = worker
-        self._reader = FrameReader()
-
-    def data_received(self, data: bytes) -> None:
-        for payload in self._reader.feed(data):
-            self._worker._on_frame(payload)
-
-    def connection_lost(self, _exc: Exception | None) -> None:
-        self._worker._on_disconnect()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import importlib
 import logging
@@ -23,16 +22,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import msgspec
 from msgspec import Struct
 
+from telemetry.child_process import Child, die_with_parent, set_process_name
+
 logger = logging.getLogger(__name__)
 
 _MAX_MESSAGE_BYTES = 64 * 1024
-_PR_SET_NAME, _PR_SET_PDEATHSIG = 15, 1
 
 RANK_MODULES = ("torch", "engine.rank")
 
@@ -80,25 +79,6 @@ _news_decoder: msgspec.msgpack.Decoder[_Forked | _ForkFailed | _Exited] = msgspe
 
 
 # ── the node front's side ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(eq=False)
-class Child:
-    """A forked process. `socket` is our end of its connection; the caller owns it. `exited` holds its exit code."""
-
-    pid: int
-    socket: socket.socket
-    exited: asyncio.Future[int] = field(repr=False)
-
-    async def wait(self) -> int:
-        """Its exit code, negative for a signal, once it is gone."""
-        return await asyncio.shield(self.exited)
-
-    def kill(self) -> None:
-        """End it at once, if it still runs."""
-        if not self.exited.done():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
 
 
 class Zygote:
@@ -237,18 +217,6 @@ class Zygote:
 
 
 # ── the warm parent itself ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; leave at once if that has happened already."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)
-
-
-def set_process_name(name: str) -> None:
-    """What `ps` and `top` show (the kernel keeps 15 bytes)."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def resolve(entry: str) -> Callable[..., Any]:

@@ -6,10 +6,8 @@ drain timeout allows; usage is flushed; the exit status is 0. A second signal en
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
-import os
 import signal
 import socket
 import sys
@@ -21,6 +19,7 @@ from gateway.server import serve
 from gateway.services import open_services
 from gateway.settings import GatewaySettings
 from storage.errors import StoreError
+from telemetry.child_process import die_with_parent
 from telemetry.logs import configure_logs
 from telemetry.settings import SettingError, read_settings
 
@@ -28,7 +27,6 @@ log = logging.getLogger("gateway")
 
 EXIT_BAD_SETTING = 2
 GC_THRESHOLD = (20_000, 20, 50)  # calls make few cycles: look for them less often than the interpreter would
-_PR_SET_PDEATHSIG = 1
 
 
 async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
@@ -55,19 +53,13 @@ def _listen(settings: GatewaySettings) -> socket.socket:
     return listener
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-
 def main() -> int:
     """The process's exit status: 0 after a drain, 2 when a setting cannot work."""
     try:
         settings = read_settings(GatewaySettings)
         configure_logs("gateway", settings.log_level)
         if settings.dies_with_parent:
-            _die_with_parent()
+            die_with_parent(number=signal.SIGTERM)  # which drains
         with _listen(settings) as listener:
             uvloop.run(_run(settings, listener))
     except (SettingError, ValueError, StoreError, OSError) as error:

@@ -7,21 +7,21 @@ ends, however that ends.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 from storage.errors import StoreUnavailable
+from telemetry.child_process import die_with_parent
 
 _MAX_SOCKET_PATH_BYTES = 100  # the kernel allows 107
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
 
 
 def find_redis_server() -> Path | None:
@@ -89,7 +89,7 @@ class EmbeddedRedis:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is for whoever started us; they stop us after their own clients
-            preexec_fn=die_with_parent,
+            preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
         )
 
     def wait_ready(self, deadline_s: float = 5.0) -> None:
@@ -130,8 +130,3 @@ class EmbeddedRedis:
             connection.sendall(b"PING\r\n")
             return connection.recv(16).startswith(b"+PONG")
         return False
-
-
-def die_with_parent() -> None:
-    """Runs in the child between fork and exec: one system call, nothing that could take a lock."""
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -10,11 +10,13 @@ import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -22,8 +24,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from storage.database import Database
-from storage.embedded_redis import EmbeddedRedis, die_with_parent, find_redis_server
+from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from storage.migrate import migrate
+from telemetry.child_process import die_with_parent
 from tests.postgres_server import PostgresServer, find_postgres
 from tests.waiting import wait_until_blocking
 
@@ -175,7 +178,8 @@ def s3_server() -> Iterator[str]:
         port = probe.getsockname()[1]
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=die_with_parent)
+    arm = partial(die_with_parent, os.getpid(), signal.SIGTERM)
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet, preexec_fn=arm)
     endpoint = f"http://127.0.0.1:{port}"
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ENDPOINT_URL", endpoint)

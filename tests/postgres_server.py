@@ -13,9 +13,10 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from storage.embedded_redis import die_with_parent
+from telemetry.child_process import die_with_parent
 from tests.waiting import wait_until_blocking
 
 
@@ -79,7 +80,7 @@ class PostgresServer:
                 user=self._user,
                 cwd=self._data,
                 env=_clean_environment(),
-                preexec_fn=die_with_parent,
+                preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
             )
         wait_until_blocking(self._is_ready, deadline_s=20)
 

@@ -172,7 +172,7 @@ def _work(constraint: Constraint, view: TokenView, pipe: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """`arguments`: parent's process id, model folder, vocabulary size, end token ids."""
-    from engine.zygote import die_with_parent
+    from telemetry.child_process import die_with_parent
 
     parent_pid, folder, vocab_size, *eos_token_ids = arguments
     die_with_parent(int(parent_pid))

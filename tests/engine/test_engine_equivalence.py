@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,7 +221,7 @@ async def test_a_real_rank_answers_cancels_sleeps_and_its_death_is_noticed(model
 
         killed = ask(replica, 101, cases[0], max_tokens=500)
         await wait_until(lambda: killed.outputs)
-        replica._child.kill()
+        os.kill(replica.pid, signal.SIGKILL)
         await wait_until(lambda: killed.finish == "crashed")
         await wait_until(lambda: exits == ["the rank process was killed by signal 9"])
         assert not is_running(replica.pid)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine import replica as module
+from engine import child_link as module
 from engine.config import EngineConfig
 from engine.protocol.tasks import Sampling
 from engine.replica import Output, Replica, ReplicaLoadError
@@ -209,6 +211,42 @@ async def test_an_error_in_a_step_ends_the_rank_with_a_traceback_and_no_content(
     assert "secret" not in log
 
 
+@pytest.mark.parametrize("limit", ["still", "most patience"])
+async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygote: Zygote, monkeypatch, caplog, limit):
+    """Stopped it uses no processor time; in an endless loop it does, and gets longer."""
+    monkeypatch.setattr(module, "MOST_PATIENCE", 100 if limit == "still" else 1)
+    config = replace(CONFIG, step_timeout_s=0.4)
+    async with opened(zygote, "working" if limit == "still" else "spinning", config) as door:
+        if limit == "still":
+            _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+            await ears.began.wait()
+            os.kill(door.replica.pid, signal.SIGSTOP)
+        _, late = door.add([CRASH_TOKEN], max_tokens=3)
+        assert await late.end() == "crashed"
+        await wait_until(lambda: door.exits)
+        assert not is_running(door.replica.pid)
+    assert door.exits == ["the rank process was killed: it owed an answer and had said nothing for 0.4 s"]
+
+
+async def test_a_rank_with_nothing_to_do_may_be_silent(zygote: Zygote):
+    async with opened(zygote, config=replace(CONFIG, step_timeout_s=0.1)) as door:
+        for _ in range(3):
+            _, ears = door.add(prompt_of(30), max_tokens=3)
+            await ears.end()
+            await asyncio.sleep(0.2)  # longer than a silence that would be too long
+        assert door.replica.is_alive
+
+
+async def test_a_front_that_was_stopped_itself_kills_nobody(zygote: Zygote):
+    """It looks late, once, and finds a full socket: no number of seconds is held against the rank."""
+    async with opened(zygote, config=replace(CONFIG, step_timeout_s=1.0)) as door:
+        _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+        await ears.began.wait()
+        time.sleep(1.5)  # noqa: ASYNC251 - the event loop stands still: that is the point
+        assert await ears.end() == "length"
+        assert door.exits == []
+
+
 async def test_a_model_that_cannot_be_loaded_says_why(zygote: Zygote):
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ReplicaLoadError, match=r"config\.json"):
@@ -219,7 +257,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(zygote: Zygote):
 
 
 async def test_a_start_that_is_given_up_leaves_no_process_however_deaf(zygote: Zygote, monkeypatch):
-    monkeypatch.setattr(module, "_EXIT_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(module, "EXIT_TIMEOUT_S", 0.05)
     before = os.listdir("/proc/self/fd")
     starting = asyncio.create_task(Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:deaf"))
     (pid,) = await wait_until(lambda: list(zygote._children))

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from engine.zygote import Child, Zygote, ZygoteError
+from engine.zygote import Zygote, ZygoteError
+from telemetry.child_process import Child
 from tests.engine.processes import children_of, is_running, num_threads
 from tests.waiting import wait_until
 

@@ -22,6 +22,11 @@ def crashing(connection: socket.socket, arguments: bytes) -> None:
     _serve(connection, arguments, _CrashingRunner())
 
 
+def spinning(connection: socket.socket, arguments: bytes) -> None:
+    """A rank that computes for ever on CRASH_TOKEN."""
+    _serve(connection, arguments, _SpinningRunner())
+
+
 def _serve(connection: socket.socket, arguments: bytes, runner: FakeRunner) -> None:
     config, revision = rank_wire.decode_arguments(arguments)
     engine = Engine(runner, config, revision)
@@ -33,4 +38,11 @@ class _CrashingRunner(FakeRunner):
     def run(self, inputs: StepInputs) -> StepOutput:
         if (inputs.token_ids == CRASH_TOKEN).any():
             raise RuntimeError("the device said no to 'a secret prompt'")
+        return super().run(inputs)
+
+
+class _SpinningRunner(FakeRunner):
+    def run(self, inputs: StepInputs) -> StepOutput:
+        while (inputs.token_ids == CRASH_TOKEN).any():
+            pass
         return super().run(inputs)

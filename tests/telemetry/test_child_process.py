@@ -1,0 +1,71 @@
+"""A child ends with its parent, by the signal that was asked for; a parent hears how its child ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from functools import partial
+
+import pytest
+
+from telemetry.child_process import Child, die_with_parent, how_it_ended
+from tests.engine.processes import is_running
+from tests.waiting import wait_until_blocking
+
+_PARENT = """
+import os, signal, sys, time
+from telemetry.child_process import die_with_parent
+parent = os.getpid()
+child = os.fork()
+if child == 0:
+    signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), os._exit(0)))
+    die_with_parent(number=signal.Signals(int(sys.argv[1])))
+    print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("number", "last_words"), [(signal.SIGTERM, "asked\n"), (signal.SIGKILL, "")])
+def test_a_child_ends_with_its_parent_by_the_signal_it_chose(number: signal.Signals, last_words: str):
+    command = [sys.executable, "-c", _PARENT, str(number.value)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        assert parent.stdout.read() == last_words
+        wait_until_blocking(lambda: not is_running(child))
+
+
+def test_a_parent_that_is_gone_already_ends_the_child_at_once():
+    arm = partial(die_with_parent, os.getpid() + 1, signal.SIGKILL)  # as if ours had died and another had taken over
+    with subprocess.Popen(["sleep", "60"], preexec_fn=arm, stderr=subprocess.DEVNULL) as child:
+        assert child.wait(10) == -signal.SIGKILL
+
+
+def test_what_ps_shows_is_cut_to_what_the_kernel_keeps():
+    lines = (
+        "import telemetry.child_process as c",
+        "c.set_process_name('hearth ranks of a model')",
+        "print(open('/proc/self/comm').read())",
+    )
+    shown = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "hearth ranks of"
+
+
+def test_an_end_in_words():
+    assert how_it_ended(-9) == "was killed by signal 9"
+    assert how_it_ended(3) == "ended with exit code 3"
+
+
+async def test_a_child_that_does_not_leave_is_killed():
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        exited = asyncio.ensure_future(process.wait())
+        child = Child(process.pid, ours, exited)
+        assert await child.end(0.05) == -signal.SIGKILL
+        child.kill()  # long gone: nothing happens
