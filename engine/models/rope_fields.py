@@ -33,7 +33,7 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
     rope = RopeConfig(theta=theta, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
     if kind in ("default", "dynamic"):  # dynamic scaling changes nothing within the trained context, all we offer
         return rope
-    original = parameters if "original_max_position_embeddings" in parameters else fields
+    original = fields if "original_max_position_embeddings" in fields else parameters  # the outer one is the rule
     original_max = original.whole("original_max_position_embeddings", 1, 1 << 26, default=max_positions)
     rope = replace(rope, kind=kind, original_max_positions=original_max)
     attention_factor = parameters.number("attention_factor", 0.0, 1e3, default=0.0) or None

@@ -1,4 +1,6 @@
-"""Our decoder against transformers and against the published runs of a real model: same logits, same tokens."""
+"""A decoder at work: the tokens of transformers whatever the chunks, the batch and the pool, and those of a real model.
+
+Every family's logits and tokens, one sequence at a time, are in `test_family_parity.py`."""
 
 from __future__ import annotations
 
@@ -11,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.reference import ReferenceKernels
 from engine.runner import Runner
-from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random
+from tests.engine.checkpoints import runner_of, save_random
 from tests.engine.driver import Driver
 
 PROMPT_LEN = 45
@@ -28,7 +29,6 @@ class Model:
         model = save_random(kind, folder)
         self.prompt = np.random.default_rng(7).integers(0, 199, PROMPT_LEN).tolist()
         with torch.no_grad():
-            self.logits = model(torch.tensor([self.prompt])).logits[0]  # [prompt, V]
             ids = torch.tensor([self.prompt])
             mask = torch.ones_like(ids)
             whole = model.generate(ids, attention_mask=mask, max_new_tokens=NUM_GREEDY, do_sample=False, pad_token_id=0)
@@ -39,35 +39,6 @@ class Model:
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return cache(lambda kind: Model(kind, tmp_path_factory.mktemp("model")))
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 16, 17, PROMPT_LEN])
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_equal_transformers_in_chunks_of_any_size(kind: str, chunk: int, model_of: Any) -> None:
-    model = model_of(kind)
-    pusher = Pusher(model.runner, seed=chunk)
-    for first in range(0, PROMPT_LEN, chunk):
-        logits = pusher.push(model.prompt[first : first + chunk])
-        expected = model.logits[min(first + chunk, PROMPT_LEN) - 1]
-        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_reference_kernels_give_the_same_logits(kind: str, model_of: Any) -> None:
-    model = model_of(kind)
-    pusher = Pusher(runner_of(model.folder, ReferenceKernels()))
-    for first, last in ((0, 20), (20, 21), (21, PROMPT_LEN)):
-        logits = pusher.push(model.prompt[first:last])
-        torch.testing.assert_close(logits, model.logits[last - 1], atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_equal_transformers(kind: str, model_of: Any) -> None:
-    model = model_of(kind)
-    driver = Driver(model.runner)
-    sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
-    driver.run()
-    assert driver.tokens[sequence_id] == model.greedy
 
 
 @pytest.mark.parametrize("kind", ["tied, with biases", "mistral"])
