@@ -1,23 +1,25 @@
-"""Who owns which KV block: allocate, share by prefix hash, evict the least recently used, free.
+"""Who has which KV block: allocate, share by prefix hash, cache what nobody holds, evict, free.
 
 A block is in exactly one of three states, and `check_integrity` can prove it:
 
     free     nobody holds it and nothing in it is worth finding
-    cached   nobody holds it, but its content has a name (prefix hash) and may return: evicted, oldest first, on demand
+    cached   nobody holds it, but its content has a name (prefix hash) and may return: evicted on demand
     held     by one or more sequences (reference count); named or not
 
     free --allocate--> held --release--> free            (no name)
                        held --release--> cached          (named) --hold--> held, --allocate--> held, name forgotten
                        held --forget--> held             (its name is gone)
 
-Only full blocks get names, and only once computed. Knows no sequences, no tokens and no policy. Moving n blocks costs
-O(n), most of it in NumPy: the order of eviction is a doubly linked list inside two int32 arrays.
+Only full blocks get names, and only once computed. Which cached block is evicted is decided by `cached_blocks.py`.
+Knows no sequences, no tokens and no policy. Moving n blocks costs O(n), most of it in NumPy.
 """
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from engine.cached_blocks import CachedBlocks
 
 Ints = NDArray[np.int32]
 
@@ -31,20 +33,19 @@ class BlockManager:
         self._references = np.zeros(num_blocks, dtype=np.int32)
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # a stack; its first num_free entries count
         self.num_free = num_blocks
-        self.num_cached = 0
         self._block_of: dict[bytes, int] = {}
         self._name_of: list[bytes | None] = [None] * num_blocks
         self._is_named = np.zeros(num_blocks, dtype=np.bool_)
-        # The cached blocks from oldest to newest; entry num_blocks is the list's two ends.
-        self._newer = np.full(num_blocks + 1, num_blocks, dtype=np.int32)
-        self._older = np.full(num_blocks + 1, num_blocks, dtype=np.int32)
-        # The same memory, for one element at a time: indexing a memoryview is several times faster.
-        self._newer_view, self._older_view = self._newer.data, self._older.data
+        self._cached = CachedBlocks(num_blocks)
+
+    @property
+    def num_cached(self) -> int:
+        return self._cached.num_blocks
 
     @property
     def num_available(self) -> int:
         """Blocks that `allocate` can give."""
-        return self.num_free + self.num_cached
+        return self.num_free + self._cached.num_blocks
 
     @property
     def num_held(self) -> int:
@@ -69,10 +70,8 @@ class BlockManager:
         return int(np.count_nonzero(self._references[blocks] == 0))
 
     def hold(self, blocks: Ints) -> None:
-        """Share named blocks that `match` gave: one more holder each. `blocks` are distinct."""
-        for block in blocks[self._references[blocks] == 0].tolist():
-            self._unlink(block)
-            self.num_cached -= 1
+        """Share named blocks that `match` gave: one more holder each. `blocks` are distinct, and of one owner."""
+        self._cached.remove(blocks[self._references[blocks] == 0])
         self._references[blocks] += 1
 
     def allocate(self, count: int) -> Ints:
@@ -87,14 +86,15 @@ class BlockManager:
         self._references[blocks] = 1
         return blocks
 
-    def release(self, blocks: Ints) -> None:
+    def release(self, blocks: Ints, owner: bytes = b"") -> None:
         """One holder less each. `blocks` are distinct and in the order of their sequence: of those that nobody holds
-        any more the last is evicted first, so that a prefix outlives what follows it."""
+        any more the last is evicted first, so that a prefix outlives what follows it. What stays cached counts as
+        `owner`'s; nobody else may know its names."""
         assert np.all(self._references[blocks] > 0)
         self._references[blocks] -= 1
         dropped = blocks[self._references[blocks] == 0]
         is_named = self._is_named[dropped]
-        self._append(dropped[is_named][::-1])
+        self._cached.add(dropped[is_named][::-1], owner)
         free = dropped[~is_named]
         self._free[self.num_free : self.num_free + len(free)] = free
         self.num_free += len(free)
@@ -114,29 +114,9 @@ class BlockManager:
         for block in blocks[self._is_named[blocks]].tolist():
             self._unname(block)
 
-    def _append(self, blocks: Ints) -> None:
-        """Link `blocks` in as the newest, in their order."""
-        if not len(blocks):
-            return
-        end = self.num_blocks
-        newest = self._older_view[end]
-        self._newer[blocks[:-1]] = blocks[1:]
-        self._older[blocks[1:]] = blocks[:-1]
-        first, last = int(blocks[0]), int(blocks[-1])
-        self._newer_view[newest], self._older_view[first] = first, newest
-        self._newer_view[last], self._older_view[end] = end, last
-        self.num_cached += len(blocks)
-
-    def _unlink(self, block: int) -> None:
-        newer, older = self._newer_view[block], self._older_view[block]
-        self._newer_view[older] = newer
-        self._older_view[newer] = older
-
     def _evict(self) -> int:
-        """Forget the oldest cached block's name and hand it over."""
-        block = self._newer_view[self.num_blocks]
-        self._unlink(block)
-        self.num_cached -= 1
+        """Forget a cached block's name and hand it over."""
+        block = self._cached.evict()
         self._unname(block)
         return block
 
@@ -153,10 +133,9 @@ class BlockManager:
         Raises AssertionError. For tests: costs O(blocks).
         """
         free = set(self._free[: self.num_free].tolist())
-        cached = self._cached_blocks()
+        cached = self._cached.check_integrity()
         held = set(np.flatnonzero(self._references).tolist())
         assert len(free) == self.num_free, "a block is free twice"
-        assert len(cached) == len(set(cached)) == self.num_cached, "the list of cached blocks is broken"
         assert not free & set(cached), "a block is free and cached"
         assert not free & held, "a block is free and held"
         assert not held & set(cached), "a block is cached and held"
@@ -172,20 +151,3 @@ class BlockManager:
             for blocks in holders:
                 np.add.at(counts, blocks, 1)
             assert np.array_equal(counts, self._references), "the reference counts are not those of the holders"
-
-    def _cached_blocks(self) -> list[int]:
-        """From oldest to newest, read along both directions of the list."""
-        end, blocks = self.num_blocks, []
-        block = self._newer_view[end]
-        while block != end:
-            blocks.append(block)
-            assert len(blocks) <= self.num_blocks, "the list of cached blocks has a circle"
-            block = self._newer_view[block]
-        back = []
-        block = self._older_view[end]
-        while block != end:
-            back.append(block)
-            assert len(back) <= self.num_blocks, "the list of cached blocks has a circle"
-            block = self._older_view[block]
-        assert blocks == back[::-1], "the two directions of the list of cached blocks differ"
-        return blocks

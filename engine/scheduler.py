@@ -193,7 +193,7 @@ class Scheduler:
         table, slot = self.table, sequence.slot
         if table.is_protected[slot]:
             self._num_reserved -= self._max_blocks(sequence) - int(table.num_blocks[slot])
-        self.blocks.release(table.block_table[slot, : table.num_blocks[slot]])
+        self.blocks.release(table.block_table[slot, : table.num_blocks[slot]], sequence.request.namespace)
         for name in sequence.prefix_hashes[int(table.num_registered[slot]) :]:
             if self._computing.get(name) == slot:
                 del self._computing[name]

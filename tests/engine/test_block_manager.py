@@ -1,13 +1,41 @@
-"""The block manager: one state a block, counted references, the oldest cached block goes first."""
+"""The block manager: one state a block, counted references, nobody reads what another tenant or nobody wrote."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.block_manager import BlockManager
+from engine import block_manager as module
+
+
+class BlockManager(module.BlockManager):
+    """One that proves its integrity after every operation."""
+
+    def hold(self, *arguments: Any) -> None:
+        super().hold(*arguments)
+        self.check_integrity()
+
+    def allocate(self, *arguments: Any) -> np.ndarray:
+        blocks = super().allocate(*arguments)
+        self.check_integrity()
+        return blocks
+
+    def release(self, *arguments: Any) -> None:
+        super().release(*arguments)
+        self.check_integrity()
+
+    def register(self, *arguments: Any) -> None:
+        super().register(*arguments)
+        self.check_integrity()
+
+    def forget(self, *arguments: Any) -> None:
+        super().forget(*arguments)
+        self.check_integrity()
 
 
 def name(number: int) -> bytes:
@@ -121,64 +149,137 @@ def test_integrity_notices_a_block_held_twice():
         blocks.check_integrity([ids, ids])
 
 
+@dataclass(eq=False)
+class Held:
+    """One sequence: its tenant, the names that its full blocks get, its blocks, and how many of them are written."""
+
+    tenant: int
+    names: list[bytes]
+    blocks: np.ndarray
+    num_written: int
+
+
 class Sequences(RuleBasedStateMachine):
-    """Sequences of tokens come, share, grow and go at random; a model of plain dicts says what must be so."""
+    """Sequences of three tenants come, are computed chunk by chunk, grow, fork, are preempted, cancelled and disowned
+    at any point, in a pool that is plenty or a quarter of that; a model of plain dicts says what must be so."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = BlockManager(24)
-        self.held: list[np.ndarray] = []
-        self.content: dict[int, bytes] = {}  # block -> name, as long as its content stands
+    @initialize(num_blocks=st.sampled_from([24, 6]))
+    def start(self, num_blocks: int) -> None:
+        self.blocks = BlockManager(num_blocks)
+        self.held: list[Held] = []
+        self.preempted: list[Held] = []
+        self.content: dict[int, bytes | None] = {}  # block -> name of what was last written to it, None if nothing
 
-    @rule(prefix=st.integers(0, 3), length=st.integers(1, 8), extra=st.integers(0, 2))
-    def admit(self, prefix: int, length: int, extra: int) -> None:
-        wanted = names(*(prefix * 100 + i for i in range(length)))
+    def run(self, tenant: int, wanted: list[bytes]) -> Held | None:
+        """Admit a sequence with these names, if it fits."""
         matched = self.blocks.match(wanted)
-        assert [self.content[block] for block in matched.tolist()] == wanted[: len(matched)]
-        needed = length - len(matched) + extra
-        if needed + self.blocks.count_cached(matched) > self.blocks.num_available:
-            return
+        read = [self.content[block] for block in matched.tolist()]
+        assert read == wanted[: len(matched)], "what was found is not what was written, or another tenant's"
+        num_new = len(wanted) + 1 - len(matched)
+        if num_new + self.blocks.count_cached(matched) > self.blocks.num_available:
+            return None
         self.blocks.hold(matched)
-        fresh = self.blocks.allocate(needed)
-        held_before = {int(block) for ids in self.held for block in ids} | set(matched.tolist())
-        assert not held_before & set(fresh.tolist()), "a held block was given away"
-        for block in fresh.tolist():
-            self.content.pop(block, None)
-        for block, block_name in zip(fresh.tolist(), wanted[len(matched) :], strict=False):
-            is_taken = self.blocks.find(block_name) is not None
-            self.blocks.register(block, block_name)
-            if not is_taken:  # else the name stays with the block that has it
-                self.content[block] = block_name
-        self.held.append(np.concatenate([matched, fresh]))
+        one = Held(tenant, wanted, np.concatenate([matched, self.take(num_new)]), len(matched))
+        self.held.append(one)
+        return one
+
+    def take(self, count: int) -> np.ndarray:
+        used = {int(block) for one in self.held for block in one.blocks}
+        fresh = self.blocks.allocate(count)
+        assert not used & set(fresh.tolist()), "a held block was given away"
+        self.content |= dict.fromkeys(fresh.tolist(), None)
+        return fresh
+
+    def pick(self, data: st.DataObject) -> Held:
+        return data.draw(st.sampled_from(self.held))
+
+    @rule(tenant=st.integers(0, 2), prefix=st.integers(0, 3), length=st.integers(1, 8))
+    def admit(self, tenant: int, prefix: int, length: int) -> None:
+        self.run(tenant, names(*(tenant * 1000 + prefix * 100 + i for i in range(length))))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def compute(self, data: st.DataObject, count: int) -> None:
+        """A chunk: the next blocks are written in full, and offered to others."""
+        one = self.pick(data)
+        for index in range(one.num_written, min(one.num_written + count, len(one.names))):
+            block = int(one.blocks[index])
+            self.content[block] = one.names[index]
+            self.blocks.register(block, one.names[index])
+            one.num_written += 1
 
     @precondition(lambda self: self.held and self.blocks.num_available)
     @rule(data=st.data())
-    def grow(self, data: st.DataObject) -> None:
-        index = data.draw(st.integers(0, len(self.held) - 1))
-        fresh = self.blocks.allocate(1)
-        self.content.pop(int(fresh[0]), None)
-        self.held[index] = np.concatenate([self.held[index], fresh])
+    def extend(self, data: st.DataObject) -> None:
+        one = self.pick(data)
+        one.blocks = np.concatenate([one.blocks, self.take(1)])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def forget(self, data: st.DataObject) -> None:
-        blocks = data.draw(st.sampled_from(self.held))
-        self.blocks.forget(blocks)
-        for block in blocks.tolist():
-            block_name = self.content.pop(block, None)
-            assert block_name is None or self.blocks.find(block_name) is None
+    def fork(self, data: st.DataObject) -> None:
+        """Another sequence goes on from here: what can be found is shared, the rest is a copy."""
+        one = self.pick(data)
+        copy = self.run(one.tenant, one.names[: one.num_written])
+        if copy is not None:
+            shared = set(copy.blocks.tolist()) & set(one.blocks.tolist())
+            assert all(self.content[block] for block in shared), "a block that is still being written is shared"
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        self.blocks.release(self.held.pop(data.draw(st.integers(0, len(self.held) - 1))))
+        """It ended or was cancelled, be it in the middle of a chunked prefill."""
+        self.leave_with(self.pick(data))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        one = self.pick(data)
+        self.leave_with(one)
+        self.preempted.append(one)
+
+    def leave_with(self, one: Held) -> None:
+        self.held.remove(one)
+        self.blocks.release(one.blocks, bytes([one.tenant]))
+
+    @precondition(lambda self: self.preempted)
+    @rule()
+    def resume(self) -> None:
+        if self.run(self.preempted[0].tenant, self.preempted[0].names) is not None:
+            self.preempted.pop(0)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def disown(self, data: st.DataObject) -> None:
+        one = self.pick(data)
+        self.blocks.forget(one.blocks)
+        known = {self.blocks.find(block_name) for block_name in one.names}
+        assert not known & set(one.blocks.tolist()), "what was disowned is found"
+
+    @rule()
+    def evict_everything(self) -> None:
+        """Somebody needs all that can be had."""
+        taken = self.take(self.blocks.num_available)
+        assert self.blocks.num_cached == 0
+        self.blocks.release(taken)
 
     @invariant()
     def every_block_has_one_state(self) -> None:
-        self.blocks.check_integrity(self.held)
-        for block_name in self.content.values():
-            found = self.blocks.find(block_name)
-            assert found is None or self.content[found] == block_name
+        blocks = self.blocks
+        blocks.check_integrity([one.blocks for one in self.held])
+        assert blocks.num_free + blocks.num_cached + blocks.num_held == blocks.num_blocks
+
+    @invariant()
+    def a_name_leads_to_what_was_written_under_it(self) -> None:
+        for tenant in range(3):
+            for number in range(tenant * 1000, tenant * 1000 + 400, 100):
+                found = self.blocks.find(name(number))
+                assert found is None or self.content[found] == name(number)
+
+    @invariant()
+    def no_tenant_holds_another_s_block(self) -> None:
+        tenants: dict[int, int] = {}
+        for one in self.held:
+            assert all(tenants.setdefault(block, one.tenant) == one.tenant for block in one.blocks.tolist())
 
 
 TestSequences = Sequences.TestCase
