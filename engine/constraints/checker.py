@@ -41,7 +41,15 @@ class ConstraintChecker:
     await checker.close()
     """
 
-    def __init__(self, model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        *,
+        command: tuple[str, ...] = ("-m", "engine.constraints.worker"),
+    ) -> None:
+        self._command = command
         self._arguments = [str(model_dir), str(vocab_size), *map(str, eos_token_ids)]
         self._process: Process | None = None
         self._starting = asyncio.Lock()
@@ -110,7 +118,7 @@ class ConstraintChecker:
             if self._process is None:
                 arguments = [str(os.getpid()), *self._arguments]
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "engine.constraints.worker", *arguments, stdin=PIPE, stdout=PIPE
+                    sys.executable, *self._command, *arguments, stdin=PIPE, stdout=PIPE
                 )
                 self._reading = asyncio.create_task(self._read(self._process))
             return self._process

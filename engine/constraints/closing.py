@@ -2,8 +2,8 @@
 
 The parser library says what may come next, not how much must. So the search walks: what is forced is taken, and where
 there is a choice the byte that usually ends things is (a quote inside a string, then brackets, then commas), or, where
-nothing ends, the byte that was taken least often, so that no loop of a pattern holds it. The result is an upper bound
-of what closing needs, near the least for JSON. Knows nothing of limits or sequences.
+nothing ends, a word of the caller's patterns, or the byte that was taken least often, so that no loop holds it. The
+result is an upper bound of what closing needs, near the least for JSON. Knows nothing of limits or sequences.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_CHOICES = 2_000  # of one search; what needs more is taken for endless
 _PATIENCE = 64  # times a bracket, comma or quote may be taken before it counts as part of a loop
+_SPELLED = -2
 _ENDINGS = b'}],:"'
 
 
@@ -37,9 +38,11 @@ _WITHIN_STRING = _ranks(b'"@.-_/:+#0a1A')
 _LOWERCASE = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
 
 
-def find_close(matcher: LLMatcher, view: TokenView, max_choices: int = _MAX_CHOICES) -> list[int] | None:
+def find_close(
+    matcher: LLMatcher, view: TokenView, words: tuple[str, ...] = (), max_choices: int = _MAX_CHOICES
+) -> list[int] | None:
     """Tokens after which `matcher` accepts, [] if it does already; None if none were found. Leaves it as it was."""
-    walk = _Walk(matcher.deep_copy(), view)
+    walk = _Walk(matcher.deep_copy(), view, words)
     if not walk.go(max_choices):
         return None
     joined = _join(walk.path, view)
@@ -57,8 +60,9 @@ def closes(matcher: LLMatcher, token_ids: list[int]) -> bool:
 class _Walk:
     """One search, on a matcher of its own. `path` holds the tokens that it has consumed."""
 
-    def __init__(self, matcher: LLMatcher, view: TokenView) -> None:
+    def __init__(self, matcher: LLMatcher, view: TokenView, words: tuple[str, ...]) -> None:
         self.path: list[int] = []
+        self._words = list(words)
         self._matcher = matcher
         self._view = view
         self._uses = np.zeros(256, dtype=np.int64)
@@ -72,7 +76,7 @@ class _Walk:
             if self._take(self._matcher.compute_ff_tokens()):
                 continue
             token_id = self._choose()
-            if token_id < 0 or not self._take([token_id]):
+            if token_id != _SPELLED and (token_id < 0 or not self._take([token_id])):
                 return False
         return False
 
@@ -83,14 +87,17 @@ class _Walk:
         return num_taken > 0
 
     def _choose(self) -> int:
-        """The next token where more than one may follow; -1 if none may."""
+        """The next token where more than one may follow; -1 if none may; _SPELLED if a word was taken instead."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         ids = self._view.byte_ids
         is_allowed = (ids >= 0) & (mask[ids >> 3] >> (ids & 7) & 1 > 0)  # [256]
         if not is_allowed.any():
             return self._first_other(mask)
         is_in_string = bool(is_allowed[ord('"')]) and np.count_nonzero(is_allowed[_LOWERCASE]) > 13
-        ranks = _WITHIN_STRING if is_in_string or is_allowed[_LOWERCASE].all() else _BETWEEN
+        is_free = is_in_string or bool(is_allowed[_LOWERCASE].all())
+        if self._words and is_free and not is_allowed[ord('"')] and self._spell():
+            return _SPELLED
+        ranks = _WITHIN_STRING if is_free else _BETWEEN
         penalty = self._uses.copy()
         penalty[[*_ENDINGS]] = np.maximum(penalty[[*_ENDINGS]] - _PATIENCE, 0)
         scores = np.where(is_allowed, penalty * 10_000 + ranks, np.iinfo(np.int64).max)
@@ -101,6 +108,21 @@ class _Walk:
             self._uses[[*_ENDINGS]] = kept
         self._uses[byte] += 1
         return int(ids[byte])
+
+    def _spell(self) -> bool:
+        """Take a word, if there is one after which the text or the string it stands in can end."""
+        tokenizer = self._view.tokenizer
+        no_tokens: list[int] = []
+        quote = tokenizer.greedy_tokenize('"')
+        for word in self._words:
+            for before in ("", "a", "A", "0", "-"):
+                token_ids = tokenizer.greedy_tokenize(before + word)
+                for after in (no_tokens, quote):
+                    trial = self._matcher.deep_copy()
+                    is_taken = trial.try_consume_tokens(token_ids + after) == len(token_ids + after)
+                    if is_taken and (after or trial.is_accepting()):
+                        return self._take(token_ids)
+        return False
 
     def _first_other(self, mask: NDArray[np.uint8]) -> int:
         """The first allowed token that ends nothing: a control token, or one of several bytes."""

@@ -9,12 +9,22 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from engine.constraints.json_schema import (
+    ANY_OBJECT,
+    depth_of,
+    with_finite_numbers,
+    words_of_patterns,
+    words_of_regex,
+)
 from engine.protocol.tasks import Constraint
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits
+
+    from engine.constraints.token_view import TokenView
 
 MAX_SIZE_BYTES = {
     "json_schema": 64 * 1024,
@@ -43,6 +53,9 @@ _NAMES = {
     "choice": "the list of choices",
     "grammar": "the grammar",
 }
+# What a Lark grammar is made of, as far as finding `<name>` goes: strings, patterns and comments hold none.
+_LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^<>\n]+)>')
+_IDS = re.compile(r"\[[\d\s,^*-]+\]")
 _MAX_MESSAGE_CHARS = 300
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
 
@@ -74,21 +87,30 @@ def refuse_oversized(constraint: Constraint) -> None:
         _schema(constraint.text)
 
 
-def grammar_of(constraint: Constraint) -> str:
+def grammar_of(constraint: Constraint, control_ids: Mapping[str, int]) -> str:
     """The grammar as llguidance reads it. Raises ConstraintRefused for what is not even well-formed."""
     from llguidance import LLMatcher
 
     refuse_oversized(constraint)
     if constraint.kind == "json_schema":
-        return str(LLMatcher.grammar_from_json_schema(_schema(constraint.text), overrides=JSON_OPTIONS))
+        return str(
+            LLMatcher.grammar_from_json_schema(with_finite_numbers(_schema(constraint.text)), overrides=JSON_OPTIONS)
+        )
     if constraint.kind == "json_object":
-        return str(LLMatcher.grammar_from_json_schema({"type": "object"}, overrides=JSON_OPTIONS))
+        return str(LLMatcher.grammar_from_json_schema(ANY_OBJECT, overrides=JSON_OPTIONS))
     if constraint.kind == "regex":
         return str(LLMatcher.grammar_from_regex(_unanchored(constraint.text)))
     if constraint.kind == "choice":
         alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in _choices(constraint.text))
         return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
-    return str(LLMatcher.grammar_from_lark(constraint.text))
+    return str(LLMatcher.grammar_from_lark(_with_ids(constraint.text, control_ids)))
+
+
+def words_of(constraint: Constraint) -> tuple[str, ...]:
+    """Words that a text may have to spell before it can end: a search for the shortest close tries them."""
+    if constraint.kind == "json_schema":
+        return words_of_patterns(_schema(constraint.text))
+    return words_of_regex(constraint.text) if constraint.kind == "regex" else ()
 
 
 def limits() -> LLParserLimits:
@@ -106,15 +128,15 @@ def limits() -> LLParserLimits:
     )
 
 
-def compile_matcher(constraint: Constraint, tokenizer: LLTokenizer) -> LLMatcher:
+def compile_matcher(constraint: Constraint, view: TokenView) -> LLMatcher:
     """A matcher before the first token. Raises ConstraintRefused."""
     from llguidance import LLMatcher
 
     try:
-        grammar = grammar_of(constraint)
+        grammar = grammar_of(constraint, view.control_ids)
     except ValueError as error:
         raise _refusal(constraint, str(error)) from error
-    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits())
+    matcher = LLMatcher(view.tokenizer, grammar, log_level=0, limits=limits())
     if matcher.is_error():
         raise _refusal(constraint, matcher.get_error())
     return matcher
@@ -133,7 +155,7 @@ def _schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ConstraintRefused("the JSON schema must be an object")
-    if _depth(schema) > MAX_DEPTH:
+    if depth_of(schema) > MAX_DEPTH:
         raise ConstraintRefused(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
     return schema
 
@@ -145,13 +167,19 @@ def _parsed(text: str, name: str) -> Any:
         raise ConstraintRefused(f"{name} is not valid JSON: {error}") from error
 
 
-def _depth(value: Any) -> int:
-    """Levels of objects and lists in a parsed JSON value."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        depth += 1
-        level = [inner for item in level for inner in (item.values() if isinstance(item, dict) else item)]
-    return depth
+def _with_ids(grammar: str, control_ids: Mapping[str, int]) -> str:
+    """A Lark grammar with the ids of control tokens in place of their names. Raises ConstraintRefused."""
+
+    def replace(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name is None or _IDS.fullmatch(name):
+            return match[0]
+        token_id = control_ids.get(f"<{name}>", control_ids.get(name))
+        if token_id is None:
+            raise ConstraintRefused(f"the grammar names <{name[:60]}>, which is no control token of this model")
+        return f"<[{token_id}]>"
+
+    return _LARK_PARTS.sub(replace, grammar)
 
 
 def _unanchored(pattern: str) -> str:

@@ -26,11 +26,14 @@ class Hold:
     `close` must close the text as it stands; None where none is known.
     """
 
-    def __init__(self, matcher: LLMatcher, close: list[int] | None, view: TokenView) -> None:
+    def __init__(
+        self, matcher: LLMatcher, close: list[int] | None, view: TokenView, words: tuple[str, ...] = ()
+    ) -> None:
         self.matcher = matcher
         self.is_failed = False
         self.is_over = False
         self._view = view
+        self._words = words
         self._close = close
         self._is_current = True  # whether `_close` closes the text as it stands now
         self._largest_close = len(close or ())
@@ -88,7 +91,7 @@ class Hold:
 
     def _look_for_close(self) -> None:
         if self._close is None or not closes(self.matcher, self._close):
-            self._close = find_close(self.matcher, self._view)
+            self._close = find_close(self.matcher, self._view, self._words)
         self._is_current = True
         self._largest_close = max(self._largest_close, len(self._close or ()))
 

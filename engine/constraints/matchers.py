@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.constraints.closing import find_close
-from engine.constraints.compile import ConstraintRefused, compile_matcher
+from engine.constraints.compile import ConstraintRefused, compile_matcher, words_of
 from engine.constraints.hold import Hold
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
@@ -41,6 +41,7 @@ class _Compiled:
     matcher: llguidance.LLMatcher
     close: list[int] | None
     view: TokenView
+    words: tuple[str, ...]
 
 
 class ConstrainedRows:
@@ -157,7 +158,9 @@ class Matchers:
             compiled = self._compiled.get(key)
             if compiled is not None:
                 self._compiled.move_to_end(key)
-                self._holds[sequence_id] = Hold(compiled.matcher.deep_copy(), compiled.close, compiled.view)
+                self._holds[sequence_id] = Hold(
+                    compiled.matcher.deep_copy(), compiled.close, compiled.view, compiled.words
+                )
                 self._keys[sequence_id] = key
         while len(self._compiled) > _MAX_COMPILED:
             self._compiled.popitem(last=False)
@@ -185,8 +188,9 @@ class Matchers:
     def _compile(self, constraint: Constraint) -> _Compiled:
         assert self._view is not None
         view = self._view.result()
-        matcher = compile_matcher(constraint, view.tokenizer)
-        return _Compiled(matcher, find_close(matcher, view), view)
+        matcher = compile_matcher(constraint, view)
+        words = words_of(constraint)
+        return _Compiled(matcher, find_close(matcher, view, words), view, words)
 
     def _keep(self, key: bytes, future: Future[_Compiled]) -> None:
         try:

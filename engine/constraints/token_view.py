@@ -1,12 +1,14 @@
 """A model's tokenizer as llguidance wants it: which bytes each id spells, which ids are control tokens or end tokens.
 
-Read from the model's own tokenizer.json. What `engine/tokenizer.py` takes for a control token is one here too, even if
-the file does not call it special: text cannot spell it, and only a grammar that names it allows it.
+Read from the model's own tokenizer.json. Control tokens are those of `engine/control_tokens.py`. They leave the
+vocabulary under their own names, as they do where text is encoded: the library would otherwise write a forced text that
+spells one with the token itself. Only a grammar that names one by its id allows it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +17,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.control_tokens import take_out_controls
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-_LOOKS_LIKE_CONTROL = re.compile(r"[<\[{|｜].*[>\]}|｜]", re.DOTALL)  # as in engine/tokenizer.py
+_SPECIAL_TO_LIBRARY = re.compile(r"<.*>", re.DOTALL)  # whatever the file says of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +34,7 @@ class TokenView:
     num_tokens: int  # bits of a mask
     byte_ids: NDArray[np.intp]
     eos_token_ids: tuple[int, ...]
+    control_ids: Mapping[str, int]  # by what the model's own files call them
 
 
 def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> TokenView:
@@ -39,12 +44,13 @@ def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, 
     from llguidance import LLTokenizer
 
     definition = msgspec.json.decode((model_dir / "tokenizer.json").read_bytes())
-    _mark_controls(definition)
+    control_ids = {control.text: control.token_id for control in take_out_controls(definition)}
+    _mark_special(definition, set(control_ids.values()))
     largest_added = max((token["id"] for token in definition.get("added_tokens", [])), default=-1)
     num_tokens = max(vocab_size, largest_added + 1, _largest_id(definition["model"]["vocab"]) + 1)
     eos = [token_id for token_id in eos_token_ids if token_id < num_tokens]
     tokenizer = LLTokenizer(msgspec.json.encode(definition).decode(), n_vocab=num_tokens, eos_token=eos or None)
-    return TokenView(tokenizer, num_tokens, _byte_ids(tokenizer), tuple(tokenizer.eos_tokens))
+    return TokenView(tokenizer, num_tokens, _byte_ids(tokenizer), tuple(tokenizer.eos_tokens), control_ids)
 
 
 def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:
@@ -56,11 +62,17 @@ def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:
     return found
 
 
-def _mark_controls(definition: dict[str, Any]) -> None:
+def _mark_special(definition: dict[str, Any], control_ids: set[int]) -> None:
+    """Have the library take the controls for what they are, and write what it takes for special in pieces."""
     definition["truncation"] = definition["padding"] = definition["post_processor"] = None
-    for token in definition.get("added_tokens", []):
-        if len(token["content"]) > 1 and _LOOKS_LIKE_CONTROL.fullmatch(token["content"]):
+    for token in definition["added_tokens"]:
+        if token["id"] in control_ids:
             token["special"] = True
+    definition["added_tokens"] = [
+        token
+        for token in definition["added_tokens"]
+        if token["id"] in control_ids or not _SPECIAL_TO_LIBRARY.fullmatch(token["content"])
+    ]
 
 
 def _largest_id(vocab: dict[str, int] | list[Any]) -> int:

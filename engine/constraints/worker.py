@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.constraints.closing import find_close
-from engine.constraints.compile import ConstraintRefused, compile_matcher, name_of
+from engine.constraints.compile import ConstraintRefused, compile_matcher, name_of, words_of
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
 
@@ -29,7 +29,7 @@ TIMEOUT_S = 2.0
 MEMORY_BYTES = 256 * 1024 * 1024
 MAX_CHILDREN = 4
 
-_MAX_CHOICES = 20_000
+_MAX_CHOICES = 5_000  # in looking for one text that matches: more would not fit a context either
 _READ_BYTES = 1 << 16
 
 
@@ -68,15 +68,11 @@ def encode_frame(message: Check | Verdict) -> bytes:
 def judge(constraint: Constraint, view: TokenView) -> str:
     """Compile, and look for one text that matches: "" if there is one, else what to tell the caller."""
     try:
-        matcher = compile_matcher(constraint, view.tokenizer)
+        matcher = compile_matcher(constraint, view)
     except ConstraintRefused as refusal:
         return str(refusal)
-    if find_close(matcher, view, _MAX_CHOICES) is None:
-        error = matcher.get_error().splitlines()
-        is_limit = bool(error) and "error:" in error[0]  # the library's own words for a limit
-        return (
-            f"{name_of(constraint)} cannot be used: {error[0] if is_limit else 'no text of finite length matches it'}"
-        )
+    if find_close(matcher, view, words_of(constraint), _MAX_CHOICES) is None:
+        return f"{name_of(constraint)} cannot be used: no text short enough to generate matches it"
     return ""
 
 

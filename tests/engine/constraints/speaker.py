@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.engine import one_thread  # noqa: F401
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
 NAMESPACE = b"n" * 32
+_ids = itertools.count(1)  # a runner knows sequences by their ids, and tests share one
 
 
 @dataclass
@@ -40,16 +42,15 @@ class Speaker:
         self.tokenizer = Tokenizer(SPARK)
         self.engine = Engine(self.runner, self.config, revision="r1")
         self.said: dict[int, Said] = defaultdict(Said)
-        self._next_id = 0
 
     def ask(
         self, prompt: str, constraint: Constraint | None = None, *, namespace: bytes = NAMESPACE, **sampling: object
     ) -> int:
         """Returns the new sequence's id."""
-        self._next_id += 1
+        sequence_id = next(_ids)
         prompt_ids = self.tokenizer.encode_conversation([{"role": "user", "content": prompt}])
         request = SequenceRequest(
-            sequence_id=self._next_id,
+            sequence_id=sequence_id,
             prompt=np.array(prompt_ids, dtype=np.int32),
             sampling=Sampling(**sampling),  # type: ignore[arg-type]
             namespace=namespace,
@@ -57,7 +58,7 @@ class Speaker:
             constraint=constraint,
         )
         self.engine.add(request)
-        return self._next_id
+        return sequence_id
 
     def step(self) -> None:
         report = self.engine.step()
@@ -76,13 +77,9 @@ class Speaker:
             self.step()
         assert not self.engine.has_work, f"still at work after {max_steps} steps"
         for said in self.said.values():
-            said.text = "".join(_text(self.tokenizer, said.token_ids))
+            said.text = self.tokenizer.decode(said.token_ids)
 
     def answer(self, prompt: str, constraint: Constraint | None = None, **sampling: object) -> Said:
         sequence_id = self.ask(prompt, constraint, **sampling)
         self.run()
         return self.said[sequence_id]
-
-
-def _text(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    return tokenizer.detokenizer().push(token_ids)

@@ -1,0 +1,102 @@
+"""What is read and changed in a schema before it is compiled, and nothing else."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import jsonschema_rs
+import llguidance
+import pytest
+
+from engine.constraints.compile import compile_matcher
+from engine.constraints.json_schema import LARGEST_NUMBER, depth_of, with_finite_numbers, words_of_patterns
+from engine.constraints.token_view import TokenView, read_token_view
+from engine.protocol.tasks import Constraint
+from tests.engine.constraints.schemas import SCHEMAS
+from tests.engine.constraints.speaker import SPARK
+
+NUMBER = {"type": "number"}
+
+
+@pytest.fixture(scope="module")
+def view() -> TokenView:
+    return read_token_view(SPARK, 4096, (0, 2))
+
+
+def accepts(matcher: llguidance.LLMatcher, view: TokenView, text: str) -> bool:
+    token_ids = view.tokenizer.tokenize_str(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_accepted"),
+    [("-2.50", True), ("0.000001", True), ("999999999999999", True), ("1e5", False), ("1E999", False)],
+)
+def test_numbers_are_written_out(view: TokenView, text: str, is_accepted: bool) -> None:
+    for schema, around in [(NUMBER, "{}"), ({"type": "array", "items": {"anyOf": [NUMBER]}}, "[{}]")]:
+        matcher = compile_matcher(Constraint("json_schema", json.dumps(schema)), view)
+        assert accepts(matcher, view, around.replace("{}", text)) is is_accepted
+    assert accepts(compile_matcher(Constraint("json_object"), view), view, f'{{"a":[{text}]}}') is is_accepted
+
+
+def test_a_caller_s_own_bounds_stay() -> None:
+    bounded = with_finite_numbers({"type": "number", "minimum": 10**20})
+    assert (bounded["minimum"], bounded["maximum"]) == (10**20, 10**20)
+    assert with_finite_numbers({"type": ["number", "null"], "exclusiveMaximum": 3}) == {
+        "type": ["number", "null"],
+        "exclusiveMaximum": 3,
+        "minimum": -LARGEST_NUMBER,
+    }
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer"},
+        {"type": "number", "multipleOf": 0.5},
+        {"type": "number", "enum": [1e300]},
+        {"enum": [{"type": "number"}]},
+        {"const": {"type": "number"}},
+        {"type": "object", "properties": {"type": {"const": "number"}}},
+        {"default": {"type": "number"}, "examples": [{"type": "number"}]},
+    ],
+)
+def test_what_is_no_unbounded_number_stays_as_it_is(schema: dict[str, object]) -> None:
+    assert with_finite_numbers(schema) == schema
+
+
+def test_the_caller_s_schema_is_not_changed_and_every_text_still_meets_it() -> None:
+    for schema in SCHEMAS.values():
+        before = copy.deepcopy(schema)
+        narrower = with_finite_numbers(schema)
+        assert schema == before
+        jsonschema_rs.validator_for(narrower)
+
+
+def test_a_number_is_found_wherever_a_schema_can_be() -> None:
+    for place in [
+        {"properties": {"a": NUMBER}},
+        {"patternProperties": {"a": NUMBER}},
+        {"additionalProperties": NUMBER},
+        {"prefixItems": [NUMBER]},
+        {"oneOf": [{"allOf": [NUMBER]}]},
+        {"$defs": {"a": {"items": NUMBER}}},
+    ]:
+        assert str(LARGEST_NUMBER) in json.dumps(with_finite_numbers(place))
+
+
+def test_words_of_patterns_are_what_a_text_may_have_to_spell() -> None:
+    schema = {
+        "properties": {"a": {"type": "string", "pattern": "^.*@example\\.com$"}},
+        "patternProperties": {"[a-z]cole": {"items": {"pattern": "x|yes"}}},
+        "const": {"pattern": "never"},
+    }
+    words = words_of_patterns(schema)
+    assert {"cole", "yes"} <= set(words)
+    assert any("example" in word for word in words)
+    assert "never" not in words
+
+
+def test_depth_counts_objects_and_lists() -> None:
+    assert [depth_of(value) for value in (1, {}, [[]], {"a": [{"b": 1}]})] == [0, 1, 2, 3]
