@@ -1,0 +1,166 @@
+"""Output formats through a whole Hearth on its built-in model: whatever it would have said, the JSON holds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import jsonschema_rs
+import pytest
+from cloudflare import APIStatusError, Cloudflare
+from openai import AsyncOpenAI, BadRequestError, OpenAI
+from pydantic import BaseModel
+
+from tests.end_to_end.platform import Platform
+
+PERSON: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+WRAPPED: Any = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+MESSAGES: Any = [{"role": "user", "content": "Give me the name and age as JSON: Anna is 31 years old."}]
+
+
+class Pet(BaseModel):
+    kind: Literal["cat", "dog"]
+    legs: int
+    is_good: bool
+
+
+@pytest.fixture
+def openai(platform: Platform):
+    with OpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
+        yield client
+
+
+@pytest.fixture
+def cloudflare(platform: Platform):
+    with Cloudflare(base_url=platform.base_url, api_token=platform.api_token) as client:
+        yield client
+
+
+def is_person(text: str) -> bool:
+    return jsonschema_rs.is_valid(PERSON, json.loads(text))
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_schema_holds_whole_and_streamed(platform: Platform, openai: OpenAI, temperature: float):
+    asked = {
+        "model": platform.chat_model, "messages": MESSAGES, "response_format": WRAPPED, "temperature": temperature,
+        "seed": 1,
+    }  # fmt: skip
+    whole = openai.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    assert is_person(whole.message.content or "")
+    chunks = list(openai.chat.completions.create(**asked, stream=True))
+    assert is_person("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+async def test_the_async_client_gets_a_bare_schema_too(platform: Platform):
+    async with AsyncOpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
+        answer = await client.chat.completions.create(
+            model=platform.chat_model,
+            messages=[{"role": "user", "content": "Hello"}],
+            response_format={"type": "json_schema", "json_schema": PERSON},  # type: ignore[arg-type]
+        )
+    assert is_person(answer.choices[0].message.content or "")
+
+
+def test_the_parse_helper_gives_an_object_of_the_callers_class(platform: Platform, openai: OpenAI):
+    answer = openai.chat.completions.parse(
+        model=platform.chat_model, messages=[{"role": "user", "content": "Hello"}], response_format=Pet
+    )
+    pet = answer.choices[0].message.parsed
+    assert isinstance(pet, Pet)
+    assert pet.kind in ("cat", "dog")
+
+
+def test_any_object_is_an_object(platform: Platform, openai: OpenAI):
+    answer = openai.chat.completions.create(
+        model=platform.chat_model,
+        messages=[{"role": "user", "content": "Hello"}],
+        response_format={"type": "json_object"},
+        max_tokens=40,
+    )
+    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+
+
+def test_an_answer_ends_before_its_limit_or_not_at_all(platform: Platform, openai: OpenAI):
+    def ask(max_tokens: int) -> str:
+        answer = openai.chat.completions.create(
+            model=platform.chat_model, messages=MESSAGES, response_format=WRAPPED, max_tokens=max_tokens, temperature=2
+        )
+        return answer.choices[0].message.content or ""
+
+    assert is_person(ask(30))
+    with pytest.raises(BadRequestError, match="JSON Mode couldn't be met"):
+        ask(3)
+
+
+def test_a_schema_that_cannot_be_held_to_is_refused_with_its_keyword(platform: Platform, openai: OpenAI):
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    with pytest.raises(BadRequestError, match="'not', which is not supported"):
+        openai.chat.completions.create(
+            model=platform.chat_model,
+            messages=MESSAGES,
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+
+
+def test_with_tools_the_answer_is_the_format_or_a_call(platform: Platform, openai: OpenAI):
+    tool: Any = {"type": "function", "function": {"name": "now"}}
+    for seed in range(3):
+        answer = openai.chat.completions.create(
+            model=platform.chat_model,
+            messages=[{"role": "user", "content": "Hello"}],
+            tools=[tool],
+            response_format=WRAPPED,
+            temperature=1.5,
+            seed=seed,
+        )
+        message = answer.choices[0].message
+        calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]  # type: ignore[union-attr]
+        assert set(calls) == {("now", "{}")} if calls else is_person(message.content or "")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"response_format": {"type": "json_schema", "json_schema": PERSON}}, {"guided_json": PERSON}],
+)
+@pytest.mark.parametrize("asked", [{"messages": MESSAGES}, {"prompt": MESSAGES[0]["content"]}])
+def test_native_json_mode_answers_with_the_object(
+    platform: Platform, cloudflare: Cloudflare, form: dict[str, Any], asked: dict[str, Any]
+):
+    result = cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, **asked, extra_body=form)
+    assert jsonschema_rs.is_valid(PERSON, result["response"])
+    assert result["usage"]["completion_tokens"] > 5
+
+
+def test_native_json_mode_may_be_streamed(platform: Platform, cloudflare: Cloudflare):
+    with cloudflare.ai.with_streaming_response.run(
+        platform.chat_model,
+        account_id=platform.account_id,
+        messages=MESSAGES,
+        response_format={"type": "json_schema", "json_schema": PERSON},
+        stream=True,
+    ) as response:
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    assert is_person("".join(json.loads(line)["response"] for line in lines[:-1]))
+
+
+def test_native_json_mode_that_cannot_be_met_says_so(platform: Platform, cloudflare: Cloudflare):
+    with pytest.raises(APIStatusError) as caught:
+        cloudflare.ai.run(
+            platform.chat_model,
+            account_id=platform.account_id,
+            messages=MESSAGES,
+            response_format={"type": "json_object"},
+            max_tokens=1,
+        )
+    assert caught.value.status_code == 400
+    error = caught.value.response.json()["errors"][0]
+    assert error == {"code": 5024, "message": "AiError: JSON Mode couldn't be met"}
