@@ -20,6 +20,7 @@ _LOOKS_LIKE_CONTROL = re.compile(r"[<\[{|｜].*[>\]}|｜]", re.DOTALL)
 _HTML = re.compile(
     r"</?(?:table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code|p|br|a|ul|ol|li)>"
 )
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _MAX_DEPTH = 64  # of lists and objects inside a message or a tool
 
 
@@ -109,15 +110,7 @@ class Guard:
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Copies of the messages, guarded."""
-        return [
-            {
-                key: self._text(value, is_answer=True)
-                if isinstance(value, str) and key != "role" and message.get("role") == "assistant"
-                else self.guarded(value)
-                for key, value in message.items()
-            }
-            for message in messages
-        ]
+        return [{key: self._part(message, key) for key in message} for message in messages]
 
     def guarded(self, value: Any) -> Any:
         """A copy of any JSON value, with its texts and keys guarded."""
@@ -128,6 +121,14 @@ class Guard:
         if isinstance(value, list | tuple):
             return [self.guarded(item) for item in value]
         return value
+
+    def _part(self, message: Mapping[str, Any], key: str) -> Any:
+        value = message[key]
+        if key == "role":  # templates spell control tokens around it: `<|` + role + `|>`
+            return value if value in _ROLES else self.guarded(value)
+        if isinstance(value, str) and message.get("role") == "assistant":
+            return self._text(value, is_answer=True)
+        return self.guarded(value)
 
     def without_marks(self, text: str) -> str:
         for trace in self._traces:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Vocabulary
 
+_MAX_ID = (1 << 32) - 1
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -55,7 +56,7 @@ class TokenBytes:
         """The bytes of one token; none for an id outside the vocabulary."""
         spelled = self._known.get(token_id)
         if spelled is None:
-            token = self._vocabulary.id_to_token(token_id)
+            token = self._vocabulary.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
             spelled = b"" if token is None else self._spell(token)
             self._known[token_id] = spelled
         return spelled

@@ -167,7 +167,7 @@ class Tokenizer:
         vocabulary = self._vocabulary if is_first else self._inner_vocabulary
         try:
             token_ids: list[int] = vocabulary.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError:  # half a surrogate pair, which no vocabulary knows
+        except (UnicodeEncodeError, TypeError):  # half a surrogate pair, which no vocabulary knows
             sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             token_ids = vocabulary.encode(sound, add_special_tokens=False).ids
         return token_ids

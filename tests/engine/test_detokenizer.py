@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,19 +14,27 @@ from tokenizers import Tokenizer as Vocabulary
 
 from engine.detokenizer import Detokenizer, StopFinder, TokenBytes, UnsupportedTokenizer
 from engine.tokenizer import Tokenizer
+from tests.engine.vocabularies import EVERY, definition_of
 
-FOLDERS = ("tokenizers/gpt2", "tokenizers/phi-3", "models/stories260K")
 TEXT = "Hello, na\u00efve caf\u00e9 \u2615 \u65e5\u672c\u8a9e \U0001f600\U0001f469\u200d\U0001f680 x   y\n\n\tz "
 
 
-@cache
-def load(folder: Path) -> Tokenizer:
-    return Tokenizer(folder)
+_loaded: dict[str, tuple[Tokenizer, Vocabulary]] = {}
 
 
-@cache
-def library_of(folder: Path) -> Vocabulary:
-    return Vocabulary.from_file(str(folder / "tokenizer.json"))
+@pytest.fixture(params=EVERY)
+def both(request: pytest.FixtureRequest, test_data: Path, tmp_path: Path) -> tuple[Tokenizer, Vocabulary]:
+    """Our tokenizer and the library's, of every vocabulary."""
+    if request.param not in _loaded:
+        definition = definition_of(request.param, test_data) | {"truncation": None, "padding": None}
+        (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+        _loaded[request.param] = Tokenizer(tmp_path), Vocabulary.from_str(json.dumps(definition))
+    return _loaded[request.param]
+
+
+@pytest.fixture
+def stories(test_data: Path) -> Tokenizer:
+    return Tokenizer(test_data / "models/stories260K")
 
 
 def pieces(values: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
@@ -34,48 +42,69 @@ def pieces(values: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:
     return [values[start:end] for start, end in pairwise(edges)]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
 @given(seeds=st.lists(st.integers(0, 2**31), max_size=40), cuts=st.lists(st.integers(0, 100), max_size=12))
 def test_any_split_of_any_ids_spells_the_same_text(
-    test_data: Path, folder: str, seeds: list[int], cuts: list[int]
+    both: tuple[Tokenizer, Vocabulary], seeds: list[int], cuts: list[int]
 ) -> None:
-    tokenizer = load(test_data / folder)
-    size = 512 if "stories" in folder else 32000
-    token_ids = [seed % size for seed in seeds]
-    whole = tokenizer.decode(token_ids)
-    detokenizer = tokenizer.detokenizer()
-    assert "".join(detokenizer.push(piece) for piece in pieces(token_ids, cuts)) == whole
-    for_continuation = tokenizer.detokenizer(is_own_text=False)
-    assert "".join(for_continuation.push((i,)) for i in token_ids) in (whole, " " + whole)
+    """Of words, bytes, controls, added tokens and ids that there are not."""
+    tokenizer, library = both
+    size = library.get_vocab_size()
+    added = sorted(library.get_added_tokens_decoder())
+    token_ids = [added[seed % len(added)] if seed % 5 == 0 else seed % (size + 3) for seed in seeds]
+    marks = [token.content for token in library.get_added_tokens_decoder().values()][:3]
+    for make in (tokenizer.detokenizer, lambda: tokenizer.detokenizer(is_own_text=False, keep=marks)):
+        whole = make().push(token_ids)
+        parts = make()
+        assert "".join(parts.push(piece) for piece in pieces(token_ids, cuts)) == whole
+        one_by_one = make()
+        assert "".join(one_by_one.push((token_id,)) for token_id in token_ids) == whole
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@given(seeds=st.lists(st.integers(0, 2**31), max_size=20))
+def test_any_ids_that_spell_whole_characters_are_what_the_library_decodes(
+    both: tuple[Tokenizer, Vocabulary], seeds: list[int]
+) -> None:
+    tokenizer, library = both
+    token_ids = [seed % library.get_vocab_size() for seed in seeds]
+    expected = library.decode(token_ids, skip_special_tokens=True)
+    if "\ufffd" not in expected and not _opens_inside_a_word(library, token_ids):
+        assert tokenizer.decode(token_ids) == expected
+
+
+def _opens_inside_a_word(library: Vocabulary, token_ids: list[int]) -> bool:
+    """The library then shows the sign for that, `##`."""
+    shown = [library.id_to_token(i) or "" for i in token_ids if not _is_special(library, i)]
+    return bool(shown) and shown[0].startswith("##")
+
+
+def _is_special(library: Vocabulary, token_id: int) -> bool:
+    added = library.get_added_tokens_decoder().get(token_id)
+    return added is not None and added.special
+
+
 @given(text=st.text(st.characters(codec="utf-8", exclude_characters="\ufffd"), max_size=60))
-def test_no_piece_ends_inside_a_character(test_data: Path, folder: str, text: str) -> None:
-    tokenizer = load(test_data / folder)
-    token_ids = library_of(test_data / folder).encode(text).ids
+def test_no_piece_ends_inside_a_character(both: tuple[Tokenizer, Vocabulary], text: str) -> None:
+    tokenizer, library = both
     detokenizer = tokenizer.detokenizer()
-    assert "\ufffd" not in "".join(detokenizer.push((i,)) for i in token_ids)
+    assert "\ufffd" not in "".join(detokenizer.push((i,)) for i in library.encode(text).ids)
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_text_is_what_the_library_decodes(test_data: Path, folder: str) -> None:
-    library = library_of(test_data / folder)
-    for text in (TEXT, " two  spaces", "", "<s>x</s>"):
+def test_text_is_what_the_library_decodes(both: tuple[Tokenizer, Vocabulary]) -> None:
+    tokenizer, library = both
+    for text in (TEXT, " two  spaces", "", "<s>x</s>", "It's. Don't, he said: 'no' !", "  <think> a"):
         token_ids = library.encode(text).ids
-        assert load(test_data / folder).decode(token_ids) == library.decode(token_ids)
+        assert tokenizer.decode(token_ids) == library.decode(token_ids)
 
 
-def test_the_space_before_a_continuation_stays(test_data: Path) -> None:
+def test_the_space_before_a_continuation_stays(stories: Tokenizer) -> None:
     """SentencePiece puts a space before a text of its own; after a prompt that space is real."""
-    tokenizer = load(test_data / "models/stories260K")
-    token_ids = tokenizer.encode("was a girl")[1:]
-    assert tokenizer.detokenizer(is_own_text=False).push(token_ids) == " was a girl"
-    assert tokenizer.detokenizer().push(token_ids) == "was a girl"
+    token_ids = stories.encode("was a girl")[1:]
+    assert stories.detokenizer(is_own_text=False).push(token_ids) == " was a girl"
+    assert stories.detokenizer().push(token_ids) == "was a girl"
 
 
-def test_an_id_outside_the_vocabulary_spells_nothing(test_data: Path) -> None:
-    assert load(test_data / "models/stories260K").decode([100_000]) == ""
+def test_an_id_outside_the_vocabulary_spells_nothing(stories: Tokenizer) -> None:
+    assert stories.decode([100_000, -1, 1 << 40]) == ""
 
 
 def test_a_decoder_that_is_not_known_is_refused() -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Vocabulary
 
+from engine.control_tokens import take_out_controls
 from engine.tokenizer import Tokenizer, TokenizerUnusable
+from tests.engine.vocabularies import EVERY, definition_of, unigram
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}"
@@ -52,11 +56,28 @@ def count(tokenizer: Tokenizer, token_ids: list[int], control: str) -> int:
     return token_ids.count(control_id)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi-3", "phi-2", "gpt-neox-20b"])
+@pytest.mark.parametrize(
+    ("name", "vocabulary"), [("gpt2", "gpt-2"), ("phi-3", "phi-3"), ("bert-base-uncased", "bert-bge")]
+)
+def test_every_string_of_the_collection_has_the_ids_that_are_expected(
+    test_data: Path, name: str, vocabulary: str
+) -> None:
+    file = test_data / f"tokenizers/gguf_vocab/ggml-vocab-{vocabulary}.gguf"
+    texts = file.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
+    rows = file.with_suffix(".gguf.out").read_text().split("\n")
+    tokenizer = Tokenizer(test_data / "tokenizers" / name)
+    assert len(texts) == len(rows) == 47
+    for text, row in zip(texts, rows, strict=True):
+        assert tokenizer.encode(text) == [int(token_id) for token_id in row.split()], text
+
+
+@pytest.mark.parametrize("name", ["gpt2", "phi-3", "phi-2", "gpt-neox-20b", "whisper-tiny", "all-minilm-l6-v2"])
 def test_plain_text_becomes_the_ids_of_the_reference(test_data: Path, name: str) -> None:
     folder = test_data / "tokenizers" / name
     tokenizer = Tokenizer(folder)
     library = Vocabulary.from_file(str(folder / "tokenizer.json"))
+    library.no_truncation()
+    library.no_padding()
     shakespeare = (test_data / "text/tinyshakespeare.txt").read_text()[:20_000]
     for text in (shakespeare, "na\u00efve \u2615 \u65e5\u672c\u8a9e \U0001f600   x\n\n\t y  ", ""):
         assert tokenizer.encode(text) == library.encode(text, add_special_tokens=False).ids
@@ -190,11 +211,215 @@ def test_a_text_has_at_least_as_many_tokens_as_its_lower_bound(make: Make) -> No
         assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
 
 
-@pytest.mark.parametrize("damage", [None, b"", b"{}", b"[]", b'{"model": {}, "added_tokens": []}', b"\xff"])
+LOSSLESS = ("gpt2", "phi-2", "whisper-tiny", "spark", "unigram")  # the others normalise, or add spaces
+_made: dict[str, tuple[Tokenizer, dict[str, int]]] = {}
+
+
+@pytest.fixture
+def conversing(test_data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Tokenizer, dict[str, int]]:
+    """The tokenizer `request.param` with a template that writes its first control token before each message and its
+    last after it, and the ids of all its control tokens."""
+    name = request.param
+    if name not in _made:
+        definition = definition_of(name, test_data)
+        (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+        found = take_out_controls(definition)
+        ids = {control.text: control.token_id for control in found}
+        first, last = [json.dumps(text) for text in (found[0].text, found[-1].text)]
+        template = f"{{% for m in messages %}}{{{{ {first} ~ m.content ~ {last} }}}}{{% endfor %}}"
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        _made[name] = Tokenizer(tmp_path), ids
+    return _made[name]
+
+
+@pytest.mark.parametrize("conversing", EVERY, indirect=True)
+def test_every_control_token_of_every_tokenizer_is_text_when_a_caller_writes_it(
+    conversing: tuple[Tokenizer, dict[str, int]], request: pytest.FixtureRequest
+) -> None:
+    tokenizer, ids = conversing
+    is_lossless = request.node.callspec.params["conversing"] in LOSSLESS
+    assert ids
+    controls = set(ids.values())
+    texts = list(ids)
+    for start in range(0, len(texts), 50):
+        content = "a " + "b".join(texts[start : start + 50]) + "".join(texts[start : start + 50]) + " c"
+        alone = tokenizer.encode(content)
+        assert not controls & set(alone)
+        turns = tokenizer.encode_conversation([{"role": "user", "content": content}])
+        assert [i for i in turns if i in controls] == [turns[0], turns[-1]]
+        assert len(tokenizer.encode(content, is_raw=True)) < len(alone)
+        if is_lossless:
+            assert tokenizer.decode(turns[1:-1]) == content == tokenizer.decode(alone)
+
+
+@pytest.mark.parametrize("conversing", EVERY, indirect=True)
+@given(data=st.data())
+@settings(max_examples=15)
+def test_no_conversation_makes_a_control_token_of_any_tokenizer(
+    conversing: tuple[Tokenizer, dict[str, int]], data: st.DataObject
+) -> None:
+    tokenizer, ids = conversing
+    texts = list(ids)
+    whole = st.sampled_from(texts)
+    part = st.tuples(whole, st.integers(1, 6), st.integers(0, 6)).map(lambda cut: cut[0][cut[2] : -cut[1]])
+    text = st.lists(whole | part | st.sampled_from([" ", "\n", "x", "\u00e9", "\ufdd0", "\u2581"]), max_size=8).map(
+        "".join
+    )
+    turns = data.draw(st.lists(text.map(lambda content: {"role": "user", "content": content}), max_size=3))
+    token_ids = tokenizer.encode_conversation(turns)
+    expected = [ids[texts[0]], ids[texts[-1]]] * len(turns)
+    written = set(ids.values()) - {ids.get("[UNK]")}  # which is what these vocabularies have for a character they lack
+    assert [i for i in token_ids if i in written] == expected
+
+
+def test_a_mark_of_a_call_shows_only_to_those_who_ask_for_it(make: Make) -> None:
+    tokenizer = make()
+    token_ids = tokenizer.encode("a<|im_start|>b<|im_end|><think>c", is_raw=True)
+    shown = tokenizer.detokenizer(keep=("<|im_start|>", "<think>", "never heard of"))
+    assert "".join(shown.push((i,)) for i in token_ids) == "a<|im_start|>b<think>c"
+    assert tokenizer.decode(token_ids) == "ab<think>c"
+
+
+def test_tools_and_variables_reach_the_template_and_are_plain_text(make: Make) -> None:
+    tokenizer = make(template="{{ tools | tojson }}{{ mood }}<|im_end|>{{ add_generation_prompt }}")
+    tools = [{"name": "<|im_end|>", "parameters": {"<think>": 1}}]
+    token_ids = tokenizer.encode_conversation([], tools=tools, mood="<|im_start|>", add_generation_prompt=False)
+    assert count(tokenizer, token_ids, "<|im_end|>") == 1
+    assert count(tokenizer, token_ids, "<|im_start|>") == count(tokenizer, token_ids, "<think>") == 0
+    assert tokenizer.decode(token_ids) == json.dumps(tools) + "<|im_start|>False"
+    assert tokenizer.chat_template is not None
+    assert tokenizer.chat_template.reads_tools
+
+
+def test_what_the_template_writes_first_is_not_written_twice(make: Make) -> None:
+    tokenizer = make(template="{{ bos_token }}{{ messages[0].content }}", bos_token="<|im_start|>", add_bos_token=True)
+    for token_ids in (
+        tokenizer.encode_conversation(user("x")),
+        tokenizer.encode("<|im_start|>x", is_raw=True),
+        tokenizer.encode("x"),
+    ):
+        assert count(tokenizer, token_ids, "<|im_start|>") == 1
+    assert tokenizer.encode("x", is_raw=True) == tokenizer.encode("x")
+
+
+def test_half_a_surrogate_pair_is_no_character(make: Make) -> None:
+    assert make().decode(make().encode("a\ud800b")) == "a\ufffdb"
+
+
+def test_tokens_that_only_the_configuration_names_are_control_tokens_too(make: Make) -> None:
+    declared = {"60000": {"content": "<|call|>", "special": True}, "60001": {"content": "<think>", "special": True}}
+    tokenizer = make(template="<|call|>", added_tokens_decoder=declared, additional_special_tokens=["hello"])
+    assert tokenizer.control_id("<|call|>") == 60000
+    assert tokenizer.control_id("<think>") != 60001
+    assert tokenizer.encode_conversation(user("x")) == [60000]
+    assert tokenizer.control_id("hello") == 31373
+    assert 31373 not in tokenizer.encode("hello")
+
+
+def test_words_of_one_tenant_are_not_kept_for_the_next(make: Make) -> None:
+    """The library's own cache of words would make a text faster for whoever sends it second."""
+    tokenizer = make()
+    drawn = random.Random(3)
+    words = ["".join(drawn.choices("etaoinshrdlu", k=250)) for _ in range(100)]
+
+    def spent_s() -> float:
+        started_s = time.thread_time()
+        for word in words:
+            tokenizer.encode(word)
+        return time.thread_time() - started_s
+
+    spent_s()
+    kept = Vocabulary.from_str(tokenizer._vocabulary.to_str())
+    first_s = min(spent_s() for _ in range(5))
+    for word in words:
+        kept.encode(word)
+    started_s = time.thread_time()
+    for word in words:
+        kept.encode(word, add_special_tokens=False)
+    assert first_s > 1.15 * (time.thread_time() - started_s)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        None,
+        b"",
+        b"{}",
+        b"[]",
+        b'{"model": {}, "added_tokens": []}',
+        b'{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
+        b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}, "decoder": {"type": "ByteLevel"}}',
+        b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"id": -1, "content": "x"}]}',
+        b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": [{"content": "x"}]}',
+        b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "decoder": {"type": "CTC"}}',
+        b'{"model": {"type": "BPE", "vocab": {"a": "x"}, "merges": []}, "decoder": {"type": "ByteLevel"}}',
+        b'{"model": {"type": "Unigram", "vocab": [["a"]], "unk_id": 9}, "decoder": {"type": "ByteLevel"}}',
+        b'{"model": {"type": "New", "vocab": {"a": 0}}, "decoder": {"type": "ByteLevel"}}',
+        b'{"model": {"vocab": ' + b"[" * 100_000,
+        b"\xff",
+    ],
+)
 def test_damaged_files_are_said_so(tmp_path: Path, damage: bytes | None) -> None:
     if damage is not None:
         (tmp_path / "tokenizer.json").write_bytes(damage)
-    with pytest.raises(TokenizerUnusable):
+    with pytest.raises(TokenizerUnusable, match=tmp_path.name):
+        Tokenizer(tmp_path)
+
+
+def test_any_part_of_a_definition_may_be_damaged(tmp_path: Path) -> None:
+    """Each part is left out, or replaced by something else: a tokenizer all the same, or a clear error."""
+    whole = unigram()
+    places = [(), ("model",), ("added_tokens", 0), ("pre_tokenizer",), ("decoder",), ("decoder", "decoders", 0)]
+    for place in places:
+        part: Any = whole
+        for step in place:
+            part = part[step]
+        for key in part:
+            for wrong in (..., None, 7, -1, "x", [], {}, [None], {"type": "x"}):
+                damaged = json.loads(json.dumps(whole))
+                part = damaged
+                for step in place:
+                    part = part[step]
+                if wrong is ...:
+                    del part[key]
+                else:
+                    part[key] = wrong
+                (tmp_path / "tokenizer.json").write_text(json.dumps(damaged))
+                with contextlib.suppress(TokenizerUnusable):
+                    Tokenizer(tmp_path).encode("the <s> \u2615")
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "tokenizer.json is missing"),
+        ({"tokenizer.model": "x"}, "tokenizer.json is missing, and tokenizer.model alone does not say"),
+        ({"vocab.json": "{}", "merges.txt": ""}, "tokenizer.json is missing, and vocab.json alone does not say"),
+        ({"tokenizer.json": "{}"}, "tokenizer.json: model.vocab is missing"),
+        ({"tokenizer.json": "no"}, "tokenizer.json is not JSON"),
+        ({"tokenizer.json": "[]"}, "tokenizer.json is not an object"),
+        ({"tokenizer_config.json": "[]"}, "tokenizer_config.json is not an object"),
+        (
+            {"tokenizer_config.json": '{"chat_template": "{% if %}"}'},
+            "chat template of .*: the chat template cannot be read",
+        ),
+        ({"tokenizer_config.json": '{"chat_template": 7}'}, "chat_template in tokenizer_config.json is neither"),
+        ({"special_tokens_map.json": "{"}, "special_tokens_map.json is not JSON"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    if any("_" in name for name in files):
+        (tmp_path / "tokenizer.json").write_text(json.dumps(unigram()))
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(TokenizerUnusable, match=said):
+        Tokenizer(tmp_path)
+
+
+def test_a_giant_file_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(TokenizerUnusable, match=r"tokenizer\.json is over 268435456 bytes"):
         Tokenizer(tmp_path)
 
 
