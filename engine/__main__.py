@@ -1,4 +1,4 @@
-"""`python -m engine`: one node, from its settings to its end.
+"""`python -m engine`: one node, from its settings to its end. `python -m engine serve MODEL_DIR`: one model alone.
 
 The warm parent is started first, since importing torch takes longest; the rest is imported beside it. Ends with 0 after
 a drain, with 2 and one line when a setting cannot work.
@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Sequence
 
 import uvloop
 
@@ -54,7 +55,14 @@ async def _run(settings: NodeSettings) -> int:
     return 0
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
+    if arguments[:1] == ["serve"]:
+        from engine.standalone.process import main as serve
+
+        return serve(arguments[1:])
+    if arguments:
+        sys.stderr.write(f"hearth node: {arguments[0]}: a node takes no arguments; did you mean `serve MODEL_DIR`?\n")
+        return 2
     try:
         settings = read_settings(NodeSettings)
     except SettingError as error:
@@ -68,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ _MESSAGES: dict[FailureReason, str] = {
     "aborted": "the server is shutting down and did not wait for this answer",
     "draining": "the server is shutting down",
 }
-_FIELD = re.compile(r"'(/[^' ]*)'")
+_FIELD = re.compile(r"'/([^' ]+)'|^required properties at '/' are '([^']+)'")
 
 
 class HttpError(Exception):
@@ -87,4 +87,4 @@ def error_frame(error: HttpError) -> bytes:
 def _field_of(message: str) -> str | None:
     """The field that a message names as '/messages/0/role', as messages[0].role."""
     found = _FIELD.search(message)
-    return re.sub(r"/(\d+)", r"[\1]", found[1][1:]).replace("/", ".") or None if found else None
+    return re.sub(r"/(\d+)", r"[\1]", found[1] or found[2]).replace("/", ".") if found else None

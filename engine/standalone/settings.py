@@ -21,7 +21,7 @@ SIGTERM or Ctrl-C lets answers in flight finish; a second one does not."""
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?B)?", re.IGNORECASE)
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]i?B)?", re.IGNORECASE)
 _MAX_KEY_FILE_BYTES = 4096
 _MAX_NAME_CHARACTERS = 256
 
@@ -145,7 +145,7 @@ def _host(text: str) -> str:
 
 def _whole(low: int, high: int) -> Any:
     def parse(text: str) -> int:
-        if not re.fullmatch(r"-?\d{1,20}", text) or not low <= int(text) <= high:
+        if not re.fullmatch(r"-?[0-9]{1,20}", text) or not low <= int(text) <= high:
             raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {low} to {high}")
         return int(text)
 

@@ -1,0 +1,155 @@
+"""Chat over a real server on the built-in model, with a key and room for one answer; then it drains and leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI, AuthenticationError, BadRequestError, OpenAI, RateLimitError
+
+from catalog.builtin import find_folder
+from tests.engine.standalone.serve_process import ServeProcess, serving
+from tests.waiting import wait_until
+
+MODEL = "talker"
+KEY = "a-key-for-tests"
+ASK = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
+    folder = tmp_path_factory.mktemp("serve")
+    (folder / "key").write_text(KEY + "\n")
+    flags = ["--served-model-name", MODEL, "--api-key", f"@{folder / 'key'}", "--max-model-len", "512"]
+    flags += ["--max-sequences", "1", "--max-waiting", "0", "--kv-memory", "64MiB", "--dtype", "float32"]
+    with serving(folder, find_folder("@cf/hearth/spark"), *flags) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: ServeProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+@pytest_asyncio.fixture
+async def together(server: ServeProcess) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def test_the_model_s_own_defaults_and_the_flags_hold(client: OpenAI, server: ServeProcess):
+    """spark's generation_config.json samples nothing, so two answers are one."""
+    answers = [client.chat.completions.create(model=MODEL, messages=ASK) for _ in range(2)]
+    assert "Paris" in (answers[0].choices[0].message.content or "")
+    assert answers[0].choices[0].message == answers[1].choices[0].message
+    assert answers[0].choices[0].finish_reason == "stop"
+    (listed,) = client.models.list()
+    assert (listed.id, listed.to_dict()["max_model_len"]) == (MODEL, 512)
+    assert "float32" in server.printed
+
+
+def test_a_stream_begins_with_the_role_and_ends_with_reason_usage_and_done(client: OpenAI, server: ServeProcess):
+    whole = client.chat.completions.create(model=MODEL, messages=ASK)
+    body = {"model": MODEL, "messages": ASK, "stream": True, "stream_options": {"include_usage": True}}
+    headers = {"authorization": f"Bearer {KEY}"}
+    text = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60).text
+    documents = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert documents[-1] == "[DONE]"
+    *chunks, end, usage = map(json.loads, documents[:-1])
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    content = "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks)
+    assert content == whole.choices[0].message.content
+    assert end["choices"][0] == {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}
+    assert (usage["choices"], usage["usage"]["total_tokens"]) == ([], whole.usage.total_tokens)  # type: ignore[union-attr]
+
+
+async def test_the_asynchronous_client_streams_with_log_probabilities(together: AsyncOpenAI):
+    stream = await together.chat.completions.create(
+        model=MODEL, messages=ASK, stream=True, logprobs=True, top_logprobs=2, max_completion_tokens=4
+    )
+    chunks = [chunk async for chunk in stream]
+    tokens = [entry for chunk in chunks if (found := chunk.choices[0].logprobs) for entry in found.content or ()]
+    assert len(tokens) == 4
+    assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in tokens)
+    assert chunks[-1].choices[0].finish_reason == "length"
+
+
+def test_tokenize_shows_the_prompt_that_a_conversation_becomes(client: OpenAI, server: ServeProcess):
+    headers = {"authorization": f"Bearer {KEY}"}
+    found = httpx.post(f"{server.url}/tokenize", json={"messages": ASK}, headers=headers).json()
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
+    assert answer.usage is not None
+    assert found["count"] == len(found["tokens"]) == answer.usage.prompt_tokens
+
+
+def test_without_the_key_only_health_and_metrics_answer(server: ServeProcess):
+    with (
+        OpenAI(base_url=f"{server.url}/v1", api_key="another", max_retries=0) as stranger,
+        pytest.raises(AuthenticationError) as caught,
+    ):
+        stranger.chat.completions.create(model=MODEL, messages=ASK)
+    assert caught.value.code == "invalid_api_key"
+    assert KEY not in str(caught.value)
+    for path in ("/v1/models", "/tokenize"):
+        assert httpx.request("GET" if "models" in path else "POST", f"{server.url}{path}").status_code == 401
+    for path in ("/health", "/metrics", "/version"):
+        assert httpx.get(f"{server.url}{path}").status_code == 200
+    assert KEY not in server.printed + server.told
+
+
+def test_what_would_change_the_answer_and_cannot_be_done_is_refused(client: OpenAI):
+    for name, value in {"echo": True, "add_generation_prompt": False, "continue_final_message": True}.items():
+        with pytest.raises(BadRequestError, match=name):
+            client.chat.completions.create(model=MODEL, messages=ASK, extra_body={name: value})
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(model=MODEL, messages=[{"role": "nobody", "content": ""}])  # type: ignore[misc,list-item]
+    assert caught.value.param == "messages[0].role"
+    with pytest.raises(BadRequestError, match="embeds none"):
+        client.embeddings.create(model=MODEL, input="a")
+
+
+async def test_a_full_server_says_when_to_come_back(together: AsyncOpenAI):
+    endless = {"ignore_eos": True}
+    stream = await together.chat.completions.create(
+        model=MODEL, messages=ASK, stream=True, max_tokens=480, extra_body=endless
+    )
+    await anext(stream)
+    with pytest.raises(RateLimitError) as caught:
+        await together.chat.completions.create(model=MODEL, messages=ASK)
+    assert caught.value.code == "out_of_capacity"
+    assert int(caught.value.response.headers["retry-after"]) >= 1
+    await stream.close()
+
+    async def is_free() -> bool:
+        try:
+            return bool(await together.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1))
+        except RateLimitError:
+            return False
+
+    await wait_until(is_free)
+
+
+async def test_at_the_end_an_answer_in_flight_is_finished_and_no_other_begun(
+    together: AsyncOpenAI, server: ServeProcess
+):
+    """The last test of this server: SIGTERM lets the stream go on to its end, and the exit code is 0."""
+    stream = await together.chat.completions.create(
+        model=MODEL, messages=ASK, stream=True, max_tokens=450, extra_body={"ignore_eos": True}
+    )
+    await anext(stream)
+    server.terminate()
+    async with httpx.AsyncClient() as http:
+        await wait_until(lambda: is_refused(http, server))
+    reasons = [chunk.choices[0].finish_reason async for chunk in stream]
+    assert reasons[-1] == "length"
+    assert server.exit_code() == 0
+    assert "stopped after" in server.told
+    assert '"level": "error"' not in server.told
+
+
+async def is_refused(http: httpx.AsyncClient, server: ServeProcess) -> bool:
+    return (await http.get(f"{server.url}/health")).status_code == 503

@@ -1,0 +1,133 @@
+"""Every flag is read, or refused in one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.standalone.model_folder import FolderUnusable, dtype_of, sampling_defaults
+from engine.standalone.settings import read_flags
+from telemetry.settings import SettingError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"}')
+    return tmp_path / "model"
+
+
+def test_defaults_are_a_local_server_under_the_folder_s_name(folder: Path):
+    settings = read_flags([str(folder)])
+    assert (settings.host, settings.port, settings.kv_memory_bytes) == ("127.0.0.1", 8000, 1 << 30)
+    assert settings.model_names == ("model", str(folder))
+    assert (settings.api_key, settings.dtype, settings.max_model_len) == ("", "config", 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"),
+    [
+        ("2GiB", 2 << 30),
+        ("512MiB", 512 << 20),
+        ("1.5GB", 1_500_000_000),
+        ("1048576", 1 << 20),
+        ("2 gib", 2 << 30),
+        ("4096KiB", 4 << 20),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(folder: Path, text: str, size_bytes: int):
+    assert read_flags([str(folder), "--kv-memory", text]).kv_memory_bytes == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--kv-memory", "2XB"),
+        ("--kv-memory", "lots"),
+        ("--kv-memory", "-1GiB"),
+        ("--kv-memory", "1KiB"),
+        ("--kv-memory", "9999999TiB"),
+        ("--kv-memory", ""),
+        ("--port", "65536"),
+        ("--port", "http"),
+        ("--port", "８０"),
+        ("--host", "http://localhost"),
+        ("--host", ""),
+        ("--dtype", "float8"),
+        ("--device", "tpu"),
+        ("--max-model-len", "-1"),
+        ("--max-model-len", "1e3"),
+        ("--max-sequences", "0"),
+        ("--threads", "many"),
+        ("--api-key", ""),
+        ("--api-key", "two words"),
+        ("--api-key", "@/nowhere"),
+        ("--served-model-name", ""),
+        ("--drain-timeout", "-1"),
+        ("--drain-timeout", "nan"),
+        ("--log-level", "loud"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_by_its_flag(folder: Path, flag: str, value: str):
+    with pytest.raises(SettingError, match=flag) as caught:
+        read_flags([str(folder), f"{flag}={value}"])
+    assert "\n" not in str(caught.value)
+    assert "two words" not in str(caught.value)
+
+
+def test_flags_that_nobody_knows_and_a_folder_that_is_missing_are_refused(folder: Path, tmp_path: Path):
+    with pytest.raises(SettingError, match="--kv-memroy"):
+        read_flags([str(folder), "--kv-memroy", "1GiB"])
+    with pytest.raises(SettingError, match="--max-model-le"):
+        read_flags([str(folder), "--max-model-le", "5"])  # no guessing
+    with pytest.raises(SettingError, match="MODEL_DIR"):
+        read_flags([])
+    with pytest.raises(SettingError, match=r"has no config\.json"):
+        read_flags([str(tmp_path)])
+    with pytest.raises(SettingError, match="is not a folder"):
+        read_flags([str(folder / "config.json")])
+
+
+def test_settings_never_show_the_key(folder: Path):
+    settings = read_flags([str(folder), "--api-key", "sesame"])
+    assert settings.api_key == "sesame"
+    assert "sesame" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ('{"torch_dtype": "bfloat16"}', "bfloat16"),
+        ('{"dtype": "float32"}', "float32"),
+        ('{"torch_dtype": "torch.bfloat16"}', "bfloat16"),
+        ('{"torch_dtype": "float16"}', "auto"),
+        ('{"text_config": {"dtype": "bfloat16"}}', "bfloat16"),
+        ("{}", "auto"),
+    ],
+)
+def test_the_precision_is_the_one_that_the_config_names(folder: Path, config: str, dtype: str):
+    (folder / "config.json").write_text(config)
+    assert dtype_of(folder) == dtype
+
+
+@pytest.mark.parametrize(
+    ("said", "defaults"),
+    [
+        (None, {"temperature": 1.0}),
+        ('{"do_sample": false, "temperature": 0.7}', {"temperature": 0.0}),
+        ('{"do_sample": true, "temperature": 0.6, "top_p": 0.9}', {"temperature": 0.6, "top_p": 0.9}),
+        ('{"top_k": -1, "eos_token_id": 3}', {"temperature": 1.0, "top_k": 0}),
+    ],
+)
+def test_the_model_says_how_it_wants_to_be_sampled(folder: Path, said: str | None, defaults: dict[str, float]):
+    if said is not None:
+        (folder / "generation_config.json").write_text(said)
+    assert sampling_defaults(folder) == defaults
+
+
+@pytest.mark.parametrize("said", ["[]", "{", '{"top_p": 7}', '{"temperature": []}'])
+def test_what_it_cannot_mean_is_refused_by_the_file_s_name(folder: Path, said: str):
+    (folder / "generation_config.json").write_text(said)
+    with pytest.raises(FolderUnusable, match=r"generation_config\.json"):
+        sampling_defaults(folder)

@@ -1,0 +1,131 @@
+"""How a standalone server starts on folders good and bad, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from catalog.builtin import find_folder
+from tests.engine.standalone.serve_process import ServeProcess, serving
+from tests.waiting import wait_until_blocking
+
+
+@pytest.fixture
+def stories(test_data: Path, tmp_path: Path) -> Path:
+    """The reference model in a folder that a test may spoil."""
+    folder = tmp_path / "stories"
+    shutil.copytree(test_data / "models/stories260K", folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    folder.chmod(0o755)
+    return folder
+
+
+def run(tmp_path: Path, *arguments: str) -> tuple[int, str]:
+    """Exit code and what was told, of a server that cannot start."""
+    server = ServeProcess(tmp_path, *arguments).start()
+    try:
+        return server.exit_code(), server.told
+    finally:
+        server.stop()
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path):
+    code, told = run(tmp_path, "/nowhere/at-all")
+    assert (code, told) == (2, "hearth engine: MODEL_DIR: /nowhere/at-all does not exist\n")
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path, stories: Path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        code, told = run(tmp_path, str(stories), "--port", str(taken.getsockname()[1]))
+    assert code == 2
+    assert "cannot listen on" in told
+    assert "loading" not in told
+
+
+def test_generation_defaults_that_cannot_be_are_told(tmp_path: Path, stories: Path):
+    (stories / "generation_config.json").write_text('{"temperature": "warm"}')
+    code, told = run(tmp_path, str(stories))
+    assert code == 2
+    assert "generation_config.json: Type mismatch of '/temperature'" in told
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path, stories: Path):
+    config = json.loads((stories / "config.json").read_text())
+    (stories / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardOfForCausalLM"]}))
+    code, told = run(tmp_path, str(stories))
+    assert code == 1
+    assert "UnheardOfForCausalLM" in told.splitlines()[-1]
+
+
+def test_more_context_than_the_model_has_is_refused(tmp_path: Path, stories: Path):
+    code, told = run(tmp_path, str(stories), "--max-model-len", "4096")
+    assert code == 1
+    assert "max_model_len=4096" in told
+    assert "512" in told
+
+
+def test_stopped_while_it_loads_it_leaves_in_order(tmp_path: Path, stories: Path):
+    server = ServeProcess(tmp_path, stories).start()
+    try:
+        wait_until_blocking(lambda: "loading" in server.told, deadline_s=60)
+        server.process.send_signal(signal.SIGINT)
+        assert server.exit_code() == 0
+    finally:
+        server.stop()
+
+
+def test_embeddings_are_served_from_their_own_folder(tmp_path: Path):
+    with (
+        serving(tmp_path, find_folder("@cf/hearth/minilm")) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        (model,) = {model.id for model in client.models.list() if "/" not in model.id}
+        answer = client.embeddings.create(model=model, input=["a warm place", "a cold one"])
+        assert [len(row.embedding) for row in answer.data] == [384, 384]
+        assert answer.usage.prompt_tokens == 10
+        assert "/v1/embeddings" in server.printed
+        refused = httpx.post(f"{server.url}/v1/completions", json={"prompt": "a"})
+        assert refused.status_code == 400
+        assert "generates none" in refused.json()["error"]["message"]
+
+
+def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurries(tmp_path: Path, stories: Path):
+    with serving(tmp_path, stories, "--drain-timeout", "600") as server:
+        command = server.printed.partition(": curl")[2]
+        answer = subprocess.run(f"curl -s {command}", shell=True, capture_output=True, check=True, text=True).stdout
+        assert json.loads(answer)["choices"][0]["text"]
+        body = {"prompt": ["Once"] * 64, "max_tokens": 500, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.terminate()
+            server.terminate()
+            rest = [line for line in lines if line]
+        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+        assert server.exit_code() == 0
+
+
+def test_the_front_imports_no_torch():
+    code = (
+        "import sys, engine.standalone.process, engine.standalone.server; print({'torch', 'triton'} & set(sys.modules))"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
+    assert found.stdout == "set()\n"
+
+
+def test_a_node_takes_no_arguments():
+    found = subprocess.run([sys.executable, "-m", "engine", "sevre"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "serve MODEL_DIR" in found.stderr
