@@ -38,6 +38,8 @@ def deepseek_v3(fields: Fields) -> ModelConfig:
         has_correction=True,
         num_group_leaders=2,
     )
+    if router.num_groups > 1 and read_num_experts(fields, "n_routed_experts") < 2 * router.num_groups:
+        raise fields.refusal("n_group", "groups are judged by their best two experts, and have only one")
     is_interleaved = fields.flag("rope_interleave", default=True)
     config = _deepseek(fields, router, default_dense=3, default_shared=1, is_interleaved=is_interleaved)
     num_draft_layers = fields.whole("num_nextn_predict_layers", 0, 64, default=0)  # for speculation, not for decoding
@@ -48,6 +50,8 @@ def deepseek_v3(fields: Fields) -> ModelConfig:
 def _deepseek(
     fields: Fields, router: RouterConfig, *, default_dense: int, default_shared: int, is_interleaved: bool
 ) -> ModelConfig:
+    if fields.whole("moe_layer_freq", 1, 1 << 16, default=1) != 1:
+        raise fields.refusal("moe_layer_freq", "not supported (1 is)")
     latent = LatentConfig(
         fields.whole("q_lora_rank", 1, 1 << 16) if "q_lora_rank" in fields else None,
         fields.whole("kv_lora_rank", 1, 1 << 14, default=512),

@@ -28,7 +28,8 @@ _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "mo
 def gemma3(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(**_DEFAULTS)
     unturned = {name: value for name, value in fields.raw.items() if name not in ("rope_parameters", "rope_scaling")}
-    config = replace(with_head_norms(gemma(Fields(unturned, fields.where))), ignored=_IMAGES)
+    config = with_head_norms(gemma(Fields(unturned, fields.where)))
+    config = replace(config, ignored=(*_IMAGES, "language_model.lm_head.") if config.is_head_tied else _IMAGES)
     period = fields.whole("sliding_window_pattern", 1, 1 << 16, default=6)
     kinds = layer_types(config, fields, lambda index: SLIDING if (index + 1) % period else FULL)
     window, near, far = read_window(fields), *_ropes(fields, config)

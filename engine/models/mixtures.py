@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.layers.config import MoeConfig, RouterConfig
-from engine.models.config import ModelConfig
+from engine.models.config import ModelConfig, UnsupportedModel
 from engine.models.fields import Fields
 
-_MAX_EXPERTS = 4096
+_MAX_EXPERTS = 1024
+_MAX_ALL_EXPERTS = 1 << 16  # of all layers: each has its own tensors
 
 
 def read_num_experts(fields: Fields, *names: str) -> int:
@@ -24,4 +25,9 @@ def read_router(fields: Fields, num_experts: int, default: int | None = None) ->
 
 def with_mixture(config: ModelConfig, moe: MoeConfig, has_mixture: Callable[[int], bool]) -> ModelConfig:
     """`config` with the mixture as the feed-forward of the layers that `has_mixture` is true of."""
+    if moe.num_experts * config.num_layers > _MAX_ALL_EXPERTS:
+        raise UnsupportedModel(
+            f"config.json: {moe.num_experts} experts in each of num_hidden_layers={config.num_layers}:"
+            f" more than {_MAX_ALL_EXPERTS} in all"
+        )
     return config.with_layers(lambda index, layer: replace(layer, feed_forward=moe) if has_mixture(index) else layer)

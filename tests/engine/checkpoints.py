@@ -112,6 +112,21 @@ def save_random(kind: str, folder: Path, *, is_original: bool = True, **changes:
     return model.eval()
 
 
+def save_random_with_images(kind: str, folder: Path) -> PreTrainedModel:
+    """As `save_random`, the text part of a model that also sees."""
+    family, settings = KINDS[kind]
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    widths = ("hidden_size", "vision_output_dim", "projector_input_dim", "projector_output_dim")
+    vision = sizes | dict.fromkeys(widths, 16) | {"intermediate_size": 64}
+    config_class = getattr(transformers, f"{family}Config")
+    config = config_class(text_config=_COMMON | settings, vision_config=vision, image_token_index=190)
+    torch.manual_seed(sum(kind.encode()))
+    model_class = getattr(transformers, f"{family}ForConditionalGeneration")
+    model: PreTrainedModel = model_class._from_config(config, attn_implementation="eager")
+    model.save_pretrained(folder)
+    return model.eval()
+
+
 def runner_of(folder: Path, kernels: Kernels | None = None, **settings: Any) -> Runner:
     defaults: dict[str, Any] = {"dtype": "float32", "num_blocks": 64}
     return Runner(EngineConfig(model_dir=folder, **(defaults | settings)), kernels)

@@ -25,7 +25,7 @@ from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import ARCHITECTURES, read_config
 from engine.runner import Runner
-from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random
+from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random, save_random_with_images
 from tests.engine.driver import Driver
 
 NUM_PROMPTS, PROMPT_LEN, NUM_GREEDY = 3, 45, 64
@@ -260,6 +260,16 @@ def test_experts_in_one_tensor_are_read_as_those_in_many(
     model = model_of(kind)
     (_, logits), *_ = push(runner_of(tmp_path), model.prompts[0], PROMPT_LEN)
     torch.testing.assert_close(logits, model.logits[0, -1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["gemma3", "llama4"])
+def test_the_text_part_of_a_model_of_images_is_run(kind: str, tmp_path: Path) -> None:
+    model = save_random_with_images(kind, tmp_path)
+    prompt = list(range(40))
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([prompt])).logits[0]
+    for num_pushed, logits in push(runner_of(tmp_path), prompt, 15):
+        torch.testing.assert_close(logits, expected[num_pushed - 1], atol=1e-4, rtol=0)
 
 
 def test_a_context_within_the_trained_one_gets_the_short_factors(tmp_path: Path) -> None:

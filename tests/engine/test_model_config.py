@@ -12,7 +12,7 @@ from transformers import LlamaConfig, MistralConfig
 
 from engine.kernels.interface import Reach
 from engine.models.config import RopeConfig, UnsupportedModel
-from engine.models.registry import parse_config, read_config
+from engine.models.registry import ARCHITECTURES, parse_config, read_config
 
 PLAIN: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -74,7 +74,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no architecture": ({"architectures": None}, "architectures"),
     "two architectures": ({"architectures": ["LlamaForCausalLM", "X"]}, "architectures"),
     "remote code": ({"auto_map": {"AutoModel": "modeling.Evil"}}, "auto_map"),
-    "quantised": ({"quantization_config": {"bits": 4}}, "quantization_config"),
     "activation": ({"hidden_act": "mish"}, "hidden_act"),
     "negative": ({"num_hidden_layers": -1}, "num_hidden_layers"),
     "zero": ({"vocab_size": 0}, "vocab_size"),
@@ -109,6 +108,162 @@ def test_what_cannot_be_served_is_refused_by_the_name_of_its_field(name: str) ->
     change, field = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=field):
         parse_config(PLAIN | change)
+
+
+# Family -> a config of it with a field that cannot be, and the name in the refusal.
+MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 4, "topk_group": 2}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
+REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "Qwen2ForCausalLM": [
+        ({"use_sliding_window": "yes"}, "use_sliding_window"),
+        ({"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
+        ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"use_sliding_window": True, "layer_types": ["sliding_attention", "linear_attention"]}, "layer_types"),
+        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+    ],
+    "MixtralForCausalLM": [
+        ({"num_local_experts": None}, "num_local_experts"),
+        ({"num_local_experts": 0}, "num_local_experts"),
+        ({"num_local_experts": 1 << 20}, "num_local_experts"),
+        ({"num_local_experts": 1024, "num_hidden_layers": 1024}, "num_hidden_layers"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ],
+    "Qwen2MoeForCausalLM": [
+        (MIXTURE, "shared_expert_intermediate_size"),
+        (MIXTURE | {"shared_expert_intermediate_size": 0}, "shared_expert_intermediate_size"),
+    ],
+    "Qwen3MoeForCausalLM": [
+        (MIXTURE | {"num_experts_per_tok": 0}, "num_experts_per_tok"),
+        (MIXTURE | {"num_experts_per_tok": None}, "num_experts_per_tok"),
+        (MIXTURE | {"moe_intermediate_size": -1}, "moe_intermediate_size"),
+        (MIXTURE | {"mlp_only_layers": [2]}, "mlp_only_layers"),
+        (MIXTURE | {"mlp_only_layers": "all"}, "mlp_only_layers"),
+        (MIXTURE | {"decoder_sparse_step": 0}, "decoder_sparse_step"),
+        (MIXTURE | {"norm_topk_prob": 1}, "norm_topk_prob"),
+    ],
+    "Gemma2ForCausalLM": [
+        ({"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        ({"final_logit_softcapping": math.nan}, "final_logit_softcapping"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"hidden_activation": "mish"}, "mish"),
+    ],
+    "Gemma3ForCausalLM": [
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern"),
+        ({"rope_parameters": {"sliding_attention": [1]}}, "sliding_attention"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "spiral"}}}, "spiral"),
+        ({"rope_local_base_freq": math.inf}, "rope_local_base_freq"),
+        ({"text_config": [1]}, "text_config"),
+    ],
+    "Phi3ForCausalLM": [
+        ({"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.1}, "head_dim"),
+        ({"partial_rotary_factor": 0.4}, "head_dim"),
+        ({"rope_scaling": LONG | {"short_factor": [1.0]}}, "short_factor"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0, 1.0, 1.0, 0.0]}}, "long_factor"),
+        ({"rope_scaling": LONG | {"long_factor": None}}, "long_factor"),
+    ],
+    "GraniteForCausalLM": [
+        ({"logits_scaling": 0}, "logits_scaling"),
+        ({"residual_multiplier": math.nan}, "residual_multiplier"),
+        ({"attention_multiplier": "1"}, "attention_multiplier"),
+    ],
+    "GptOssForCausalLM": [
+        ({"num_local_experts": 4, "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"num_local_experts": 4, "swiglu_limit": 0}, "swiglu_limit"),
+    ],
+    "SmolLM3ForCausalLM": [
+        ({"no_rope_layers": [1]}, "no_rope_layers"),
+        ({"no_rope_layers": [1, 2]}, "no_rope_layers"),
+        ({"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+    ],
+    "Starcoder2ForCausalLM": [({"norm_epsilon": 2}, "norm_epsilon"), ({"use_bias": 0}, "use_bias")],
+    "Cohere2ForCausalLM": [
+        ({"logit_scale": 0}, "logit_scale"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern"),
+    ],
+    "DeepseekV2ForCausalLM": [
+        (GROUPS | {"topk_method": "noaux"}, "topk_method"),
+        (GROUPS | {"kv_lora_rank": 0}, "kv_lora_rank"),
+        (GROUPS | {"qk_rope_head_dim": 7}, "head_dim"),
+        (GROUPS | {"moe_layer_freq": 2}, "moe_layer_freq"),
+    ],
+    "DeepseekV3ForCausalLM": [
+        (GROUPS | {"n_group": 3}, "n_group"),
+        (GROUPS | {"n_group": 8}, "n_group"),
+        (GROUPS | {"topk_group": 5}, "topk_group"),
+        (GROUPS | {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        (GROUPS | {"q_lora_rank": 0}, "q_lora_rank"),
+        (GROUPS | {"n_shared_experts": -1}, "n_shared_experts"),
+        (GROUPS | {"num_nextn_predict_layers": 1000}, "num_nextn_predict_layers"),
+    ],
+    "Llama4ForCausalLM": [
+        ({"num_local_experts": 4, "attention_chunk_size": 0}, "attention_chunk_size"),
+        ({"num_local_experts": 4, "no_rope_layers": [1, 1, 0]}, "no_rope_layers"),
+        ({"num_local_experts": 4, "moe_layers": [7]}, "moe_layers"),
+        ({"num_local_experts": 4, "floor_scale": 0}, "floor_scale"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "field"),
+    [(family, change, field) for family, cases in REFUSED_BY_FAMILY.items() for change, field in cases],
+)
+def test_each_family_refuses_its_own_fields_by_name(architecture: str, change: dict[str, Any], field: str) -> None:
+    with pytest.raises(UnsupportedModel, match=field):
+        parse_config(PLAIN | {"architectures": [architecture]} | change)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_family_refuses_absurd_sizes_by_name(architecture: str) -> None:
+    needed = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+              "shared_expert_intermediate_size": 16, "head_dim": 16, **GROUPS}  # fmt: skip
+    plain = PLAIN | needed | {"architectures": [architecture]}
+    assert parse_config(plain).num_layers == 2
+    for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
+        for value in (0, -1, 1 << 40, 1.5, "8", True, math.nan):
+            with pytest.raises(UnsupportedModel, match=name):
+                parse_config(plain | {name: value})
+    with pytest.raises(UnsupportedModel, match="num_hidden_layers is missing"):
+        parse_config(plain | {"num_hidden_layers": None})
+    if "Deepseek" not in architecture:  # all its heads share one key
+        with pytest.raises(UnsupportedModel, match="num_attention_heads=7"):
+            parse_config(plain | {"num_attention_heads": 7})
+
+
+def test_the_text_part_of_a_model_of_images_is_read_with_the_defaults_it_was_published_with() -> None:
+    raw = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "eos_token_id": [1, 106],
+        "text_config": {
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 12,
+            "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+        "vision_config": {"hidden_size": 1152},
+    }
+    config = parse_config(raw)
+    assert (config.vocab_size, config.attention.num_heads, config.attention.head_dim) == (262_208, 8, 256)
+    assert (config.is_head_tied, config.eos_token_ids) == (True, (1, 106))
+    near, far = config.layers[0], config.layers[5]
+    assert (near.reach, near.positions) == (Reach(window=1024), RopeConfig(theta=1e4))
+    assert (far.reach, far.positions) == (
+        Reach(),
+        RopeConfig(theta=1e6, kind="linear", factor=8.0, original_max_positions=131_072),
+    )
+    assert sum(layer.reach == Reach() for layer in config.layers) == 2
+
+
+def test_code_that_a_known_family_was_published_with_is_left_alone() -> None:
+    published = PLAIN | {
+        "architectures": ["Phi3ForCausalLM"],
+        "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
+    }
+    assert parse_config(published).architecture == "Phi3ForCausalLM"
 
 
 def test_an_unknown_architecture_is_named_with_what_is_known() -> None:
