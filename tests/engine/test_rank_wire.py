@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine import rank_wire
 from engine.config import EngineConfig
-from engine.protocol.tasks import Sampling
+from engine.protocol.tasks import Constraint, Sampling
 from engine.report import EngineStatus, StepReport
 from engine.sequence import SequenceRequest
 
@@ -25,6 +25,7 @@ def request(**change: object) -> SequenceRequest:
         "namespace": b"n" * 32,
         "tenant": 2**62,
         "stop_token_ids": (5, 6),
+        "constraint": Constraint("regex", "a+"),
     }
     return SequenceRequest(**(values | change))
 
@@ -45,6 +46,8 @@ def test_a_request_survives_the_way():
     assert came.prompt.dtype == np.int32
     assert (came.sampling, came.namespace, came.tenant) == (sent.sampling, sent.namespace, sent.tenant)
     assert (came.sequence_id, came.stop_token_ids) == (7, (5, 6))
+    assert came.constraint == Constraint("regex", "a+")
+    assert rank_wire.decode_request(rank_wire.encode_request(request(constraint=None))).constraint is None
 
 
 def test_an_unreadable_request_still_says_whose_it_is_and_spoils_no_other():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -263,3 +264,74 @@ def test_filters_that_leave_nothing_leave_the_likeliest(parameters: dict[str, fl
     logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(1))
     expected = logits.argmax(-1).tolist()
     assert sample(logits, inputs_of([parameters, parameters])).token_ids.tolist() == expected
+
+
+# ── constrained rows ──
+
+
+class Allowing:
+    """Constrained rows that may draw `allowed`; hears what was drawn, and may put `instead` in its place."""
+
+    def __init__(self, rows: list[int], allowed: list[set[int]], instead: int | None = None) -> None:
+        self.rows = rows
+        self.heard: list[int] = []
+        self._allowed = allowed
+        self._instead = instead
+
+    def allowed(self) -> np.ndarray:
+        padded = -(-VOCAB // 32) * 32
+        return np.array([[token_id in allowed for token_id in range(padded)] for allowed in self._allowed])
+
+    def settle(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
+        self.heard = token_ids.tolist()
+        if self._instead is not None:
+            token_ids[self.rows] = self._instead
+
+
+FILTERS: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 90}]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_a_constrained_row_draws_from_what_is_allowed_and_the_others_as_ever(filters: dict[str, Any]):
+    logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
+    rows = [filters | {"seeds": 9, "positions": position} for position in range(40)]
+    allowed = {7, 100, 101, 299}
+    free = sample(logits.clone(), inputs_of(rows)).token_ids
+    held = Allowing(list(range(0, 40, 2)), [allowed] * 20)
+    tokens = sample(logits.clone(), dataclasses.replace(inputs_of(rows), constrained=held)).token_ids
+    assert set(tokens[::2].tolist()) <= allowed
+    assert np.array_equal(tokens[1::2], free[1::2])
+    assert held.heard == tokens.tolist()
+
+
+def test_penalties_and_filters_see_only_what_is_allowed():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, :5] = torch.tensor([9.0, 4.0, 3.0, 2.0, 8.0])
+    history = (TokenHistory(0, np.array([1, 1], np.int32), 0),)
+    for parameters, expected in [({"top_k": 1}, 1), ({"top_k": 1, "presence_penalty": 2.0}, 2)]:
+        inputs = inputs_of([parameters], history)
+        held = Allowing([0], [{1, 2, 3}])
+        assert sample(logits.clone(), dataclasses.replace(inputs, constrained=held)).token_ids.tolist() == [expected]
+
+
+def test_log_probabilities_of_a_constrained_row_are_the_model_s_and_of_the_token_that_stands():
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
+    inputs = inputs_of([{"num_logprobs": 2, "temperature": 0.0}] * 2)
+    held = Allowing([1], [{5, 6}], instead=6)
+    output = sample(logits.clone(), dataclasses.replace(inputs, constrained=held))
+    expected = torch.log_softmax(logits, -1).numpy()
+    assert output.token_ids[1] == 6
+    assert output.logprobs is not None
+    assert output.top_ids is not None
+    assert output.logprobs[1] == pytest.approx(expected[1, 6])
+    assert output.top_ids[1, 0] == expected[1].argmax()
+
+
+def test_a_constrained_row_that_is_not_finite_fails_alone():
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
+    logits[0, 3] = float("nan")
+    held = Allowing([0, 1], [{5}, {6}])
+    output = sample(logits, dataclasses.replace(inputs_of([{}, {}]), constrained=held))
+    assert output.is_failed is not None
+    assert output.is_failed.tolist() == [True, False]
+    assert output.token_ids[1] == 6

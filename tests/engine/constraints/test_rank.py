@@ -1,0 +1,103 @@
+"""A constrained sequence through a real rank process, from the front's check to its last output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from engine.config import EngineConfig
+from engine.protocol.tasks import Constraint, Sampling
+from engine.replica import Output, Replica
+from engine.sequence import SequenceRequest
+from engine.tokenizer import Tokenizer
+from engine.zygote import Zygote
+from tests.engine.constraints.schemas import INTEGER, STRING, record
+from tests.engine.constraints.speaker import NAMESPACE, SPARK
+from tests.engine.processes import num_threads
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PERSON = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
+
+
+class Door:
+    """A replica of the built-in model, asked one thing at a time or several."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self._tokenizer = Tokenizer(SPARK)
+        self._next_id = 0
+
+    async def ask(self, constraint: Constraint | None, **sampling: object) -> tuple[str, list[Output]]:
+        """The text and every output."""
+        self._next_id += 1
+        prompt = self._tokenizer.encode_conversation([{"role": "user", "content": "Describe a person."}])
+        request = SequenceRequest(
+            self._next_id,
+            np.array(prompt, dtype=np.int32),
+            Sampling(**sampling),  # type: ignore[arg-type]
+            NAMESPACE,
+            1,
+            constraint=constraint,
+        )
+        outputs: list[Output] = []
+        ended = asyncio.Event()
+
+        def hear(output: Output) -> None:
+            outputs.append(output)
+            if output.finish:
+                ended.set()
+
+        self.replica.add(request, hear)
+        await asyncio.wait_for(ended.wait(), 60)
+        return self._tokenizer.decode([token_id for output in outputs for token_id in output.token_ids]), outputs
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def door(zygote: Zygote) -> AsyncIterator[Door]:
+    replica = await Replica.start(zygote, EngineConfig(model_dir=SPARK), "r1", lambda _: None)
+    yield Door(replica)
+    await replica.close()
+
+
+async def test_a_rank_at_rest_reads_the_tokenizer_for_constraints_to_come(door: Door) -> None:
+    before = num_threads(door.replica.pid)
+    await wait_until(lambda: num_threads(door.replica.pid) > before)
+
+
+async def test_the_end_of_a_value_comes_after_its_last_token_and_brings_none(door: Door) -> None:
+    text, outputs = await door.ask(PERSON, temperature=0.0)
+    assert set(json.loads(text)) == {"name", "age"}
+    assert (outputs[-1].finish, outputs[-1].token_ids) == ("stop", ())
+    assert all(len(output.token_ids) == 1 for output in outputs[:-1])
+
+
+async def test_a_value_cut_short_by_the_limit_says_so(door: Door) -> None:
+    text, outputs = await door.ask(PERSON, max_tokens=3)
+    assert text.startswith("{")
+    assert (outputs[-1].finish, len(outputs)) == ("unclosed", 3)
+
+
+async def test_what_no_checker_passed_ends_with_an_error_and_the_rank_goes_on(door: Door) -> None:
+    bad = [Constraint("regex", "("), Constraint("json_schema", "{"), Constraint("choice", "[1]")]
+    bad += [Constraint("grammar", "start: x"), Constraint("json_schema", '{"$ref": "#"}')]
+    results = await asyncio.gather(*(door.ask(one) for one in bad), door.ask(PERSON), door.ask(None, max_tokens=4))
+    assert [outputs[-1].finish for _, outputs in results[:4]] == ["error"] * 4
+    assert results[4][1][-1].finish in ("error", "unclosed")
+    assert set(json.loads(results[5][0])) == {"name", "age"}
+    assert results[6][1][-1].finish in ("stop", "length")
+    assert door.replica.is_alive
+
+
+async def test_a_hundred_constrained_at_once(door: Door) -> None:
+    constraints = [Constraint("json_schema", json.dumps(record(**{f"key {i}": INTEGER}))) for i in range(100)]
+    results = await asyncio.gather(*(door.ask(one, max_tokens=20, temperature=1.0) for one in constraints))
+    for index, (text, outputs) in enumerate(results):
+        assert outputs[-1].finish == "stop"
+        assert list(json.loads(text)) == [f"key {index}"]
