@@ -34,9 +34,8 @@ class FolderStore:
     def __init__(self, settings: ServeSettings) -> None:
         """Raises FolderUnusable."""
         self._folder = settings.model_dir
-        config = read_json(self._folder / "config.json")
         self.name = settings.model_names[0]
-        self.architecture = _architecture(config)
+        self.architecture = _architecture(self._folder)
         try:
             self._manifest = Manifest(
                 name=self.name,
@@ -60,7 +59,7 @@ class FolderStore:
 
     async def open(self, name: str, revision: str) -> LocalModel:
         await self.current_revision(name)
-        if not self._folder.is_dir():
+        if not self._folder.exists():
             raise ModelUnavailable(f"{self._folder} is gone")
         return LocalModel(name, revision, self._folder, self._manifest)
 
@@ -70,7 +69,8 @@ class FolderStore:
 
 def dtype_of(folder: Path) -> str:
     """The precision that `config.json` names, in the engine's words. Raises FolderUnusable."""
-    config = read_json(folder / "config.json")
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}  # a GGUF file says it all itself
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, dict) else {}):
         named = fields.get("torch_dtype") or fields.get("dtype")
@@ -99,7 +99,8 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
 
 def weight_bytes(folder: Path) -> int:
     """How much there is to load."""
-    return sum(file.stat().st_size for file in folder.iterdir() if file.name.endswith(_WEIGHTS))
+    files = folder.iterdir() if folder.is_dir() else [folder]
+    return sum(file.stat().st_size for file in files if file.name.endswith(_WEIGHTS))
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -117,8 +118,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _architecture(config: dict[str, Any]) -> str:
-    named = config.get("architectures")
+def _architecture(folder: Path) -> str:
+    """As `config.json` names it."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return "a GGUF model"
+    named = read_json(path).get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise FolderUnusable("config.json: architectures is missing: it says what the model is")
     return named[0]

@@ -56,10 +56,10 @@ class ServeSettings:
 def read_flags(arguments: Sequence[str]) -> ServeSettings:
     """Raises SettingError; `--help` prints and exits."""
     flags = _parser().parse_args(arguments)
-    folder = _model_folder(flags.model_dir)
+    model_dir = _model_dir(flags.model_dir)
     return ServeSettings(
-        model_dir=folder,
-        model_names=tuple(flags.served_model_name or dict.fromkeys((folder.name, flags.model_dir, str(folder)))),
+        model_dir=model_dir,
+        model_names=tuple(flags.served_model_name or _default_names(flags.model_dir, model_dir)),
         host=flags.host,
         port=flags.port,
         device=flags.device,
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("model_dir", metavar="MODEL_DIR", help="folder with config.json, tokenizer.json and the weights")
+    add("model_dir", metavar="MODEL_DIR", help="folder with config.json, tokenizer.json and weights, or a GGUF file")
     add("--host", default="127.0.0.1", type=_host, help="address to listen on; 0.0.0.0 for every one of this machine")
     add("--port", default=8000, type=_whole(0, 65535), help="0 takes a free one")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="where the model runs")
@@ -126,15 +126,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _model_folder(text: str) -> Path:
-    folder = Path(text).expanduser()
-    if not folder.exists():
+def _model_dir(text: str) -> Path:
+    path = Path(text).expanduser()
+    if not path.exists():
         raise SettingError(f"MODEL_DIR: {text} does not exist")
-    if not folder.is_dir():
-        raise SettingError(f"MODEL_DIR: {text} is not a folder")
-    if not (folder / "config.json").is_file():
+    if path.is_file() and path.suffix == ".gguf":
+        return path.resolve()
+    if not path.is_dir():
+        raise SettingError(f"MODEL_DIR: {text} is neither a folder nor a .gguf file")
+    if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
         raise SettingError(f"MODEL_DIR: {text} has no config.json: expected a model in the Hugging Face layout")
-    return folder.resolve()
+    return path.resolve()
+
+
+def _default_names(text: str, model_dir: Path) -> dict[str, None]:
+    """The folder's name, and the path as it was written, which is what load generators call a model by."""
+    return dict.fromkeys((model_dir.name.removesuffix(".gguf"), text, str(model_dir)))
 
 
 def _host(text: str) -> str:

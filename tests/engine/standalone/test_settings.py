@@ -85,8 +85,17 @@ def test_flags_that_nobody_knows_and_a_folder_that_is_missing_are_refused(folder
         read_flags([])
     with pytest.raises(SettingError, match=r"has no config\.json"):
         read_flags([str(tmp_path)])
-    with pytest.raises(SettingError, match="is not a folder"):
+    with pytest.raises(SettingError, match="neither a folder nor"):
         read_flags([str(folder / "config.json")])
+
+
+def test_a_gguf_file_needs_no_folder_of_the_other_layout(tmp_path: Path):
+    (tmp_path / "small.gguf").write_bytes(b"GGUF")
+    for path in (tmp_path, tmp_path / "small.gguf"):
+        settings = read_flags([str(path)])
+        assert settings.model_dir == path
+        assert dtype_of(path) == "auto"
+    assert settings.model_names[0] == "small"
 
 
 def test_settings_never_show_the_key(folder: Path):

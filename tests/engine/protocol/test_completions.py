@@ -1,0 +1,160 @@
+"""Text completions: every form of prompt is read, what cannot be done is refused by name, answers are OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types import Completion
+
+from engine.protocol import alone
+from engine.protocol.completions import (
+    CompletionChunks,
+    choice_object,
+    completion_object,
+    completions,
+    logprobs_object,
+)
+from engine.protocol.events import TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.fields import BadInput
+from engine.protocol.outcome import joined_calls
+from engine.protocol.tasks import Sampling
+
+LOGPROBS = [TokenLogprob("Once", -0.5, (("Once", -0.5), ("The", -1.0))), TokenLogprob(" a", -2.0, ((" the", -0.1),))]
+USAGE = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
+
+
+def read(**body: Any) -> Any:
+    return completions({"prompt": "a", **body}, context_window=64, vocab_size=100)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("Once", ("Once",)),
+        (["Once"], ("Once",)),
+        (["Once", "Upon"], ("Once", "Upon")),
+        ([1, 99], ((1, 99),)),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+    ],
+)
+def test_every_form_of_a_prompt_is_read(prompt: Any, prompts: tuple[Any, ...]):
+    assert read(prompt=prompt).prompts == prompts
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {}, [], [1, "a"], [[1], 2], [100], [-1], [[1], [100]], [True], [1.0]])
+def test_what_is_no_prompt_is_refused(prompt: Any):
+    with pytest.raises(BadInput, match="prompt"):
+        read(prompt=prompt)
+
+
+def test_a_prompt_s_control_tokens_count_and_each_try_has_a_seed_of_its_own():
+    tasks = read(prompt=["a", "b"], n=2, seed=2**63 - 1).tasks()
+    assert [(task.prompt, task.raw) for task in tasks] == [("a", True), ("a", True), ("b", True), ("b", True)]
+    assert [task.sampling.seed for task in tasks] == [2**63 - 1, 0, 2**63 - 1, 0]
+    assert [task.prompt_token_ids for task in read(prompt=[1, 2], n=2).tasks()] == [(1, 2), (1, 2)]
+    assert {task.sampling.seed for task in read(n=2).tasks()} == {None}
+
+
+def test_the_best_are_chosen_by_log_probabilities_that_nobody_else_sees():
+    asked = read(best_of=3)
+    assert asked.sampling.logprobs is None
+    assert [task.sampling.logprobs for task in asked.tasks()] == [0, 0, 0]
+
+
+def test_a_number_of_log_probabilities_is_read_and_not_a_yes():
+    assert read(logprobs=5).sampling.logprobs == 5
+    assert read(logprobs=0).sampling.logprobs == 0
+    assert read().sampling.logprobs is None
+    for wrong in (True, 21, -1, "2"):
+        with pytest.raises(BadInput, match="'/logprobs'"):
+            read(logprobs=wrong)
+
+
+def test_no_more_answers_are_begun_than_one_body_may_ask():
+    with pytest.raises(BadInput, match="/best_of"):
+        read(prompt=["a"] * 100, n=100)
+
+
+@pytest.mark.parametrize("name", ["suffix", "logit_bias", "use_beam_search", "return_token_ids", "bad_words"])
+@pytest.mark.parametrize("value", [None, False, "", [], {}])
+def test_a_field_that_asks_for_nothing_is_no_reason_to_refuse(name: str, value: Any):
+    assert read(**{name: value}).prompts == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("suffix", "b"), ("logit_bias", {"1": 2}), ("use_beam_search", True), ("prompt_logprobs", 0), ("best_of", 0)],
+)
+def test_what_cannot_be_done_is_refused_by_its_name(name: str, value: Any):
+    with pytest.raises(BadInput, match=f"'/{name}'"):
+        read(**{name: value})
+
+
+def test_minimal_lengths_are_promised_only_where_they_can_be_kept():
+    assert read(min_tokens=8, ignore_eos=True, max_tokens=8).sampling.max_tokens == 8
+    for more in ({}, {"ignore_eos": True, "stop": "x"}, {"ignore_eos": True, "stop_token_ids": [1]}):
+        with pytest.raises(BadInput, match="'/min_tokens'"):
+            read(min_tokens=3, **more)
+    with pytest.raises(BadInput, match="'/min_tokens'"):
+        read(min_tokens=9, ignore_eos=True, max_tokens=8)
+
+
+def test_stop_tokens_share_their_places_with_stop_strings():
+    assert read(stop_token_ids=[3, 4]).sampling.stop_token_ids == (3, 4)
+    with pytest.raises(BadInput, match="'/stop_token_ids' must have <= 14"):
+        read(stop=["x", "y"], stop_token_ids=list(range(15)))
+    for wrong in ([True], [-1], [1 << 31], ["1"], 5):
+        with pytest.raises(BadInput, match="'/stop_token_ids'"):
+            read(stop_token_ids=wrong)
+
+
+def test_the_model_s_own_sampling_fills_what_a_body_leaves_open():
+    defaults = {"temperature": 0.5, "top_p": 0.9}
+    filled = alone.with_defaults({"temperature": None, "top_p": 0.1, "top_k": -1}, defaults)
+    assert filled == {"temperature": 0.5, "top_p": 0.1, "top_k": 0}
+
+
+def test_only_a_seed_makes_choices_differ_on_purpose():
+    assert alone.of_choice(Sampling(), 3) == Sampling()
+    assert alone.of_choice(Sampling(seed=5), 0) == Sampling(seed=5)
+
+
+def test_log_probabilities_come_in_columns_with_the_token_itself_among_the_likeliest():
+    assert logprobs_object(LOGPROBS, 10) == {
+        "text_offset": [10, 14],
+        "token_logprobs": [-0.5, -2.0],
+        "tokens": ["Once", " a"],
+        "top_logprobs": [{"Once": -0.5, "The": -1.0}, {" a": -2.0, " the": -0.1}],
+    }
+
+
+def test_whole_answers_and_chunks_are_openai_s():
+    whole = completion_object("cmpl-1", 7, "m", [choice_object(0, "Once a", "length", LOGPROBS)], USAGE)
+    assert Completion.model_validate(whole).to_dict() == whole
+    chunks = CompletionChunks("cmpl-1", 7, "m", has_usage_chunk=True)
+    for document in (
+        chunks.text(3, 'a "b"\n'),
+        chunks.choice(0, " a", None, LOGPROBS, 4),
+        chunks.choice(1, "", "stop", None, 0),
+        chunks.usage(USAGE),
+    ):
+        found = json.loads(document)
+        assert (found["id"], found["object"], found["created"], found["model"]) == ("cmpl-1", "text_completion", 7, "m")
+        assert "usage" in found
+        assert set(found["choices"][0]) == {"index", "text", "logprobs", "finish_reason"} if found["choices"] else True
+    assert json.loads(chunks.text(3, 'a "b"\n'))["choices"][0]["text"] == 'a "b"\n'
+    assert "usage" not in json.loads(CompletionChunks("i", 1, "m", has_usage_chunk=False).text(0, "a"))
+
+
+def test_the_pieces_of_calls_are_joined_in_the_order_of_their_index():
+    deltas = [
+        ToolCallDelta(index=1, id="b", name="second", arguments="{"),
+        ToolCallDelta(index=0, id="a", name="first", arguments='{"x"'),
+        ToolCallDelta(index=1, arguments="}"),
+        ToolCallDelta(index=0, arguments=":1}"),
+    ]
+    first, second = joined_calls(deltas)
+    assert (first.id, first.name, first.arguments) == ("a", "first", '{"x":1}')
+    assert (second.id, second.name, second.arguments) == ("b", "second", "{}")
