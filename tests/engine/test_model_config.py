@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -277,3 +278,8 @@ def test_a_config_that_is_no_object_is_refused(content: bytes | None, tmp_path: 
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         read_config(tmp_path)
+
+
+def test_the_page_of_models_names_every_architecture_and_no_other() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    assert set(re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", page)) == set(ARCHITECTURES)
