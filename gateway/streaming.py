@@ -10,7 +10,7 @@ import asyncio
 from typing import Protocol
 
 from engine.protocol.events import Embeddings, Event, Failed, Finished, Result, Token, TokenLogprob, ToolCallDelta
-from engine.protocol.tasks import ToolCall
+from engine.protocol.outcome import joined_calls
 from gateway import envelope
 from gateway.errors import Reason, Refusal, failure, refusal_of
 from gateway.exchange import Exchange
@@ -49,21 +49,10 @@ def _outcome(events: list[Event]) -> Outcome:
         elif isinstance(event, Result):
             embeddings = event.value
         elif isinstance(event, Finished):
-            return Outcome("".join(texts), logprobs, embeddings, event, _joined_calls(deltas))
+            return Outcome("".join(texts), logprobs, embeddings, event, joined_calls(deltas))
         elif isinstance(event, Failed):
             raise failure(event.reason, event.message)
     raise AssertionError("the events of an unstreamed call end with Finished or Failed")
-
-
-def _joined_calls(deltas: list[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls that the pieces make up."""
-    pieces: dict[int, list[ToolCallDelta]] = {}
-    for delta in deltas:
-        pieces.setdefault(delta.index, []).append(delta)
-    return tuple(
-        ToolCall(id=of[0].id or "", name=of[0].name or "", arguments="".join(delta.arguments for delta in of))
-        for _, of in sorted(pieces.items())
-    )
 
 
 async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, client_stall_timeout_s: float) -> None:
