@@ -11,8 +11,10 @@ import functools
 import time
 from collections.abc import Sequence
 
+import msgspec
+
 from engine.node.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
-from engine.node.calls import MAX_DEADLINE_S, Call, Calls
+from engine.node.calls import Call, Calls
 from engine.protocol.events import Event, Failed, Finished, Started, Usage
 from engine.protocol.outcome import Outcome
 from engine.protocol.tasks import TaskInput
@@ -46,16 +48,7 @@ class Choices:
         """One call for each task; `request` is the Execute of them all but for the task."""
         for index, task in enumerate(tasks):
             self.num_tasks += 1
-            execute = Execute(
-                call_id=index,
-                request_id=request.request_id,
-                model=request.model,
-                revision=request.revision,
-                namespace=request.namespace,
-                tenant=request.tenant,
-                task=task,
-                deadline_s=MAX_DEADLINE_S,
-            )
+            execute = msgspec.structs.replace(request, call_id=index, task=task)
             call = calls.begin(execute, functools.partial(self._on_event, index))
             if call is None:
                 return  # its refusal, which we have heard, ends them all
