@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
+from bench import engine_serve
 from tests.engine.standalone.serve_process import ServeProcess, serving
 from tests.waiting import wait_until, wait_until_blocking
 
@@ -187,6 +188,14 @@ async def test_the_request_of_a_load_generator_is_served_to_its_last_token(http:
     assert last == "[DONE]"
     assert usage["completion_tokens"] == 100
     assert 90 <= num_chunks <= 100  # a token may end in the middle of a character
+
+
+def test_our_own_load_generator_measures_it(server: ServeProcess, capsys: pytest.CaptureFixture[str]):
+    flags = ["--streams", "3", "--requests", "6", "--prompt-tokens", "20", "--new-tokens", "10", "--rounds", "1"]
+    engine_serve.main(["--url", server.url, "--vocab-size", "512", *flags])
+    found = json.loads(capsys.readouterr().out)
+    assert (found["model"], found["mean_prompt_tokens"], found["mean_output_tokens"]) == (MODEL, 20, 10)
+    assert 0 < found["ttft_ms"]["p50"] <= found["e2e_ms"]["max"]
 
 
 async def test_a_client_that_leaves_frees_its_blocks_at_once(http: httpx.AsyncClient, server: ServeProcess):
