@@ -28,6 +28,8 @@ from engine.models.qwen3 import qwen3
 from engine.models.qwen3_moe import qwen3_moe
 from engine.models.smollm3 import smollm3
 from engine.models.starcoder2 import starcoder2
+from engine.weight_formats.gguf_config import read_gguf_config
+from engine.weight_formats.gguf_file import GgufError, find_gguf
 
 ARCHITECTURES: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "Cohere2ForCausalLM": cohere2,
@@ -60,16 +62,29 @@ _OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
 
 
 def read_config(model_dir: Path) -> ModelConfig:
-    """The config of the checkpoint in `model_dir`; `generation_config.json`, where present, says what ends text.
+    """The config of the checkpoint in `model_dir`; `generation_config.json`, where present, says what ends text. A
+    GGUF file without a config.json says all of it itself.
 
     Raises UnsupportedModel.
     """
-    config = parse_config(read_fields(model_dir / "config.json").raw)
+    path = model_dir / "config.json"
+    if not path.exists():
+        return parse_config(_read_gguf(model_dir) or read_fields(path).raw)
+    config = parse_config(read_fields(path).raw)
     generation_path = model_dir / "generation_config.json"
     if not generation_path.exists():
         return config
     eos_token_ids = read_fields(generation_path).token_ids("eos_token_id", config.vocab_size)
     return replace(config, eos_token_ids=eos_token_ids) if eos_token_ids else config
+
+
+def _read_gguf(model_dir: Path) -> Mapping[str, Any] | None:
+    """What a GGUF file says of a model that has no other config; None where there is none."""
+    try:
+        path = find_gguf(model_dir)
+        return None if path is None else read_gguf_config(path)
+    except GgufError as error:
+        raise UnsupportedModel(str(error)) from error
 
 
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -93,6 +108,4 @@ def _architecture(raw: Mapping[str, Any]) -> str:
         raise UnsupportedModel(f"config.json: architectures={str(names)[:200]}: expected a list with one name")
     if raw.get("auto_map") and names[0] not in _WITH_OWN_CODE:
         raise UnsupportedModel("config.json: auto_map asks for code from the checkpoint; that is never run")
-    if raw.get("quantization_config"):
-        raise UnsupportedModel("config.json: quantization_config: quantised checkpoints are not supported")
     return names[0]

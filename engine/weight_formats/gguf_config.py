@@ -147,8 +147,9 @@ def _qwen2(_file: GgufFile, config: Raw) -> None:
     config["use_sliding_window"] = False
 
 
-def _qwen3(_file: GgufFile, config: Raw) -> None:
+def _qwen3(file: GgufFile, config: Raw) -> None:
     config["architectures"] = ["Qwen3ForCausalLM"]
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["use_sliding_window"] = False
 
 
@@ -173,6 +174,7 @@ def _qwen2_moe(file: GgufFile, config: Raw) -> None:
 def _qwen3_moe(file: GgufFile, config: Raw) -> None:
     _mixture(file, config)
     config["architectures"] = ["Qwen3MoeForCausalLM"]
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["norm_topk_prob"] = True
 
 
