@@ -389,12 +389,21 @@ def test_any_part_of_a_definition_may_be_damaged(tmp_path: Path) -> None:
                     Tokenizer(tmp_path).encode("the <s> \u2615")
 
 
+def test_a_definition_that_varies_does_not_vary_here(tmp_path: Path, test_data: Path) -> None:
+    definition = definition_of("gpt2", test_data)
+    definition["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.encode("hello world") == [31373, 995]
+
+
 @pytest.mark.parametrize(
     ("files", "said"),
     [
         ({}, "tokenizer.json is missing"),
-        ({"tokenizer.model": "x"}, "tokenizer.json is missing, and tokenizer.model alone does not say"),
-        ({"vocab.json": "{}", "merges.txt": ""}, "tokenizer.json is missing, and vocab.json alone does not say"),
+        ({"tokenizer.model": "x"}, "tokenizer.json is missing, and tokenizer.model cannot be used: it is no"),
+        ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "tokenizer.model cannot be used: it lists byte pairs in tiktoken's"),
+        ({"vocab.json": "{}", "merges.txt": ""}, "tokenizer.json is missing, and vocab.json does not say"),
         ({"tokenizer.json": "{}"}, "tokenizer.json: model.vocab is missing"),
         ({"tokenizer.json": "no"}, "tokenizer.json is not JSON"),
         ({"tokenizer.json": "[]"}, "tokenizer.json is not an object"),
