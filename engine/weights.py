@@ -116,6 +116,12 @@ class Checkpoint:
             packed: QuantizedTensor | None = read(files)
             return packed
 
+    def hint(self, name: str) -> str:
+        """What is stored in place of a parameter that is not, for the person who wonders."""
+        base = name.removesuffix(".weight")
+        others = sorted(other for other in self._stored if other.startswith((f"{base}.", f"{name}_")))
+        return f"; {others[0]} is there, which quantization_config does not explain" if others else ""
+
     def unread(self, sources: Collection[Source]) -> list[str]:
         """Stored tensors that no source is made of and that may not stay unread, in order."""
         read = {part.name for source in sources for part in source.parts}
@@ -183,7 +189,7 @@ def check(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor]) -> d
             raise WeightsError(f"{name} has shape {list(source.shape)}, the config says {list(destination.shape)}")
         sources[name] = source
     if missing:
-        raise WeightsError(f"{name_few(missing)} missing")
+        raise WeightsError(f"{name_few(missing)} missing{checkpoint.hint(missing[0])}")
     unread = checkpoint.unread(list(sources.values()))
     if unread:
         raise WeightsError(f"{name_few(unread)} without a place in this architecture")
