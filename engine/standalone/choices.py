@@ -83,8 +83,6 @@ class Choices:
             return
         self._has_left = True
         self._news.set()
-        for call in self._calls:
-            call.cancel()
 
 
 async def tell_whole(choices: Choices, shape: Shape, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:

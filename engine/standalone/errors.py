@@ -71,6 +71,8 @@ class HttpError(Exception):
 def of_failure(failed: Failed) -> HttpError:
     """What a Failed means to the client."""
     status, kind, code = _FAILURES[failed.reason]
+    if failed.reason == "internal" and failed.is_retryable:
+        status = 503  # its process ended, and is being started anew
     message = _MESSAGES.get(failed.reason) or failed.message or failed.reason
     return HttpError(status, message, kind=kind, code=code)
 

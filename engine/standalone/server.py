@@ -97,6 +97,9 @@ class StandaloneServer:
             if not loading.done():
                 return False
             model = loading.result()
+            if (shortfall := self._shortfall(model)) is not None:
+                _tell(shortfall)
+                return False
         except Refused as refusal:
             _tell(f"{self._settings.model_dir} cannot be served: {refusal.failure.message}")
             return False
@@ -106,6 +109,13 @@ class StandaloneServer:
             await asyncio.gather(loading, stopping, return_exceptions=True)
         self._say_ready(model)
         return True
+
+    def _shortfall(self, model: TaskModel) -> str | None:
+        """What is wrong when the context that was asked for does not fit in the memory that was given."""
+        wanted = self._settings.max_model_len
+        if not isinstance(model, TextGenerator) or model.info.max_model_len >= wanted:
+            return None
+        return f"--max-model-len={wanted}: --kv-memory holds {model.info.max_model_len} tokens only"
 
     async def _drain(self) -> None:
         calls = self._model.calls

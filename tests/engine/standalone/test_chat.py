@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -110,6 +111,28 @@ def test_what_would_change_the_answer_and_cannot_be_done_is_refused(client: Open
     assert caught.value.param == "messages[0].role"
     with pytest.raises(BadRequestError, match="embeds none"):
         client.embeddings.create(model=MODEL, input="a")
+
+
+def test_tools_are_called_and_formats_held_to_as_through_a_gateway(client: OpenAI):
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    function = {"name": "get_weather", "description": "The weather in a city", "parameters": parameters}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    assert whole.message.tool_calls is not None
+    assert set(json.loads(whole.message.tool_calls[0].function.arguments)) == {"city"}  # type: ignore[union-attr]
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+    pieces = [piece.function for delta in deltas for piece in delta.tool_calls or ()]
+    assert pieces[0].name == "get_weather"
+    assert "".join(piece.arguments or "" for piece in pieces) == whole.message.tool_calls[0].function.arguments  # type: ignore[union-attr]
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": parameters}}
+    answer = client.chat.completions.create(model=MODEL, messages=ASK, response_format=form)  # type: ignore[arg-type]
+    assert set(json.loads(answer.choices[0].message.content or "")) == {"city"}
 
 
 async def test_a_full_server_says_when_to_come_back(together: AsyncOpenAI):

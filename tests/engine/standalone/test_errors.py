@@ -20,6 +20,11 @@ def test_every_reason_has_a_status_and_a_text(reason: FailureReason):
         assert json.loads(error.body())["error"]["message"] == error.message
 
 
+def test_a_process_that_ended_is_no_defect_of_the_request():
+    assert of_failure(Failed("internal", "it ended", is_retryable=True)).status == 503
+    assert of_failure(Failed("internal", "a defect")).status == 500
+
+
 @pytest.mark.parametrize("reason", ["out_of_capacity", "draining", "model_unavailable", "aborted"])
 def test_who_may_come_back_is_told_when(reason: FailureReason):
     headers = dict(of_failure(Failed(reason)).headers())

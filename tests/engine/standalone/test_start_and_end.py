@@ -75,6 +75,12 @@ def test_more_context_than_the_model_has_is_refused(tmp_path: Path, stories: Pat
     assert "512" in told
 
 
+def test_a_context_that_the_memory_does_not_hold_is_refused(tmp_path: Path):
+    code, told = run(tmp_path, str(find_folder("@cf/hearth/spark")), "--max-model-len", "2048", "--kv-memory", "1MiB")
+    assert code == 1
+    assert "--max-model-len=2048: --kv-memory holds" in told
+
+
 def test_stopped_while_it_loads_it_leaves_in_order(tmp_path: Path, stories: Path):
     server = ServeProcess(tmp_path, stories).start()
     try:
