@@ -19,6 +19,7 @@ from engine.tool_calls.plan import ToolsUnusable, make_plan
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+TOKENIZER = Tokenizer(SPARK)
 WEATHER = Tool(
     name="get_weather",
     parameters={
@@ -39,16 +40,15 @@ def view() -> TokenView:
 
 @pytest.fixture(scope="module")
 def controls() -> Controls:
-    tokenizer = Tokenizer(SPARK)
-    marks = {mark: token_id for mark in HERMES.marks if (token_id := tokenizer.control_id(mark)) is not None}
+    marks = {mark: token_id for mark in HERMES.marks if (token_id := TOKENIZER.control_id(mark)) is not None}
     assert len(marks) == 2
     return Controls(marks)
 
 
 def accepts(view: TokenView, constraint: Constraint, text: str) -> bool:
     """Whether the whole text matches, its marks as control tokens."""
-    matcher = compile_matcher(constraint, view.tokenizer)
-    token_ids = view.tokenizer.tokenize_str(text, parse_special=True)
+    matcher = compile_matcher(constraint, view)
+    token_ids = TOKENIZER.encode(text, is_raw=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
@@ -114,27 +114,20 @@ def test_a_call_once_begun_must_be_a_true_one(view: TokenView, controls: Control
 
 
 def test_a_call_cannot_be_spelled_without_its_control_token(view: TokenView, controls: Controls) -> None:
-    matcher = compile_matcher(
-        lazy_calls(HERMES, [NOW], controls, None, is_parallel=True, is_loose=False), view.tokenizer
-    )
-    token_ids = view.tokenizer.greedy_tokenize("a <tool_call>")
+    matcher = compile_matcher(lazy_calls(HERMES, [NOW], controls, None, is_parallel=True, is_loose=False), view)
+    token_ids = TOKENIZER.encode("a <tool_call>")
     assert controls.marks["<tool_call>"] not in token_ids
     assert matcher.try_consume_tokens(token_ids) < len(token_ids)
 
 
 def test_other_control_tokens_may_stand_in_text_where_they_show(view: TokenView, controls: Controls) -> None:
-    think = view.tokenizer.tokenize_str("<|reserved_0|>", parse_special=True)
+    think = TOKENIZER.encode("<|reserved_0|>", is_raw=True)
     assert len(think) == 1
     thinking = Controls(controls.marks, in_text=think)
-    token_ids = [
-        *think,
-        *view.tokenizer.tokenize_str("why"),
-        *think,
-        *view.tokenizer.tokenize_str(hermes(NOON), parse_special=True),
-    ]
+    token_ids = TOKENIZER.encode(f"<|reserved_0|>why<|reserved_0|>{hermes(NOON)}", is_raw=True)
     for known, expected in ((thinking, True), (controls, False)):
         constraint = lazy_calls(HERMES, [NOW], known, None, is_parallel=True, is_loose=False)
-        matcher = compile_matcher(constraint, view.tokenizer)
+        matcher = compile_matcher(constraint, view)
         assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) is expected
 
 
