@@ -1,7 +1,9 @@
 """Send one Execute to a node and hand on its events; try the next node only while the client has been given nothing.
 
 For a stream that is until the first event, for an unstreamed call until the last: those are gathered here and handed
-on whole. Watches the clocks: first event, stall, deadline. Knows links and events, not HTTP or prices.
+on whole. A call whose model's process died may go to the same node again if there is no other, and a third time when a
+node says that it was not the cause; how many deaths are held against it goes with it. Watches the clocks: first event,
+stall, deadline. Knows links and events, not HTTP or prices.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class DeadlinePassed(Exception):
 
 
 class Dispatch:
-    """One call on its way: at most two attempts, one after the other. `take` until the last event, then it is over.
+    """One call on its way: two attempts, or three, one after the other. `take` until the last event, then it is over.
 
     `find_links` says which nodes could take the call now, best first: a second attempt asks again, since a node may
     have come back while the first was under way.
@@ -62,6 +64,8 @@ class Dispatch:
         self._inbox: Inbox | None = None
         self._sent_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._death = Failed("internal")  # the latest one of a process that worked on this call
+        self._num_deaths = 0
         self.num_attempts = 0
         self.node_id = ""
 
@@ -84,8 +88,13 @@ class Dispatch:
             is_retryable = (
                 isinstance(last, Failed) and last.is_retryable and (len(events) == 1 or not self._call.is_stream)
             )
+            if isinstance(last, Failed) and last.num_deaths:
+                self._death = last
+                self._num_deaths += 1
             if is_retryable and self._try_another():
                 continue
+            if isinstance(last, Failed) and last.is_blocked and not self._has_given:
+                raise Refusal(Reason.INPUT_BLOCKED)
             self._has_given = True
             return events
 
@@ -122,6 +131,8 @@ class Dispatch:
             tenant=call.tenant,
             task=call.task,
             deadline_s=max(0.001, call.deadline_s - self._loop.time()),
+            num_deaths=self._death.num_deaths,
+            died_after=self._death.usage.completion_tokens,
         )
 
     def _try_another(self) -> bool:
@@ -137,10 +148,14 @@ class Dispatch:
         return True
 
     def _has_another(self) -> bool:
-        return self.num_attempts < MAX_ATTEMPTS and any(link.is_open for link in self._untried())
+        is_cleared = self._num_deaths > self._death.num_deaths
+        max_attempts = MAX_ATTEMPTS + 1 if is_cleared else MAX_ATTEMPTS
+        return self.num_attempts < max_attempts and any(link.is_open for link in self._untried())
 
     def _untried(self) -> list[NodeLink]:
-        return [link for link in self._find_links() if link not in self._tried]
+        links = self._find_links()
+        untried = [link for link in links if link not in self._tried]
+        return untried or (list(links) if self._death.num_deaths else [])
 
     def _refusal(self, error: Exception) -> Refusal:
         if isinstance(error, NodeLost):

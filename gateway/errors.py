@@ -55,6 +55,9 @@ class Reason(enum.Enum):
     BODY_INVALID = Row(400, 5004, "Invalid data: {detail}", is_ai=True)
     BODY_ENCODED = Row(415, 5004, "Content-Encoding is not supported", is_ai=True)
     BODY_SLOW = Row(408, 3007, "The request body did not arrive in time", should_retry=False)
+    INPUT_BLOCKED = Row(
+        400, 5004, "Invalid data: the model failed each time it was given this input", is_ai=True, should_retry=False
+    )
     INPUT_INVALID = Row(400, 5006, "Bad input: Error: {detail}", is_ai=True)
     JSON_MODE_FAILED = Row(400, 5024, "JSON Mode couldn't be met", is_ai=True)
     PROMPT_TOO_LONG = Row(413, 3006, "The prompt is longer than the model's context{detail}", is_ai=True)

@@ -46,6 +46,7 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         asked = door.read(resolved.card, body)
 
         call = _make_call(services, exchange, principal, resolved, asked, session, started_s)
+        services.blocked_inputs.check(call)
         patience = Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
         dispatch = Dispatch(call, lambda: _place(services, call), patience)
         events = MeteredEvents(call, dispatch, services.ledger, settings.pop, services.clock)
@@ -59,6 +60,10 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
                 )
             else:
                 await streaming.answer_whole(events, shape, exchange)
+        except Refusal as refusal:
+            if refusal.reason is Reason.INPUT_BLOCKED:
+                services.blocked_inputs.add(call)
+            raise
         finally:
             exchange.when_client_leaves(None)
             await events.close()

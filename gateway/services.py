@@ -13,6 +13,7 @@ from typing import Any
 
 from catalog.registry import Registry
 from gateway.admission import Admission
+from gateway.blocked_inputs import BlockedInputs
 from gateway.nodes import Nodes
 from gateway.settings import GatewaySettings
 from storage.database import Database
@@ -42,6 +43,7 @@ class Services:
     ledger: UsageLedger
     nodes: Nodes
     admission: Admission
+    blocked_inputs: BlockedInputs
     cache_identity: Callable[[str], tuple[bytes, int]]
 
     def missing_for_readiness(self) -> str | None:
@@ -91,6 +93,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             ledger=ledger,
             nodes=nodes,
             admission=Admission(settings.max_calls),
+            blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
             cache_identity=cache_identity,
         )
     finally:

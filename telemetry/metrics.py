@@ -52,6 +52,7 @@ REPLICA_COMPUTED_TOKENS = _gauge("hearth_replica_computed_tokens", "Tokens given
 REPLICA_STEPS = _gauge("hearth_replica_steps", "Engine steps run", ("model",))
 REPLICA_PREEMPTIONS = _gauge("hearth_replica_preemptions", "Sequences preempted", ("model",))
 RANK_RESTARTS = _counter("hearth_rank_restarts", "Rank processes restarted after a crash", ("model",))
+CALLS_BLOCKED = _counter("hearth_calls_blocked", "Calls refused because their input ended processes", ("model",))
 MODEL_FAILURES = _counter("hearth_model_failures", "Times a model could not be made hot", ("reason",))
 MODEL_LOAD_SECONDS = _histogram("hearth_model_load_seconds", "Time to make a replica hot", ("model",))
 

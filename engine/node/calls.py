@@ -1,7 +1,8 @@
 """The calls open on this node: each Execute gets its events and exactly one end, whatever happens to the rest.
 
 A call waits for its model, runs, and is over at its Finished or Failed, its deadline, its Cancel or the loss of whoever
-asked. Knows nothing of sockets: events go to a function that came with the call.
+asked. One that is suspected of ending its model's process waits for its turn first (`suspects.py`). Knows nothing of
+sockets: events go to a function that came with the call.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import logging
 from collections.abc import Callable
 
 from engine.node.replicas import Replicas, Resident
-from engine.protocol.events import Event, Failed, Finished, Usage
+from engine.node.suspects import Suspects, Suspicion
+from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta, Usage
 from engine.protocol.tasks import TaskInput
 from engine.protocol.wire import Execute
 from engine.tasks.work import Refused, Run, Work
 from telemetry import metrics
+from telemetry.clock import SYSTEM_CLOCK, Clock
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,9 @@ class Call:
         self._execute = execute
         self._emit = emit
         self._is_over = False
+        self._suspicion: Suspicion | None = None
         self._resident: Resident | None = None
+        self._load = 0  # which of the resident's processes has it
         self._run: Run | None = None
         loop = asyncio.get_running_loop()
         deadline_s = max(0.0, min(MAX_DEADLINE_S, execute.deadline_s))  # in this order NaN is the longest
@@ -55,9 +60,13 @@ class Call:
     async def _begin(self) -> None:
         execute = self._execute
         try:
+            refusal = await self._clear_suspicion()
+            if refusal is not None:
+                return self._end(refusal)
             self._resident = await self._calls.replicas.acquire(
                 execute.model, execute.revision, _task_name(execute.task)
             )
+            self._load = self._resident.num_loads
             work = Work(execute.task, execute.namespace, execute.tenant)
             self._run = await self._resident.ready_model.start(work, self._on_event)
         except Refused as refusal:
@@ -66,13 +75,33 @@ class Call:
             logger.exception("a call could not be started", extra={"request_id": execute.request_id})
             self._end(_BROKEN)
 
+    async def _clear_suspicion(self) -> Failed | None:
+        """Wait until this call may run; its end if it may not."""
+        found = self._calls.suspects.look_at(self._execute)
+        if isinstance(found, Suspicion):
+            self._suspicion = found
+            return await found.wait_for_turn()
+        return found
+
     def _on_event(self, event: Event) -> None:
         if self._is_over:
             return
         if isinstance(event, Finished | Failed):
-            self._end(event)
-        else:
-            self._emit(event)
+            self._end(self._blamed(event) if isinstance(event, Failed) and event.num_deaths else event)
+            return
+        if self._suspicion is not None and isinstance(event, Token | ToolCallDelta):
+            self._suspicion.count(event.num_tokens)
+        self._emit(event)
+
+    def _blamed(self, failed: Failed) -> Failed:
+        """Its model's process died with it."""
+        assert self._resident is not None
+        before = self._suspicion.num_deaths if self._suspicion is not None else 0
+        death = (self._resident.model, self._resident.revision, self._load)
+        failed, num_explained = self._calls.suspects.blame(self._execute, before, failed.usage, death)
+        if num_explained:
+            self._calls.replicas.excuse(self._resident, num_explained, f"call {self._execute.request_id} was the cause")
+        return failed
 
     def _end_early(self, failure: Failed) -> None:
         if self._is_over:
@@ -84,6 +113,8 @@ class Call:
     def _end(self, event: Finished | Failed) -> None:
         self._is_over = True
         self._timer.cancel()
+        if self._suspicion is not None:
+            self._suspicion.leave()
         if self._resident is not None:
             self._calls.replicas.release(self._resident)
         self._calls.forget(self)
@@ -100,8 +131,9 @@ def _task_name(task: TaskInput) -> str:
 class Calls:
     """All calls of the node. `max_calls` at once; none begins once the node drains."""
 
-    def __init__(self, replicas: Replicas, max_calls: int) -> None:
+    def __init__(self, replicas: Replicas, max_calls: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self.replicas = replicas
+        self.suspects = Suspects(clock)
         self.is_draining = False
         self._max_calls = max_calls
         self._open: set[Call] = set()

@@ -2,7 +2,8 @@
 
     loading ──► hot ──► (gone)          idle, and another model needs the place
        ▲         │ crash
-       └─ pause ◄┘                      a growing one; after three crashes in five minutes: failed until they age
+       └─ pause ◄┘                      a growing one; after three crashes in five minutes: failed until they age,
+                                        but for those that were some call's fault, which is then refused instead
 
 One model version is one Resident. Loading is done once, however many calls wait for it. How a task's model is loaded is
 the business of `loaders.py`; where its files come from, of `model_store.py`.
@@ -64,6 +65,7 @@ class Resident:
     detail: str = ""
     task: str = ""
     num_calls: int = 0  # that hold it
+    num_loads: int = 0  # times it became hot
     last_used_s: float = 0.0
     has_place: bool = False  # counts among the replicas that may be loaded at once
     loaded: TaskModel | None = None
@@ -72,6 +74,7 @@ class Resident:
     failure: Failed | None = None
     has_crashed: asyncio.Event = field(default_factory=asyncio.Event)
     crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
+    excuse: str = ""  # why the crash whose news is on its way does not count
 
     @property
     def is_alive(self) -> bool:
@@ -245,6 +248,7 @@ class Replicas:
         metrics.MODEL_LOAD_SECONDS.labels(resident.model).observe(load_s)
         logger.info("model is hot", extra={"model": resident.model, "load_s": round(load_s, 3)})
         resident.state, resident.detail = "hot", ""
+        resident.num_loads += 1
         self._on_change()
 
     async def _make_hot(self, resident: Resident, on_exit: Callable[[str], None]) -> None:
@@ -301,12 +305,25 @@ class Replicas:
 
     # ── crashes ──
 
+    def excuse(self, resident: Resident, num_crashes: int, why: str) -> None:
+        """Its latest crashes, that of which the news is still to come included, are not held against the model: their
+        cause is known and does not come again."""
+        if resident.loaded is not None:
+            resident.excuse = why
+            num_crashes -= 1
+        for _ in range(min(num_crashes, len(resident.crashes))):
+            resident.crashes.pop()
+        if resident.state == "failed" and not self._is_closing and resident.job is not None and resident.job.done():
+            self._begin_loading(resident, after_s=FIRST_RESTART_S)
+
     def _on_crash(self, resident: Resident, how: str) -> None:
         """The model's process ended by itself: bring it back, unless that keeps happening."""
         if self._is_closing or resident.loaded is None:
             return
         now = self._clock.monotonic_s()
-        resident.crashes.append(now)
+        excuse, resident.excuse = resident.excuse, ""
+        if not excuse:
+            resident.crashes.append(now)
         resident.has_crashed.set()
         metrics.RANK_RESTARTS.labels(resident.model).inc()
         crashed, resident.loaded = resident.loaded, None
@@ -317,7 +334,8 @@ class Replicas:
             self._fail(resident, Refused("model_unavailable", message, is_retryable=True))
             return
         num_recent = sum(now - at < CRASH_WINDOW_S for at in resident.crashes)
-        after_s = min(MAX_RESTART_S, FIRST_RESTART_S * 10 ** (num_recent - 1))
+        after_s = min(MAX_RESTART_S, FIRST_RESTART_S * 10 ** max(0, num_recent - 1))
+        how = f"{how}; {excuse}" if excuse else how
         logger.error("model crashed", extra={"model": resident.model, "how": how, "restart_in_s": after_s})
         resident.detail = how
         self._begin_loading(resident, after_s)

@@ -91,12 +91,19 @@ class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
 
 class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
     """The end of a call that did not. `usage` is what had been done until then; `is_retryable` means another node may
-    be tried (only meaningful before any other event)."""
+    be tried (only meaningful before any other event). `num_deaths` counts the processes of its model that ended while
+    they worked on this call: on a retry it goes with it."""
 
     reason: FailureReason
     message: str = ""
     is_retryable: bool = False
     usage: Usage = Usage()
+    num_deaths: int = 0
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether this input ended so many processes that it is not run any more."""
+        return self.num_deaths > 0 and not self.is_retryable
 
 
 Event = Started | Token | ToolCallDelta | Result | Finished | Failed

@@ -43,7 +43,8 @@ class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
 class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=True):
     """Do one call. `call_id` is unique on its connection. `namespace` (32 bytes) keys the prefix cache; equal
     namespaces may share blocks, different ones never do. `tenant` is a number for fairness only. `deadline_s` is the
-    time left when sent."""
+    time left when sent. A retry says in `num_deaths` how many processes ended while they worked on this call, and in
+    `died_after` how many tokens it had had in the last of them."""
 
     call_id: int
     request_id: str
@@ -53,6 +54,8 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     tenant: int
     task: TaskInput
     deadline_s: float
+    num_deaths: int = 0
+    died_after: int = 0
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):

@@ -117,7 +117,7 @@ class Embedding:
             vectors = await self._worker.run(self._rows, is_cls=self._pooling == "cls")
             self._emit_result(vectors)
         except WorkerGone:
-            self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True))
+            self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True, num_deaths=1))
         except Overloaded as error:
             self._emit(Failed("out_of_capacity", str(error), is_retryable=True))
         except Exception as error:  # nobody else would end this call

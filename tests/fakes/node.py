@@ -30,7 +30,8 @@ DIMENSIONS = 8
 class Script(msgspec.Struct, frozen=True, kw_only=True):
     """What one call answers. `tokens` in order, `gap_s` apart, the first after `first_s`; then `end`: a finish
     reason, or a failure reason. After `then_after` tokens `then` happens instead of the rest. `repeat` and `pad` make
-    many tokens of few, each `pad` characters longer. Calls of tools come in three pieces each, of one token."""
+    many tokens of few, each `pad` characters longer. Calls of tools come in three pieces each, of one token. Its
+    model's process dies `deaths` times of it before it answers; a node gives up after the second."""
 
     tokens: tuple[str, ...] = WORDS
     first_s: float = 0.0
@@ -41,6 +42,8 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     cached: int = 0
     repeat: int = 1
     pad: int = 0
+    deaths: int = 0
+    one_death: bool = False  # its failure was a death, the first to be held against it
     then_after: int = -1
     then: str = "die"  # die | hang | garbage
     calls: tuple[tuple[str, str], ...] = ()  # name and arguments of tools called after the text
@@ -234,6 +237,12 @@ class NodeSide(asyncio.Protocol):
                 self.send(*(wire.Reply(call_id, event) for event in embedded(execute.task)))
                 return
             await asyncio.sleep(script.first_s)
+            if execute.num_deaths < script.deaths:
+                num_deaths = execute.num_deaths + 1
+                usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=7)
+                failed = events.Failed("internal", "it died", num_deaths < 2, usage, num_deaths)
+                self.send(wire.Reply(call_id, failed))
+                return
             for i, text in enumerate(script.texts()[: execute.task.sampling.max_tokens]):
                 if i == script.then_after:
                     await self._misbehave(script.then)
@@ -283,7 +292,7 @@ def _called(script: Script) -> list[events.ToolCallDelta]:
 def _end(script: Script, usage: events.Usage, num_sent: int) -> events.Event:
     if script.end in ("stop", "length", "tool_calls"):
         return events.Finished("length" if num_sent < len(script.texts()) else script.end, usage)  # type: ignore[arg-type]
-    return events.Failed(script.end, script.message, script.is_retryable, usage)  # type: ignore[arg-type]
+    return events.Failed(script.end, script.message, script.is_retryable, usage, int(script.one_death))  # type: ignore[arg-type]
 
 
 def script_of(task: TaskInput, node_id: str) -> Script:

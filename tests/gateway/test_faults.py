@@ -114,6 +114,29 @@ def test_both_nodes_failing_is_the_end_of_it(client, fragile: Running):
     assert fragile.site.num_executes == before + 2
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_input_that_ends_processes_is_tried_twice_and_then_on_no_node(client, fragile: Running, is_stream: bool):
+    before = fragile.site.num_executes
+    body = {"prompt": script(deaths=9, message=f"poison {is_stream}"), "stream": is_stream}
+    for _ in range(3):
+        refused = run(client, fragile, body)
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (400, 5004)
+        assert refused.headers["x-should-retry"] == "false"
+        assert fragile.site.num_executes == before + 2
+    last = last_execute(fragile, f"poison {is_stream}", num_deaths=1)
+    assert last is not None
+    assert last.died_after == 7
+    assert run(client, fragile, body | {"prompt": script(message="another")}).status_code == 200
+
+
+def test_a_call_beside_which_two_processes_died_gets_a_third_attempt(client, fragile: Running):
+    """A node that says one death after the second has cleared it of the first."""
+    before = fragile.site.num_executes
+    answer = run(client, fragile, {"prompt": script(tokens=[], end="internal", is_retryable=True, one_death=True)})
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (408, 3008)
+    assert fragile.site.num_executes == before + 3
+
+
 def test_a_node_that_does_not_begin_is_left_for_the_other(client, fragile: Running):
     home = home_of(client, fragile, "late")
     prompt = script(on=home, first_s=30)
@@ -155,8 +178,9 @@ def open_call(running: Running, body: dict):
         yield connection
 
 
-def last_execute(running: Running, marker: str):
-    found = [e for node in running.site.nodes.values() for e in node.executes if marker in (e.task.prompt or "")]
+def last_execute(running: Running, marker: str, num_deaths: int = 0):
+    everything = [execute for node in running.site.nodes.values() for execute in node.executes]
+    found = [e for e in everything if marker in (e.task.prompt or "") and e.num_deaths == num_deaths]
     return found[-1] if found else None
 
 
@@ -214,6 +238,19 @@ def test_many_calls_at_once_each_get_their_own_answer(client, fragile: Running):
     for thread in threads:
         thread.join()
     assert answers == {i: f"{i}-{i}" for i in range(24)}
+
+
+def test_with_one_node_a_call_goes_there_again_when_the_model_s_process_died(new_site: Callable[..., Site]):
+    site = new_site()
+    site.add_node("n1")
+    running = Running(site, site.gateway().start())
+    with httpx.Client(headers=running.headers(), timeout=20) as client:
+        answer = run(client, running, {"prompt": script(deaths=1)})
+        assert answer.json()["result"]["response"] == TEXT
+        assert site.usage_row(answer.headers["cf-ai-req-id"])["attempts"] == 2
+        failed = run(client, running, {"prompt": script(tokens=[], end="internal", is_retryable=True)})
+        assert (failed.status_code, failed.json()["errors"][0]["code"]) == (408, 3008), "for nothing else than that"
+        assert site.num_executes == 3
 
 
 def test_near_nodes_are_preferred(new_site: Callable[..., Site]):

@@ -1,0 +1,185 @@
+"""Ranks inside the test's own process: the real engine loop over the fake runner, a step every `step_s` of the loop's
+time, behind a real socket and a handle that looks like a forked child's. They can be killed and made to hang."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import socket
+from collections.abc import Callable
+
+import numpy as np
+
+from engine import rank, rank_wire
+from engine.loop import Engine
+from engine.node.model_store import LocalModel
+from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
+from engine.protocol.tasks import TextGeneration
+from engine.replica import Output, Replica
+from engine.report import EngineStatus
+from engine.sequence import SequenceRequest
+from engine.tasks.generation import _FAILURES
+from engine.tasks.work import Emit, Work
+from telemetry.child_process import Child
+from tests.fakes.rank import CRASH_TOKEN
+from tests.fakes.runner import FakeRunner
+
+_NO_SUCH_PID = 1 << 30  # beyond the kernel's
+
+
+class LocalRank(Child):
+    """One rank and the child that its replica sees."""
+
+    def __init__(self, pid: int, step_s: float, arguments: bytes, runner: FakeRunner) -> None:
+        ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._loop = asyncio.get_running_loop()
+        super().__init__(pid, ours, self._loop.create_future())
+        self.is_hung = False
+        self.is_dead = False
+        self.engine = Engine(runner, *rank_wire.decode_arguments(arguments))
+        self._step_s = step_s
+        self._reader = rank_wire.FrameReader()
+        self._timer: asyncio.TimerHandle | None = None
+        self.theirs.setblocking(False)
+        self._loop.add_reader(self.theirs.fileno(), self._receive)
+        self.theirs.send(rank_wire.encode_frame(rank_wire.Loaded(self.engine.info, self.engine.status())))
+
+    def kill(self) -> None:
+        self._end(-signal.SIGKILL)
+
+    def _end(self, code: int) -> None:
+        if self.is_dead:
+            return
+        self.is_dead = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self.theirs.fileno())
+        self.theirs.close()
+        self.exited.set_result(code)
+
+    def _receive(self) -> None:
+        try:
+            data = self.theirs.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        if self.is_hung and data:
+            return  # as if it lay unread
+        if not data:
+            self._end(0)
+            return
+        for payload in self._reader.feed(data):
+            rank._apply(rank_wire.decode_work(payload), self.engine)
+        if self._timer is None and self.engine.has_work:
+            self._timer = self._loop.call_later(self._step_s, self._step)
+
+    def _step(self) -> None:
+        self._timer = None
+        if self.is_hung:
+            return
+        report = self.engine.step()
+        running = self.engine.scheduler.running
+        if (self.engine.table.token_ids[running, 0] == CRASH_TOKEN).any():
+            self._end(1)
+            return
+        self.theirs.send(rank_wire.encode_report(report, self.engine.status()))
+        if self.engine.has_work:
+            self._timer = self._loop.call_later(self._step_s, self._step)
+
+
+class LocalZygote:
+    """Forks LocalRanks."""
+
+    def __init__(self, step_s: float = 0.01) -> None:
+        self.ranks: list[LocalRank] = []  # the living ones, and the latest dead
+        self._step_s = step_s
+        self._pids = itertools.count(_NO_SUCH_PID)
+
+    async def fork(self, _entry: str, arguments: bytes = b"", *, name: str = "") -> LocalRank:
+        self.ranks = [each for each in self.ranks if not each.is_dead]
+        self.ranks.append(LocalRank(next(self._pids), self._step_s, arguments, FakeRunner(num_blocks=48)))
+        return self.ranks[-1]
+
+
+class TokenModel:
+    """A text model without texts: the prompt's ids in, ids as text out, over a real Replica."""
+
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self._ids = itertools.count(1)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.replica.is_alive
+
+    def status(self) -> EngineStatus:
+        return self.replica.status()
+
+    async def close(self) -> None:
+        await self.replica.close()
+
+    async def start(self, work: Work, emit: Emit) -> TokenRun:
+        run = TokenRun(self.replica, next(self._ids), work, emit)
+        run.begin()
+        return run
+
+
+class TokenRun:
+    """One call's sequence."""
+
+    def __init__(self, replica: Replica, sequence_id: int, work: Work, emit: Emit) -> None:
+        self._replica = replica
+        self._sequence_id = sequence_id
+        self._work = work
+        self._emit = emit
+        self._num_tokens = 0
+        self._is_over = False
+
+    def begin(self) -> None:
+        task = self._work.task
+        assert isinstance(task, TextGeneration)
+        prompt = np.array(task.prompt_token_ids, dtype=np.int32)
+        request = SequenceRequest(self._sequence_id, prompt, task.sampling, self._work.namespace, self._work.tenant)
+        self._replica.add(request, self._on_output)
+
+    def cancel(self) -> Usage:
+        if not self._is_over:
+            self._is_over = True
+            self._replica.abort(self._sequence_id)
+        return self._usage()
+
+    def _usage(self) -> Usage:
+        return Usage(completion_tokens=self._num_tokens)
+
+    def _on_output(self, output: Output) -> None:
+        if self._is_over:
+            return
+        for token_id in output.token_ids:
+            if not self._num_tokens:
+                self._emit(Started())
+            self._num_tokens += 1
+            self._emit(Token(f"{token_id} "))
+        end: Event | None = None
+        if output.finish in ("stop", "length"):
+            end = Finished(output.finish, self._usage())
+        elif output.finish is not None:
+            failed = _FAILURES[output.finish]
+            end = Failed(failed.reason, failed.message, failed.is_retryable, self._usage(), failed.num_deaths)
+        if end is not None:
+            self._is_over = True
+            self._emit(end)
+
+
+class TokenLoaders:
+    """Loads TokenModels whose ranks `zygote` forks, as `config` says."""
+
+    def __init__(self, zygote: object, config: object, entry: str = "engine.rank:main") -> None:
+        self._zygote = zygote
+        self._config = config
+        self._entry = entry
+        self.models: dict[str, TokenModel] = {}
+
+    async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> TokenModel:
+        replica = await Replica.start(self._zygote, self._config, "r", on_exit, entry=self._entry)  # type: ignore[arg-type]
+        self.models[model.name] = TokenModel(replica)
+        return self.models[model.name]
