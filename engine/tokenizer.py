@@ -27,6 +27,8 @@ from engine.tokenizer_definition import (
     special_tokens_of,
     without_leading_space,
 )
+from engine.weight_formats.gguf_file import GgufError, find_gguf
+from engine.weight_formats.gguf_tokenizer import read_gguf_tokenizer
 
 MAX_DEFINITION_BYTES = 256 * 1024 * 1024  # the largest vocabularies people publish take 35 MB
 MAX_CONFIG_BYTES = 32 * 1024 * 1024
@@ -183,6 +185,8 @@ class Tokenizer:
 def _read_files(model_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tokenizer's definition and its configuration. Raises TokenizerUnusable, OSError."""
     definition = _read_json(model_dir / "tokenizer.json", MAX_DEFINITION_BYTES)
+    if definition is None and (found := _read_gguf(model_dir)) is not None:
+        return found
     config = _read_json(model_dir / "special_tokens_map.json", MAX_CONFIG_BYTES) or {}
     config |= _read_json(model_dir / "tokenizer_config.json", MAX_CONFIG_BYTES) or {}
     if definition is None:
@@ -216,6 +220,15 @@ def _read_sentencepiece(model_dir: Path, *, is_legacy: bool) -> tuple[dict[str, 
         return read_sentencepiece(_read_file(path, MAX_DEFINITION_BYTES), is_legacy=is_legacy)
     except NotSentencePiece as error:
         raise TokenizerUnusable(f"tokenizer.json is missing, and {path.name} cannot be used: {error}") from error
+
+
+def _read_gguf(model_dir: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The same from the header of a model that is a GGUF file; None where there is none."""
+    try:
+        path = find_gguf(model_dir)
+        return None if path is None else read_gguf_tokenizer(path)
+    except GgufError as error:
+        raise TokenizerUnusable(str(error)) from error
 
 
 def _build(definition: dict[str, Any]) -> Vocabulary:
