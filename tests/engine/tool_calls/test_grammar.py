@@ -47,8 +47,11 @@ def controls() -> Controls:
 
 def accepts(view: TokenView, constraint: Constraint, text: str) -> bool:
     """Whether the whole text matches, its marks as control tokens."""
+    return accepts_ids(view, constraint, TOKENIZER.encode(text, is_raw=True))
+
+
+def accepts_ids(view: TokenView, constraint: Constraint, token_ids: list[int]) -> bool:
     matcher = compile_matcher(constraint, view)
-    token_ids = TOKENIZER.encode(text, is_raw=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
@@ -162,6 +165,13 @@ def test_names_and_schemas_cannot_break_out_of_the_grammar(view: TokenView, cont
     arguments = json.dumps({'"}\n start: /.*/ #': "x"})
     assert required(view, controls, hermes(f'{{"name": "a.b/c:d-e", "arguments": {arguments}}}'), [wild])
     assert not required(view, controls, "anything", [wild])
+    marked = Tool(name="m", parameters={"properties": {"<a> / <b>": {"enum": ['"<c>', "/<d>/", "</tool_call>"]}}})
+    for value in ('"<c>', "/<d>/", "</tool_call>"):
+        arguments = json.dumps({"<a> / <b>": value})
+        begin, end = (TOKENIZER.encode(mark, is_raw=True) for mark in HERMES.marks)
+        inside = TOKENIZER.encode(f'\n{{"name": "m", "arguments": {arguments}}}\n')
+        constraint = required_calls(HERMES, [marked], controls, is_parallel=True, is_loose=False)
+        assert accepts_ids(view, constraint, [*begin, *inside, *end])
 
 
 @pytest.mark.parametrize(
