@@ -18,29 +18,18 @@ from tokenizers import Tokenizer as Vocabulary
 from engine.chat_template import ChatTemplate, TemplateRefused, find_chat_templates, plain_conversation
 from engine.control_tokens import ControlTokens, Guard, TooDeep, take_out_controls
 from engine.detokenizer import Detokenizer, TokenBytes, UnsupportedTokenizer
-from engine.sentencepiece_model import NotSentencePiece, read_sentencepiece
 from engine.tokenizer_definition import (
     adds_bos,
     chars_per_byte,
-    complete,
     leading_ids_of,
     special_tokens_of,
     without_leading_space,
 )
-from engine.weight_formats.gguf_file import GgufError, find_gguf
-from engine.weight_formats.gguf_tokenizer import read_gguf_tokenizer
+from engine.tokenizer_files import TokenizerUnusable as TokenizerUnusable
+from engine.tokenizer_files import read_definition
 
-MAX_DEFINITION_BYTES = 256 * 1024 * 1024  # the largest vocabularies people publish take 35 MB
-MAX_CONFIG_BYTES = 32 * 1024 * 1024
-
-_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-_OTHER_FORMATS = ("tiktoken.model", "qwen.tiktoken", "vocab.json", "vocab.txt")
 _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _PROBE = "Hello, na\u00efve \u65e5\u672c \U0001f600\n  1234"
-
-
-class TokenizerUnusable(Exception):
-    """The model's tokenizer files are missing, damaged, or of a kind that is not supported."""
 
 
 class Tokenizer:
@@ -49,9 +38,8 @@ class Tokenizer:
     def __init__(self, model_dir: Path) -> None:
         """Raises TokenizerUnusable."""
         try:
-            definition, config = _read_files(model_dir)
+            definition, config = read_definition(model_dir)
             special_tokens = special_tokens_of(config)
-            complete(definition, config, special_tokens)
             leading_ids = leading_ids_of(definition.get("post_processor"))
             controls = take_out_controls(definition)
             definition["post_processor"] = definition["truncation"] = definition["padding"] = None
@@ -182,55 +170,6 @@ class Tokenizer:
         return token_ids
 
 
-def _read_files(model_dir: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tokenizer's definition and its configuration. Raises TokenizerUnusable, OSError."""
-    definition = _read_json(model_dir / "tokenizer.json", MAX_DEFINITION_BYTES)
-    if definition is None and (found := _read_gguf(model_dir)) is not None:
-        return found
-    config = _read_json(model_dir / "special_tokens_map.json", MAX_CONFIG_BYTES) or {}
-    config |= _read_json(model_dir / "tokenizer_config.json", MAX_CONFIG_BYTES) or {}
-    if definition is None:
-        definition, own_config = _read_sentencepiece(model_dir, is_legacy=config.get("legacy") is not False)
-        config = own_config | config
-        added = _read_json(model_dir / "added_tokens.json", MAX_CONFIG_BYTES) or {}
-        declared = {str(token_id): {"content": text} for text, token_id in added.items()}
-        config["added_tokens_decoder"] = declared | (config.get("added_tokens_decoder") or {})
-    model = definition.get("model")
-    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list) or not model["vocab"]:
-        raise TokenizerUnusable("tokenizer.json: model.vocab is missing")
-    added = definition.setdefault("added_tokens", [])
-    for index, token in enumerate(added):
-        if not (isinstance(token["content"], str) and isinstance(token["id"], int) and token["id"] >= 0):
-            raise TokenizerUnusable(f"tokenizer.json: added_tokens[{index}] has no usable content and id")
-    return definition, config
-
-
-def _read_sentencepiece(model_dir: Path, *, is_legacy: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The definition and the configuration in a model that SentencePiece trained. Raises TokenizerUnusable, OSError."""
-    path = next((model_dir / name for name in _SENTENCEPIECE if (model_dir / name).exists()), None)
-    if path is None:
-        others = [name for name in _OTHER_FORMATS if (model_dir / name).exists()]
-        raise TokenizerUnusable(
-            f"tokenizer.json is missing, and {others[0]} does not say how text is split and which tokens are added: "
-            "save the tokenizer once with transformers, which writes tokenizer.json"
-            if others
-            else "tokenizer.json is missing"
-        )
-    try:
-        return read_sentencepiece(_read_file(path, MAX_DEFINITION_BYTES), is_legacy=is_legacy)
-    except NotSentencePiece as error:
-        raise TokenizerUnusable(f"tokenizer.json is missing, and {path.name} cannot be used: {error}") from error
-
-
-def _read_gguf(model_dir: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The same from the header of a model that is a GGUF file; None where there is none."""
-    try:
-        path = find_gguf(model_dir)
-        return None if path is None else read_gguf_tokenizer(path)
-    except GgufError as error:
-        raise TokenizerUnusable(str(error)) from error
-
-
 def _build(definition: dict[str, Any]) -> Vocabulary:
     """The library's tokenizer; encodes once, to learn now what would fail later. Raises TokenizerUnusable."""
     try:
@@ -246,23 +185,3 @@ def _build(definition: dict[str, Any]) -> Vocabulary:
     if hasattr(model, "_resize_cache"):  # it keeps words, so what one tenant sent would be faster for the next
         model._resize_cache(0)
     return vocabulary
-
-
-def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | None:
-    """The object in a file, None where there is no such file. Raises TokenizerUnusable, OSError."""
-    if not path.exists():
-        return None
-    data = _read_file(path, max_bytes)
-    try:
-        value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise TokenizerUnusable(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise TokenizerUnusable(f"{path.name} is not an object")
-    return value
-
-
-def _read_file(path: Path, max_bytes: int) -> bytes:
-    if path.stat().st_size > max_bytes:
-        raise TokenizerUnusable(f"{path.name} is over {max_bytes} bytes")
-    return path.read_bytes()
