@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from engine.kernels.interface import Attention, Kernels
+from engine.kernels.interface import Attention, Kernels, Operator
 from engine.layers.config import AttentionConfig, NormConfig
 from engine.layers.linear import Linear
 
@@ -25,6 +25,8 @@ class SelfAttention:
     `qk_norm` is head, width, weightless or None; `positions` rotary, temperature or None. `head_order` [D], if given,
     rearranges each head of queries and keys, weights and norms alike: see `engine.models.rope.head_order`.
     """
+
+    project: Operator  # [T, H D] -> [T, C], exists after `bind`
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class SelfAttention:
             self._rearrange(self._head_order)
         self._qkv.bind(kernels)
         self._out.bind(kernels)
+        self.project = self._out.forward
         self._bind_norms(kernels)
         width, num_heads = self._query_width, self._num_keyed_heads
         if self._positions == "rotary":
@@ -89,10 +92,6 @@ class SelfAttention:
         if self._place is not None:
             self._place(qkv, facts)
         return attention.attend(index, qkv)
-
-    def project(self, mixed: torch.Tensor) -> torch.Tensor:
-        """[T, H D] -> [T, C]."""
-        return self._out.forward(mixed)
 
     def _rearrange(self, order: torch.Tensor) -> None:
         """Queries and keys head by head; values stay as they are."""

@@ -146,6 +146,8 @@ class Layer:
 
     def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._names: Names = config.names
+        self._output: Operator  # [T, H ·] -> [T, C], what attention adds
+        self._feed: Operator  # [T, C] -> [T, C], what the feed-forward adds
         self._residual_multiplier = config.residual_multiplier
         self._attention = _attention(config, layer, dtype, device)
         self._feed_forward: Mlp | Moe
@@ -197,9 +199,14 @@ class Layer:
     def bind(self, kernels: Kernels) -> None:
         for part in (self._attention, self._feed_forward, self._before_attention, self._before_feed_forward):
             part.bind(kernels)
-        for norm in (self._after_attention, self._after_feed_forward):
-            if norm is not None:
-                norm.bind(kernels)
+        self._output = self._attention.project
+        self._feed = self._feed_forward.forward
+        if self._after_attention is not None:
+            self._after_attention.bind(kernels)
+            self._output = _then(self._output, self._after_attention)
+        if self._after_feed_forward is not None:
+            self._after_feed_forward.bind(kernels)
+            self._feed = _then(self._feed, self._after_feed_forward)
 
     def attend(self, index: int, stream: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
         """stream [T, C] -> each token's mix of values [T, H ·]."""
@@ -207,23 +214,22 @@ class Layer:
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
         """Add the attention's output and then the feed-forward's to stream [T, C], in place."""
-        self._add(stream, self._attention.project(mixed), self._after_attention)
-        fed = self._feed_forward.forward(self._before_feed_forward.forward(stream))
-        self._add(stream, fed, self._after_feed_forward)
-
-    def _add(self, stream: torch.Tensor, x: torch.Tensor, after: Norm | None) -> None:
-        if after is not None:
-            x = after.forward(x.float())
-        stream.add_(x, alpha=self._residual_multiplier)
+        multiplier = self._residual_multiplier
+        stream.add_(self._output(mixed), alpha=multiplier)
+        stream.add_(self._feed(self._before_feed_forward.forward(stream)), alpha=multiplier)
 
 
 class ParallelLayer(Layer):
     """Attention and feed-forward read the same normalised stream, and both are added to it."""
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
-        fed = self._feed_forward.forward(self._before_attention.forward(stream))
-        self._add(stream, self._attention.project(mixed), self._after_attention)
-        self._add(stream, fed, self._after_feed_forward)
+        multiplier, fed = self._residual_multiplier, self._feed(self._before_attention.forward(stream))
+        stream.add_(self._output(mixed), alpha=multiplier)
+        stream.add_(fed, alpha=multiplier)
+
+
+def _then(operator: Operator, norm: Norm) -> Operator:
+    return lambda x: norm.forward(operator(x).float())
 
 
 def _attention(

@@ -272,6 +272,25 @@ def test_the_text_part_of_a_model_of_images_is_run(kind: str, tmp_path: Path) ->
         torch.testing.assert_close(logits, expected[num_pushed - 1], atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kind", ["mixtral", "gpt-oss", "llama4", "deepseek v3"])
+def test_a_sequence_that_is_not_finite_harms_nobody_it_shares_experts_with(
+    kind: str, model_of: Callable[[str], Model]
+) -> None:
+    model = model_of(kind)
+    driver = Driver(runner_of(model.folder), is_prefix_cache_enabled=False)
+    healthy, sick, other = (
+        driver.add(prompt, max_tokens=24, temperature=0.0, ignore_eos=True) for prompt in model.prompts
+    )
+    while not driver.tokens[sick]:
+        driver.step()
+    table = driver.engine.table
+    slot = int(np.flatnonzero(table.sequence_id == sick)[0])
+    driver.runner.poison_kv(table.block_table[slot, :3])  # before it decodes: what it stored is read anew then
+    driver.run()
+    assert driver.finishes == {healthy: "length", sick: "error", other: "length"}
+    assert [driver.tokens[healthy], driver.tokens[other]] == [model.greedy[0][:24], model.greedy[2][:24]]
+
+
 def test_a_context_within_the_trained_one_gets_the_short_factors(tmp_path: Path) -> None:
     model = save_random("phi3 with long positions", tmp_path)
     prompt = list(range(30))

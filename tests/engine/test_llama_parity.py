@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.runner import Runner
 from tests.engine.checkpoints import runner_of, save_random
@@ -103,6 +104,37 @@ def test_a_cancelled_sequence_gives_forward_nothing_more(model_of: Any) -> None:
     driver.run()
     assert driver.finishes == {cancelled: "aborted", other: "length"}
     assert model.runner.num_forward_tokens - before == to_come
+
+
+class OperatorCount(TorchDispatchMode):
+    """How many operators torch is asked for."""
+
+    num_calls = 0
+
+    def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num_calls += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("kind", "num_calls"), [("llama 2", 112), ("mistral", 114)])
+def test_a_decode_step_makes_no_more_operator_calls_than_its_layers_need(
+    kind: str, num_calls: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """31 for each of three layers, and 19 around them: on a CPU at these sizes calls are what a step costs."""
+    runner = model_of(kind).runner
+    driver, count = Driver(runner), OperatorCount()
+    driver.add([1] * 20, max_tokens=9, temperature=0.0, ignore_eos=True)
+    for _ in range(3):
+        driver.step()
+    model, forward = runner._model, runner._model.forward
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        with count:
+            return forward(*arguments)
+
+    monkeypatch.setattr(model, "forward", counted)
+    driver.step()
+    assert 0 < count.num_calls <= num_calls
 
 
 # ── a real model ──
