@@ -173,9 +173,26 @@ def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFact
     if card is None:
         if name is None:
             raise CommandFailed("give a --name or a --card", exit_code=2)
-        return derive_facts(folder, name, SYSTEM_CLOCK.now())
+        facts = derive_facts(folder, name, SYSTEM_CLOCK.now())
+        if facts.task == "Text Generation" and _can_call_tools(folder.path):
+            facts = msgspec.structs.replace(facts, capabilities=facts.capabilities | {"function_calling"})
+        return facts
     facts = parse_facts(card.read_text("utf-8"), str(card))
     return facts if name is None else msgspec.structs.replace(facts, name=name)
+
+
+def _can_call_tools(folder: Path) -> bool:
+    """Whether the chat template writes calls in a way that nodes read. Where no engine is installed nobody can tell."""
+    try:
+        from engine.tokenizer import Tokenizer, TokenizerUnusable
+        from engine.tool_calls.form import find_form
+    except ImportError:
+        return False
+    try:
+        template = Tokenizer(folder).chat_template
+    except TokenizerUnusable:
+        return False
+    return template is not None and find_form(template.render) is not None
 
 
 @contextlib.asynccontextmanager
@@ -223,6 +240,7 @@ def _row(card: Any) -> dict[str, Any]:
         "task": card.task,
         "source": card.source,
         "context_window": card.context_window,
+        "capabilities": sorted(card.capabilities),
         "size_bytes": sum(file.size_bytes for file in card.files),
         "revision": card.revision,
     }

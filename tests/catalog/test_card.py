@@ -78,6 +78,8 @@ def test_a_card_is_read_from_toml_with_its_times_in_utc() -> None:
         (("input = 1.5", "input = nan"), "a price must be"),
         (("[prices]", "surprise = 1\n[prices]"), "surprise"),
         (("[prices]", "capabilities = ['flying']\n[prices]"), "flying"),
+        (("[prices]", "tool_parser = 'hermes'\n[prices]"), "tool_parser"),
+        (("[prices]", "capabilities = ['function_calling']\ntool_parser = 'other'\n[prices]"), "tool_parser"),
         (("@cf/acme/chat", "acme"), "a model id has the form"),
         (("Text Generation", "Mind Reading"), "task must be one of"),
         (("Text Generation", "Text Embeddings"), "output_dimensions"),

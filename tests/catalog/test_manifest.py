@@ -77,3 +77,11 @@ def test_a_file_is_intact_only_with_every_bit_in_place(tmp_path: Path) -> None:
 
 def test_a_name_never_forms_a_key() -> None:
     assert pointer_key("@cf/acme/chat").removeprefix("models/").removesuffix(".json").isalnum()
+
+
+def test_a_manifest_without_a_tool_parser_is_what_it_was_before_there_were_any() -> None:
+    assert b"tool_parser" not in manifest().encode()
+    facts = chat_facts(capabilities=["function_calling"], tool_parser="hermes")
+    named = manifest_of(facts, "LlamaForCausalLM", FILES)
+    assert named.revision != manifest().revision
+    assert decode_manifest(named.encode(), named.revision).tool_parser == "hermes"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from catalog.card import ToolParser
 from engine.chat_template import ChatTemplate
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL
+from engine.tool_calls.families import FAMILIES, HERMES, LLAMA3_JSON, MISTRAL
 from engine.tool_calls.form import Form, find_form, template_messages, template_tools
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark/tokenizer_config.json"
@@ -55,6 +57,10 @@ def test_a_card_may_say_the_family_where_the_template_does_not() -> None:
     assert form_of("{{ messages }}", "mistral") == Form(MISTRAL)
     assert form_of("{{ messages }}") is None
     assert form_of("{{ raise_exception('no') }}", "hermes") == Form(HERMES)
+
+
+def test_cards_know_the_same_families() -> None:
+    assert set(get_args(ToolParser)) == set(FAMILIES)
 
 
 def test_calls_and_results_are_shown_as_templates_read_them() -> None:
