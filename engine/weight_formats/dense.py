@@ -65,9 +65,9 @@ class Dense:
         target = rows if is_direct else torch.empty(rows.shape, dtype=dtype)
         buffer = memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
         files.read_into(stored, first * stored.row_bytes, buffer)
+        refuse_unless_finite(target if target.itemsize > 1 else target.float(), stored)
         if not is_direct:
             rows.copy_(target)
-        refuse_unless_finite(rows, stored)
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class ScaledFloat8:
             rows = torch.arange(first, last) // height - first_block
             columns = torch.arange(num_in) // width
             values *= scales[rows][:, columns] if width < num_in else scales[rows]  # [rows, in]
+        refuse_unless_finite(values, self.stored)
         destination[first:last].copy_(values)
-        refuse_unless_finite(destination[first:last], self.stored)
 
     def _block(self) -> tuple[int, int]:
         """Outputs and inputs that share a scale. Raises WeightsError where the shapes do not fit each other."""

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.weight_formats.quantized import QuantizedTensor, quantized
+from engine.weight_formats.quantized import QuantizedTensor, quantized, unpack_halves, weights_of
 from engine.weight_formats.stored import PIECE_ELEMENTS, Files, StoredTensor, WeightsError, ranges, refuse_unless_finite
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word output 0, 1, … of eight lies
@@ -83,28 +83,23 @@ class PackedByInput:
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         groups = self._groups(files, first, last)  # [inputs]
         low, high = int(groups.min()), int(groups.max()) + 1
-        scales, zeros = self._scales_and_zeros(files, low, high)  # [groups, out]
-        levels = torch.from_numpy(self._levels(files, first, last)).to(torch.int16)  # [inputs, out]
-        groups -= low
-        values = (levels - zeros[groups]) * scales[groups]  # float32 [inputs, out]
-        target = destination[:, first:last]
-        target.copy_(values.to(destination.dtype).t())
+        scales, zeros = self._scales_and_zeros(files, low, high)  # [out, groups]
+        group_size = self._group_size_of(groups)
+        levels = self._levels(files, first, last)  # [out, inputs]
+        values = weights_of(levels, scales, zeros, group_size, None if self._is_in_order(groups) else groups - low)
         refuse_unless_finite(values, self.scales)
+        destination[:, first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
         """All of it, packed in our form."""
         num_in = self.shape[1]
-        levels = torch.empty(self.shape, dtype=torch.uint8)
-        for first, last in self.pieces():
-            levels[:, first:last] = torch.from_numpy(self._levels(files, first, last)).t()
+        groups = self._groups(files, 0, num_in)
         scales, zeros = self._scales_and_zeros(files, 0, self.scales.shape[0])
         if int(zeros.max()) > 255:
             raise WeightsError(f"{self.zeros.name}: a zero of 256")
-        groups = self._groups(files, 0, num_in)
-        group_size = self.group_size or num_in
-        is_ordered = torch.equal(groups, torch.arange(num_in) // group_size)
-        scales, small_zeros = scales.t().contiguous(), zeros.t().to(torch.uint8).contiguous()
-        return quantized(levels, self.bits, scales, small_zeros, group_size, None if is_ordered else groups)
+        order = None if self._is_in_order(groups) else groups
+        levels = self._levels(files, 0, num_in)
+        return quantized(levels, self.bits, scales, zeros.to(torch.uint8), self.group_size or num_in, order)
 
     @property
     def _is_awq(self) -> bool:
@@ -123,21 +118,28 @@ class PackedByInput:
             raise WeightsError(f"{self.order.name} names a group outside the {self.scales.shape[0]} that exist")
         return groups
 
+    def _is_in_order(self, groups: torch.Tensor) -> bool:
+        """Whether inputs come group after group, whole groups but for the last."""
+        expected = torch.arange(len(groups)) // self._group_size_of(groups)
+        return torch.equal(groups - groups[0], expected)
+
+    def _group_size_of(self, groups: torch.Tensor) -> int:
+        return min(self.group_size or self.shape[1], len(groups))
+
     def _scales_and_zeros(self, files: Files, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 and int16 [out, groups]"""
         scales = files.read_reals(self.scales, low, high)
         words = files.read_rows(self.zeros, low, high)
         zeros = _unpack(words, self.bits, _AWQ_PLACES if self._is_awq else None)[:, : scales.shape[1]]
-        return scales, torch.from_numpy(zeros).to(torch.int16) + self.zero_shift
+        return scales.t().contiguous(), (zeros.to(torch.int16) + self.zero_shift).t().contiguous()
 
-    def _levels(self, files: Files, first: int, last: int) -> NDArray[np.uint8]:
-        """[inputs, out]"""
+    def _levels(self, files: Files, first: int, last: int) -> torch.Tensor:
+        """uint8 [out, inputs]"""
         if self._is_awq:
-            return _unpack(files.read_rows(self.words, first, last), self.bits, _AWQ_PLACES)
+            words = files.read_rows(self.words, first, last)
+            return _unpack(words, self.bits, _AWQ_PLACES).t().contiguous()
         words = files.read_rows(self.words, first // self._per_word, last // self._per_word)  # [inputs / n, out]
-        levels = (
-            words.astype(np.int32, copy=False)[:, None, :] >> _shifts(self.bits)[None, :, None] & (1 << self.bits) - 1
-        )
-        return levels.astype(np.uint8).reshape(last - first, -1)
+        return _unpack(np.ascontiguousarray(words.T), self.bits)
 
 
 @dataclass(frozen=True)
@@ -196,8 +198,8 @@ class PackedByOutput:
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         values = self._read(files, first, last).dequantize(torch.float32)
-        destination[first:last].copy_(values)
         refuse_unless_finite(values, self.scales)
+        destination[first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
         """All of it, packed in our form."""
@@ -221,12 +223,12 @@ class PackedByOutput:
         num_rows, middle = last - first, 1 << (self.bits - 1)
         words = files.read_rows(self.words, first, last)
         if self._is_plain:
-            levels = (words.astype(np.int16) + 128).astype(np.uint8)
+            levels = torch.from_numpy(words).view(torch.uint8) ^ 128  # signed, and now counted from the lowest
         else:
             levels = _unpack(words, self.bits)[:, : self.num_in]
         zeros = None
         if self.zeros is not None:
-            zeros = torch.from_numpy(self._zeros(files, first, last, middle))  # [rows, groups]
+            zeros = self._zeros(files, first, last, middle)  # [rows, groups]
         if self.order is None:
             groups = None
         else:
@@ -237,21 +239,20 @@ class PackedByOutput:
             scales = files.read_reals(self.scales, first, last).reshape(num_rows, -1)
         else:
             scales = files.read_reals(self.scales).reshape(1, 1).repeat(num_rows, 1)
-        all_levels = torch.from_numpy(np.ascontiguousarray(levels))
-        return quantized(all_levels, self.bits, scales, zeros, self.group_size or self.num_in, groups)
+        return quantized(levels, self.bits, scales, zeros, self.group_size or self.num_in, groups)
 
-    def _zeros(self, files: Files, first: int, last: int, middle: int) -> NDArray[np.uint8]:
+    def _zeros(self, files: Files, first: int, last: int, middle: int) -> torch.Tensor:
+        """uint8 [rows, groups]"""
         assert self.zeros is not None
         num_rows = last - first
         if self.zeros.dtype == "I8":
             if self.zeros.num_rows != self.shape[0]:
                 first, last = 0, self.zeros.num_rows
-            plain = files.read_rows(self.zeros, first, last).astype(np.int16) + middle
-            return np.broadcast_to(plain.reshape(-1, self._num_groups), (num_rows, self._num_groups)).astype(np.uint8)
+            plain = torch.from_numpy(files.read_rows(self.zeros, first, last)).to(torch.int16) + middle
+            return plain.reshape(-1, self._num_groups).to(torch.uint8).expand(num_rows, self._num_groups)
         per_word = 32 // self.bits
-        words = files.read_rows(self.zeros, first // per_word, -(-last // per_word))
-        words = words.reshape(-1, self._num_groups)
-        return _unpack(np.ascontiguousarray(words.T), self.bits)[:, :num_rows].T.copy()
+        words = files.read_rows(self.zeros, first // per_word, -(-last // per_word)).reshape(-1, self._num_groups)
+        return _unpack(words.T, self.bits)[:, :num_rows].t()
 
 
 def _require_words(name: str, *tensors: StoredTensor) -> None:
@@ -260,12 +261,8 @@ def _require_words(name: str, *tensors: StoredTensor) -> None:
             raise WeightsError(f"{name}: {tensor.name} has type {tensor.dtype} and shape {list(tensor.shape)}")
 
 
-def _shifts(bits: int) -> NDArray[np.int32]:
-    return np.arange(0, 32, bits, dtype=np.int32)
-
-
-def _unpack(words: NDArray[np.generic], bits: int, places: tuple[int, ...] | None = None) -> NDArray[np.uint8]:
-    """int32 words [rows, n] -> levels [rows, n × 32 / bits], lowest bits first or from `places`."""
-    shifts = _shifts(bits) if places is None else _shifts(bits)[list(places)]
-    levels = words.astype(np.int32, copy=False)[:, :, None] >> shifts & (1 << bits) - 1
-    return levels.astype(np.uint8).reshape(len(words), -1)
+def _unpack(words: NDArray[np.generic], bits: int, places: tuple[int, ...] | None = None) -> torch.Tensor:
+    """int32 words [rows, n] -> uint8 levels [rows, n × 32 / bits], lowest bits first or from `places`."""
+    packed = torch.from_numpy(np.ascontiguousarray(words).reshape(-1).view(np.uint8)).reshape(len(words), -1)
+    levels = packed if bits == 8 else unpack_halves(packed)
+    return levels if places is None else levels.unflatten(1, (-1, len(places)))[:, :, list(places)].flatten(1)

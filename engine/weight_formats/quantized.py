@@ -33,17 +33,33 @@ class QuantizedTensor:
 
     def levels(self) -> torch.Tensor:
         """uint8 [out, in]."""
-        if self.bits == 8:
-            return self.packed
-        return torch.stack((self.packed & 15, self.packed >> 4), -1).flatten(1)
+        return self.packed if self.bits == 8 else unpack_halves(self.packed)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [out, in], computed in float32 and rounded once."""
-        zeros = torch.full((), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
-        zeros = zeros.to(torch.int16).expand(self.scales.shape)
-        groups = torch.arange(self.shape[1]) // self.group_size if self.groups is None else self.groups
-        levels = self.levels().to(torch.int16) - zeros[:, groups]  # [out, in]
-        return (levels * self.scales[:, groups]).to(dtype)
+        zeros = torch.full((1, 1), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
+        return weights_of(self.levels(), self.scales, zeros, self.group_size, self.groups).to(dtype)
+
+
+def weights_of(
+    levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int, groups: torch.Tensor | None
+) -> torch.Tensor:
+    """(level - zero) × scale, float32 [out, in]. Scales are [out, groups]; zeros too, or [1, 1]. Levels and zeros are
+    whole and small, so that only the product is rounded."""
+    num_in = levels.shape[1]
+    values = levels.float()
+    if groups is None and num_in % group_size == 0:
+        grouped = values.unflatten(1, (-1, group_size))  # [out, groups, size]
+        grouped.sub_(zeros.unsqueeze(-1)).mul_(scales.unsqueeze(-1))
+        return values
+    groups = torch.arange(num_in) // group_size if groups is None else groups
+    values.sub_(zeros[:, groups] if zeros.shape[1] > 1 else zeros)
+    return values.mul_(scales[:, groups])
+
+
+def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
+    """uint8 [rows, n] -> [rows, 2 n], of each byte the low half first."""
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
 
 
 def quantized(

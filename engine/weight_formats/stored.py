@@ -158,12 +158,13 @@ def ranges(num_rows: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def refuse_unless_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
-    """A weight that is NaN or infinite makes every answer worthless. One sum tells, at a small part of a read's cost.
+    """A weight that is NaN or infinite makes every answer worthless. The sums of rows tell, at a small part of a read's
+    cost, while the values are still in the processor's cache.
 
     Raises WeightsError.
     """
-    total = values.sum(dtype=torch.float32)
-    if not torch.isfinite(total) and not torch.isfinite(values).all():
+    sums = values.sum(-1) if values.ndim else values
+    if not torch.isfinite(sums).all() and not torch.isfinite(values).all():
         raise WeightsError(f"{tensor.path.name}: {tensor.name} holds NaN or infinity")
 
 

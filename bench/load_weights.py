@@ -1,0 +1,173 @@
+"""How fast weights come from the page cache into place: `python -m bench.load_weights` prints JSON, GB/s.
+
+"copy" reads a file's bytes, in pieces, by as many threads, into one block of memory and does nothing else: the most
+that this machine gives. "reader" is the engine's own load of the same file into fused matrices, checks and all. Both
+fill memory that has been written before, and take turns; "fresh" is into memory the process has not touched yet, for
+which the system has to find and clear pages on the way. "converted" and the quantised formats count the bytes that are
+written. "peak_mb" is the most memory that a load took besides its destination.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from engine import weights
+from engine.weight_formats.stored import PIECE_BYTES
+
+CHANNELS, INNER = 2048, 8192
+PARTS = {"q_proj": CHANNELS, "k_proj": CHANNELS // 4, "v_proj": CHANNELS // 4, "gate_proj": INNER, "up_proj": INNER}
+GROUP = 128
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=int, default=1024, help="size of the bf16 file")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help="where to write the files; a temporary folder otherwise")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        print(json.dumps(measure(Path(folder), arguments.mb << 20, arguments.rounds), indent=2))
+
+
+def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]:
+    num_layers = max(1, size_bytes // (sum(PARTS.values()) * CHANNELS * 2))
+    dense, packed = folder / "dense", folder / "packed"
+    write_dense(dense, num_layers)
+    write_gptq(packed, max(1, num_layers // 8))
+    num_threads = min(8, (os.cpu_count() or 1) + 1)
+    path = dense / "model.safetensors"
+    room = torch.zeros(path.stat().st_size, dtype=torch.uint8)
+    targets = fused(num_layers, torch.bfloat16, fill=True)
+    wide = fused(num_layers, torch.float32, fill=True)
+    few = fused(max(1, num_layers // 8), torch.bfloat16, fill=True)
+    jobs: dict[str, tuple[Callable[[], None], int]] = {
+        "copy": (lambda: copy(path, room, num_threads), num_bytes(targets)),
+        "reader": (lambda: load(dense, targets), num_bytes(targets)),
+        "copy_fresh": (
+            lambda: copy(path, torch.empty(len(room), dtype=torch.uint8), num_threads),
+            num_bytes(targets),
+        ),
+        "reader_fresh": (lambda: load(dense, fused(num_layers, torch.bfloat16, fill=False)), num_bytes(targets)),
+        "converted": (lambda: load(dense, wide), num_bytes(wide)),
+        "gptq_int4": (lambda: load(packed, few), num_bytes(few)),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(num_rounds + 1):
+        for name, (job, _) in jobs.items():
+            started = time.perf_counter()
+            job()
+            if turn:  # the first warms the page cache
+                seconds[name].append(time.perf_counter() - started)
+    rates = {name: jobs[name][1] / statistics.median(seconds[name]) / 1e9 for name in jobs}
+    return {
+        "threads": num_threads,
+        "file_mb": path.stat().st_size >> 20,
+        "load_average": os.getloadavg()[0],
+        "gb_per_s": {name: round(rate, 2) for name, rate in rates.items()},
+        "reader_to_copy": round(rates["reader"] / rates["copy"], 3),
+        "reader_to_copy_by_turn": [
+            round(copied / read, 2) for copied, read in zip(seconds["copy"], seconds["reader"], strict=True)
+        ],
+        "fresh_to_fresh": round(rates["reader_fresh"] / rates["copy_fresh"], 3),
+        "peak_mb": {"reader": peak_mb(lambda: load(dense, targets)), "gptq_int4": peak_mb(lambda: load(packed, few))},
+    }
+
+
+def write_dense(folder: Path, num_layers: int) -> None:
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for layer in range(num_layers):
+        for part, num_out in PARTS.items():
+            weight = torch.randn(num_out, CHANNELS, generator=generator).mul_(0.02)
+            tensors[f"{layer}.{part}.weight"] = weight.bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def write_gptq(folder: Path, num_layers: int) -> None:
+    folder.mkdir()
+    tensors = {}
+    for layer in range(num_layers):
+        for part, num_out in PARTS.items():
+            name = f"{layer}.{part}"
+            tensors[f"{name}.qweight"] = torch.randint(-(1 << 31), 1 << 31, (CHANNELS // 8, num_out), dtype=torch.int32)
+            tensors[f"{name}.qzeros"] = torch.full((CHANNELS // GROUP, num_out // 8), 0x77777777, dtype=torch.int32)
+            tensors[f"{name}.scales"] = torch.full((CHANNELS // GROUP, num_out), 0.01, dtype=torch.float16)
+            tensors[f"{name}.g_idx"] = (torch.arange(CHANNELS) // GROUP).int()
+    save_file(tensors, folder / "model.safetensors")
+    said = {"quant_method": "gptq", "bits": 4, "group_size": GROUP}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": said}))
+
+
+def fused(num_layers: int, dtype: torch.dtype, *, fill: bool) -> dict[str, torch.Tensor]:
+    """Destinations as a model has them: the parts of a layer are slices of one matrix for each input."""
+    make = torch.zeros if fill else torch.empty
+    found = {}
+    for layer in range(num_layers):
+        for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+            whole = make(sum(PARTS[part] for part in group), CHANNELS, dtype=dtype)
+            if fill:
+                whole.fill_(1)  # zeros alone may be pages that do not exist yet
+            first = 0
+            for part in group:
+                found[f"{layer}.{part}.weight"] = whole[first : first + PARTS[part]]
+                first += PARTS[part]
+    return found
+
+
+def num_bytes(targets: dict[str, torch.Tensor]) -> int:
+    return sum(target.numel() * target.itemsize for target in targets.values())
+
+
+def load(folder: Path, targets: dict[str, torch.Tensor]) -> None:
+    weights.load(weights.open_checkpoint(folder), targets)
+
+
+def copy(path: Path, room: torch.Tensor, num_threads: int) -> None:
+    """Nothing but reads."""
+    descriptor, buffer = os.open(path, os.O_RDONLY), memoryview(room.numpy().data)
+    starts = iter(range(0, len(buffer), PIECE_BYTES))
+    lock = threading.Lock()
+
+    def work() -> None:
+        while True:
+            with lock:
+                start = next(starts, None)
+            if start is None:
+                return
+            os.preadv(descriptor, [buffer[start : start + PIECE_BYTES]], start)
+
+    threads = [threading.Thread(target=work) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(descriptor)
+
+
+def peak_mb(job: Callable[[], None]) -> int:
+    """The most memory beyond what the process had before, in MB."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = memory_mb("VmRSS")
+    job()
+    return memory_mb("VmHWM") - before
+
+
+def memory_mb(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1]) >> 10
+
+
+if __name__ == "__main__":
+    main()
