@@ -34,16 +34,16 @@ Filled = tuple[Topic, str, str, str]
 def make_memory(source: Source) -> Dialogue:
     """One to four told facts, in one message or over turns, then a question (or two) about them."""
     draw = source.random()
-    if draw < 0.18:
+    if draw < 0.12:
         return _ask_about_people(source)
     count = source.choices((1, 2, 3, 4), (28, 35, 24, 13))[0]
     told = [_fill(source, topic) for topic in _sample_topics(source, count)]
-    if draw < 0.26:
+    if draw < 0.17:
         return _ask_for_untold(source, told)
     asked = source.choice(told)
-    if draw < 0.36:
+    if draw < 0.24:
         return _correct(source, told, asked)
-    if draw < 0.62:
+    if draw < 0.52:
         text = " ".join(statement for *_, statement in told)
         if source.random() < 0.5:
             return _finish(source, [user(f"{text} {_question(source, asked)}"), assistant(_answer(asked))])

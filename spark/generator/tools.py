@@ -96,7 +96,7 @@ def draw_tools(source: Source, count: int) -> list[Shown]:
     for domain in source.sample(DOMAINS, len(DOMAINS)):
         if len(domains) < count and not any(_are_alike(domain, other) for other in domains):
             domains.append(domain)
-    style = source.choice(("snake", "snake", "snake", "camel", "kebab", "pascal"))
+    style = source.choice(("snake", "snake", "snake", "snake", "snake", "camel", "camel", "kebab", "pascal"))
     shown: list[Shown] = []
     while len(shown) < count:
         tool = _show(source, domains[len(shown)], style)
@@ -158,19 +158,19 @@ def _draw_name(source: Source, domain: Domain, style: str, may_be_odd: bool) -> 
     """A name of verb and noun; with a description also in other forms, even one that says nothing."""
     verb, noun = source.choice(domain.verbs.split()), source.choice(domain.nouns.split(",")).split()
     draw = source.random() if may_be_odd else 0.0
-    if draw < 0.55:
+    if draw < 0.6:
         words = [verb, *noun]
-    elif draw < 0.7:
+    elif draw < 0.75:
         words = noun
-    elif draw < 0.85:
-        words = [*noun, source.choice((verb, "lookup", "tool", "service", "api", "helper", "info"))]
     elif draw < 0.94:
+        words = [*noun, source.choice((verb, "lookup", "tool", "service", "api", "helper", "info"))]
+    elif draw < 0.98:
         words = [draw_made(source), verb, *noun]
     else:
         words = [source.choice((draw_made(source), f"tool{source.randrange(100)}", "helper")), draw_made(source)]
-    if source.random() < 0.12:
+    if source.random() < 0.06:
         words.append(source.choice(("v2", "v1", str(source.randrange(1, 100)), draw_made(source), "new", "fn")))
-    if source.random() < 0.04:
+    if source.random() < 0.01:
         words.append("for")
         words.append(draw_made(source))
     if style == "camel":
