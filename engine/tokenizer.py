@@ -75,6 +75,11 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
+    @property
+    def is_slow(self) -> bool:
+        """Whether the chat template once took so long that it had better not run where others wait."""
+        return self._template is not None and self._template.is_slow
+
     def control_id(self, text: str) -> int | None:
         """The id of the control token spelled exactly `text`."""
         control = self._controls.by_text.get(text)

@@ -179,7 +179,8 @@ class TextGenerator:
             size += len(msgspec.json.encode(shown_tools(task)))
             encode = self._encode
             try:
-                prompt = encode(task) if size < _LONG_TEXT_CHARS else await asyncio.to_thread(encode, task)
+                is_short = size < _LONG_TEXT_CHARS and not self._tokenizer.is_slow
+                prompt = encode(task) if is_short else await asyncio.to_thread(encode, task)
             except TemplateRefused as error:
                 raise Refused("invalid_input", str(error)) from error
             self._refuse_long(prompt)
