@@ -45,10 +45,10 @@ def head_order(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths stretched by `factor`, short ones kept, a linear blend between."""
+    """Long wavelengths stretched by `factor`, short ones kept, a linear blend between where there is room for one."""
     rotations = rope.original_max_positions * frequencies / (2 * math.pi)  # in the trained context, [D/2]
-    blend = (rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
-    blend = blend.clamp(0.0, 1.0)
+    room = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)
+    blend = ((rotations - rope.low_freq_factor) / room).clamp(0.0, 1.0)
     return (1 - blend) * frequencies / rope.factor + blend * frequencies
 
 

@@ -63,8 +63,8 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
 def _llama3(rope: RopeConfig, parameters: Fields) -> RopeConfig:
     low = parameters.number("low_freq_factor", 1e-6, 1e6)
     high = parameters.number("high_freq_factor", 1e-6, 1e6)
-    if low == high:
-        raise parameters.refusal("low_freq_factor", "low_freq_factor and high_freq_factor must differ")
+    if low > high:
+        raise parameters.refusal("low_freq_factor", f"more than high_freq_factor={high:g}")
     return replace(rope, low_freq_factor=low, high_freq_factor=high)
 
 

@@ -87,7 +87,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "mscale": 1.0, "mscale_all_dim": 1.0}}),
     "llama4": ("Llama4", {"head_dim": 12, "num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size_mlp": 40,
                           "moe_layers": [0, 2], "no_rope_layer_interval": 2, "attention_chunk_size": 13,
-                          "floor_scale": 8, "attn_scale": 0.5, "rope_parameters": _LLAMA3}),
+                          "floor_scale": 8, "attn_scale": 0.5,
+                          "rope_parameters": _LLAMA3 | {"high_freq_factor": 1.0}}),
 }  # fmt: skip
 # Those whose config class is not named after the model's.
 _CONFIGS = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}

@@ -96,8 +96,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rotary part": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "rotary factor missing": ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
     "rotary factor zero": ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
-    "rotary factors equal": (
-        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}}, "low_freq_factor"
+    "rotary factors reversed": (
+        {"rope_scaling": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.5}}, "low_freq_factor"
     ),
     "theta infinite": ({"rope_theta": math.inf}, "rope_theta"),
     "window zero": ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
