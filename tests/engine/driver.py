@@ -1,5 +1,5 @@
-"""Runs an engine in this process and proves its laws after every step: block states and reference counts, the step's
-budget, no block more than the tokens need, one ending per sequence."""
+"""Runs an engine in this process and proves its laws after every operation: block states and reference counts, the
+step's budget, no block more than the tokens need, preemptions bounded, one ending per sequence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from engine.config import EngineConfig
 from engine.loop import Engine, RunsSteps
 from engine.protocol.tasks import Sampling
 from engine.report import FINISHES, StepReport
+from engine.scheduler import MAX_PREEMPTIONS
 from engine.sequence import SequenceRequest
 from tests.fakes.runner import FakeRunner
 
@@ -97,6 +98,7 @@ class Driver:
         assert len(set(running.tolist())) == len(running) <= self.config.max_sequences
         assert engine.scheduler.num_waiting <= self.config.max_waiting + self.config.max_sequences
         assert 0 <= engine.scheduler._num_reserved <= engine.blocks.num_available
+        assert all(each.num_preemptions <= MAX_PREEMPTIONS for each in engine._sequences.values())
 
     def borrow_blocks(self, count: int) -> None:
         """Shrink the pool: take up to `count` blocks that nobody has been promised."""
