@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from openai.types import Completion
 
 from engine.protocol import alone
@@ -146,6 +149,25 @@ def test_whole_answers_and_chunks_are_openai_s():
         assert set(found["choices"][0]) == {"index", "text", "logprobs", "finish_reason"} if found["choices"] else True
     assert json.loads(chunks.text(3, 'a "b"\n'))["choices"][0]["text"] == 'a "b"\n'
     assert "usage" not in json.loads(CompletionChunks("i", 1, "m", has_usage_chunk=False).text(0, "a"))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**65), 2**65) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = [
+    *("prompt", "max_tokens", "n", "best_of", "echo", "logprobs", "suffix", "stop", "seed", "temperature", "top_k"),
+    *("top_p", "min_p", "min_tokens", "stop_token_ids", "ignore_eos", "stream", "stream_options", "response_format"),
+    *("guided_json", "repetition_penalty", "logit_bias", "prompt_logprobs", "add_special_tokens", "top_logprobs"),
+]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=6))
+def test_any_body_is_read_or_refused(body: dict[str, Any]):
+    with contextlib.suppress(BadInput):
+        asked = completions({"prompt": "a", **body}, context_window=64, vocab_size=100)
+        assert len(asked.tasks()) == len(asked.prompts) * asked.num_tries
 
 
 def test_the_pieces_of_calls_are_joined_in_the_order_of_their_index():

@@ -106,10 +106,14 @@ def test_a_stream_is_the_whole_text_in_pieces_with_usage_at_the_end(client: Open
 
 def test_several_prompts_with_several_choices_come_in_order(client: OpenAI):
     prompts = ["Once upon a time", "The little girl"]
-    alone = [client.completions.create(model=MODEL, prompt=prompt).choices[0].text for prompt in prompts]
+    each = [client.completions.create(model=MODEL, prompt=prompt) for prompt in prompts]
+    alone = [completion.choices[0].text for completion in each]
     many = client.completions.create(model=MODEL, prompt=prompts, n=2)
     assert [choice.index for choice in many.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in many.choices] == [alone[0], alone[0], alone[1], alone[1]]
+    counts = [completion.usage.prompt_tokens for completion in each if completion.usage]
+    assert many.usage is not None
+    assert (many.usage.prompt_tokens, many.usage.completion_tokens) == (sum(counts), 64)  # a prompt counts once
     streamed = [""] * 4
     for chunk in client.completions.create(model=MODEL, prompt=prompts, n=2, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
@@ -304,6 +308,11 @@ def test_metrics_count_what_was_served(client: OpenAI, server: ServeProcess):
     assert server.metric(f'hearth_completion_tokens_total{{model="{MODEL}"}}') == before + 7
     assert server.metric('hearth_requests_total{route="/v1/completions",status="200"}') > 0
     assert server.metric(f'hearth_replica_steps{{model="{MODEL}"}}') > 0
+
+
+def test_nothing_that_was_refused_cost_the_model_its_process(server: ServeProcess):
+    assert server.metric(f'hearth_rank_restarts_total{{model="{MODEL}"}}') == 0
+    assert server.metric("hearth_internal_errors_total") == 0
 
 
 async def test_a_rank_that_dies_ends_streams_with_an_error_and_comes_back(

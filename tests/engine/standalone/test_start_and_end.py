@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -60,12 +61,43 @@ def test_generation_defaults_that_cannot_be_are_told(tmp_path: Path, stories: Pa
     assert "generation_config.json: Type mismatch of '/temperature'" in told
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(tmp_path: Path, stories: Path):
-    config = json.loads((stories / "config.json").read_text())
-    (stories / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardOfForCausalLM"]}))
+def of_unknown_architecture(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["UnheardOfForCausalLM"]}))
+
+
+def of_absurd_size(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": 10**12}))
+
+
+def of_truncated_weights(folder: Path) -> None:
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+
+
+def of_damaged_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": 5}')
+
+
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (of_unknown_architecture, "UnheardOfForCausalLM"),
+        (of_absurd_size, "hidden_size"),
+        (of_truncated_weights, "model.safetensors"),
+        (of_damaged_tokenizer, "tokenizer"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(
+    tmp_path: Path, stories: Path, spoil: Callable[[Path], None], named: str
+):
+    spoil(stories)
     code, told = run(tmp_path, str(stories))
     assert code == 1
-    assert "UnheardOfForCausalLM" in told.splitlines()[-1]
+    assert "cannot be served" in told.splitlines()[-1]
+    assert named in told.splitlines()[-1]
+    assert "Traceback" not in told
 
 
 def test_more_context_than_the_model_has_is_refused(tmp_path: Path, stories: Path):
