@@ -48,9 +48,9 @@ def _ropes(fields: Fields, config: ModelConfig) -> tuple[RopeConfig, RopeConfig]
     near, far = of_kinds.inner(SLIDING).raw, of_kinds.inner(FULL).raw
     head_dim, max_positions = config.attention.head_dim, config.max_positions
     if not near and not far:
-        near = {"rope_theta": fields.number("rope_local_base_freq", 1.0, 1e12, default=1e4)}
+        near = {"rope_theta": fields.number("rope_local_base_freq", 1.001, 1e12, default=1e4)}
         scaling = of_kinds.raw or fields.inner("rope_scaling").raw
-        far = {"rope_theta": fields.number("rope_theta", 1.0, 1e12, default=1e6), **scaling}
+        far = {"rope_theta": fields.number("rope_theta", 1.001, 1e12, default=1e6), **scaling}
     near, far = {"rope_theta": 1e4, **near}, {"rope_theta": 1e6, **far}
     return (
         read_rope(Fields({"rope_parameters": near}, fields.where), head_dim, max_positions),

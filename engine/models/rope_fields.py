@@ -21,7 +21,7 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
     kind = "longrope" if kind == "su" else kind
     if kind not in _KINDS:
         raise parameters.refusal("rope_type", f"rope_type {kind!r} is not supported ({', '.join(_KINDS)} are)")
-    theta = (parameters if "rope_theta" in parameters else fields).number("rope_theta", 1.0, 1e12, default=10000.0)
+    theta = (parameters if "rope_theta" in parameters else fields).number("rope_theta", 1.001, 1e12, default=10000.0)
     part = (parameters if "partial_rotary_factor" in parameters else fields).number(
         "partial_rotary_factor", 0.0, 1.0, default=1.0
     )
@@ -52,8 +52,8 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
     return replace(
         rope,
         attention_factor=attention_factor,
-        beta_fast=parameters.number("beta_fast", 0.0, 1e6, default=32.0) or 32.0,
-        beta_slow=parameters.number("beta_slow", 0.0, 1e6, default=1.0) or 1.0,
+        beta_fast=parameters.number("beta_fast", 1e-6, 1e6, default=32.0),
+        beta_slow=parameters.number("beta_slow", 1e-6, 1e6, default=1.0),
         mscale=parameters.number("mscale", 0.0, 1e3, default=0.0),
         mscale_all_dim=parameters.number("mscale_all_dim", 0.0, 1e3, default=0.0),
         is_truncated=parameters.flag("truncate", default=True),

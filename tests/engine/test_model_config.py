@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import LlamaConfig, MistralConfig
 
 from engine.kernels.interface import Reach
@@ -278,6 +281,40 @@ def test_a_config_that_is_no_object_is_refused(content: bytes | None, tmp_path: 
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         read_config(tmp_path)
+
+
+JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 40),
+    st.sampled_from([1 << 40, 0.5, 1e-9, 1e300, math.nan, math.inf, "silu", "x", [], {}, [1, 0], [None], {"a": [1]}]),
+    st.lists(st.sampled_from(["full_attention", "sliding_attention", "chunked_attention"]), max_size=3),
+)
+ROPE_JUNK = st.dictionaries(
+    st.sampled_from(["rope_type", "type", "factor", "rope_theta", "low_freq_factor", "high_freq_factor", "short_factor",
+                     "long_factor", "beta_fast", "original_max_position_embeddings", "full_attention"]),
+    st.one_of(JUNK, st.sampled_from(["linear", "llama3", "yarn", "longrope"])),
+)  # fmt: skip
+NAMES = sorted({
+    *PLAIN, *GROUPS, *MIXTURE, "head_dim", "sliding_window", "layer_types", "use_sliding_window", "no_rope_layers",
+    "moe_layers", "mlp_only_layers", "partial_rotary_factor", "text_config", "eos_token_id", "kv_lora_rank",
+    "q_lora_rank", "rms_norm_eps", "hidden_act", "num_local_experts", "attention_chunk_size", "logit_scale",
+} - {"architectures"})  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(ARCHITECTURES)), st.dictionaries(st.sampled_from(NAMES), JUNK, max_size=5), ROPE_JUNK, JUNK
+)
+def test_whatever_a_config_says_it_is_read_or_refused(
+    architecture: str, junk: dict[str, Any], rope: dict[str, Any], other: Any
+) -> None:
+    raw = PLAIN | GROUPS | {"num_local_experts": 4, "num_experts": 4, "shared_expert_intermediate_size": 8}
+    raw |= {"architectures": [architecture], "rope_scaling": rope or other} | junk
+    with contextlib.suppress(UnsupportedModel):  # and nothing else
+        config = parse_config(raw)
+        assert config.attention_shape.kv_width > 0
+        assert config.num_layers == raw["num_hidden_layers"]
 
 
 def test_the_page_of_models_names_every_architecture_and_no_other() -> None:
