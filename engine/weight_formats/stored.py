@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 PIECE_ELEMENTS = 1 << 20  # of what is converted on the way: what one thread holds besides the destination
-PIECE_BYTES = 8 << 20  # of what is read straight into its place
+PIECE_BYTES = 4 << 20  # of what is read straight into its place
 _MAX_NAMED = 5
 
 _NUMPY_TYPES = {"I8": "<i1", "U8": "<u1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4"}
@@ -158,12 +158,12 @@ def ranges(num_rows: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def refuse_unless_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
-    """A weight that is NaN or infinite makes every answer worthless. The sums of rows tell, at a small part of a read's
-    cost, while the values are still in the processor's cache.
+    """A weight that is NaN or infinite makes every answer worthless. One sum tells, at a part of a read's cost, while
+    the values are still in the processor's cache. Sums of 16-bit halves are taken by row, since a whole one overflows.
 
     Raises WeightsError.
     """
-    sums = values.sum(-1) if values.ndim else values
+    sums = values.sum(-1) if values.dtype == torch.float16 and values.ndim else values.sum()
     if not torch.isfinite(sums).all() and not torch.isfinite(values).all():
         raise WeightsError(f"{tensor.path.name}: {tensor.name} holds NaN or infinity")
 

@@ -234,6 +234,23 @@ def test_progress_counts_every_byte_and_a_cancelled_load_ends(tmp_path: Path, mo
     assert cancelled.done_bytes == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_load_takes_little_memory_besides_its_destination(dtype: torch.dtype, tmp_path: Path) -> None:
+    written = {f"t{index}": torch.ones(4 << 20, dtype=torch.bfloat16).view(2048, -1) for index in range(12)}
+    save_file(written, tmp_path / "model.safetensors")
+    destinations = {name: torch.ones(tensor.shape, dtype=dtype) for name, tensor in written.items()}
+    del written
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    before = memory_mb("VmRSS")
+    weights.load(weights.open_checkpoint(tmp_path), destinations)
+    assert memory_mb("VmHWM") - before < 48  # of 96 that are read
+
+
+def memory_mb(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1]) >> 10
+
+
 def test_one_failed_piece_ends_the_load_and_leaves_the_threads_of_others_as_they_were(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({f"t{index}": torch.ones(1000) for index in range(50)}, path)
