@@ -32,28 +32,32 @@ _CHOICES: dict[str, Literal["auto", "none", "required"]] = {
 
 
 class ToolUse(NamedTuple):
-    """What a body says about tools. `is_legacy`: in OpenAI's older words, in which the answer is to be told too."""
+    """What a body says about tools."""
 
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "none", "required"] = "auto"
     named_tool: str | None = None
     is_parallel: bool = True
-    is_legacy: bool = False
+
+
+def is_legacy(body: Mapping[str, Any]) -> bool:
+    """Whether a body speaks of tools in OpenAI's older words, in which the answer is to be told too."""
+    return not body.get("tools") and bool(body.get("functions"))
 
 
 def tool_use(body: Mapping[str, Any]) -> ToolUse:
     """The tools of a body and which of them the model may or must call. Raises BadInput."""
-    is_legacy = not body.get("tools") and bool(body.get("functions"))
-    field = "functions" if is_legacy else "tools"
-    choice_field = "function_call" if is_legacy and body.get("function_call") is not None else "tool_choice"
+    is_old = is_legacy(body)
+    field = "functions" if is_old else "tools"
+    choice_field = "function_call" if is_old and body.get("function_call") is not None else "tool_choice"
     tools = _tools(body.get(field), field)
     choice, named = _choice(body.get(choice_field), choice_field)
     if not tools and (choice == "required" or named is not None):
         raise BadInput(f"'/{choice_field}' needs '/{field}'")
     if named is not None and all(tool.name != named for tool in tools):
         raise BadInput(f"'/{choice_field}' must name one of '/{field}'")
-    is_parallel = fields.boolean(body, "parallel_tool_calls", True) and not is_legacy
-    return ToolUse(tools, choice, named, is_parallel, is_legacy)
+    is_parallel = fields.boolean(body, "parallel_tool_calls", True) and not is_old
+    return ToolUse(tools, choice, named, is_parallel)
 
 
 def _tools(value: Any, field: str) -> tuple[Tool, ...]:

@@ -12,10 +12,9 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol import alone, completions, openai
+from engine.protocol import alone, completions, openai, tools
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.tasks import TextGeneration
-from engine.protocol.tools import tool_use
 from engine.standalone.shapes import ChatShape
 from engine.tasks.text_generation import TextGenerator
 
@@ -60,7 +59,7 @@ def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
     one = dict(body) | {"n": 1}
     task = openai.text_generation(one, default_max_tokens=context_window, context_window=context_window)
     task = msgspec.structs.replace(task, sampling=alone.with_engine_fields(body, task.sampling))
-    return Chat(task, num_choices, openai.wants_usage_chunk(body), tool_use(body).is_legacy)
+    return Chat(task, num_choices, openai.wants_usage_chunk(body), tools.is_legacy(body))
 
 
 def echoes(asked: completions.Completions, generator: TextGenerator) -> list[str]:

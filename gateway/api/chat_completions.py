@@ -6,9 +6,8 @@ from typing import Any
 
 from catalog.card import ModelCard
 from catalog.schemas import Face, input_schema
-from engine.protocol import openai
+from engine.protocol import openai, tools
 from engine.protocol.fields import boolean
-from engine.protocol.tools import tool_use
 from gateway.call import Asked, Call, Door
 from gateway.errors import Reason, Refusal
 from gateway.shapes import ChatText
@@ -20,7 +19,7 @@ def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: boo
     task = openai.text_generation(
         admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
     )
-    is_legacy = tool_use(admitted).is_legacy
+    is_legacy = tools.is_legacy(admitted)
     has_usage_chunk = openai.wants_usage_chunk(admitted)
 
     def make_shape(call: Call) -> ChatText:

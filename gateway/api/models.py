@@ -92,10 +92,12 @@ def _openrouter_row(card: ModelCard) -> dict[str, Any]:
         "input_modalities": ["text"],
         "output_modalities": ["text"] if is_text else ["embeddings"],
         "pricing": {name: f"{usd_per_million(price) / 1e6:.12f}" for name, price in prices.items()},
-        "supported_features": sorted(card.capabilities),
+        "supported_features": sorted({_FEATURES.get(capability, capability) for capability in card.capabilities}),
         "supported_sampling_parameters": _SAMPLING_PARAMETERS if is_text else [],
     }
 
+
+_FEATURES = {"function_calling": "tools"}  # where OpenRouter's word is another
 
 _SAMPLING_PARAMETERS = [
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens",

@@ -7,7 +7,7 @@ import pytest
 from engine.protocol import openai
 from engine.protocol.fields import BadInput
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.protocol.tools import MAX_TOOLS_BYTES, ToolUse, tool_use
+from engine.protocol.tools import MAX_TOOLS_BYTES, ToolUse, is_legacy, tool_use
 
 USER = {"role": "user", "content": "Hi"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -56,8 +56,11 @@ def test_all_forms_of_a_choice(choice, expected):
 
 
 def test_the_older_words_for_tools_ask_for_one_call_and_are_remembered():
-    use = tool_use({"functions": [FLAT, BARE], "function_call": {"name": "now"}, "parallel_tool_calls": True})
-    assert use == ToolUse((TOOL, Tool(name="now")), "required", "now", is_parallel=False, is_legacy=True)
+    body = {"functions": [FLAT, BARE], "function_call": {"name": "now"}, "parallel_tool_calls": True}
+    assert tool_use(body) == ToolUse((TOOL, Tool(name="now")), "required", "now", is_parallel=False)
+    assert is_legacy(body)
+    assert not is_legacy(body | {"tools": [BARE]})
+    assert not is_legacy({"tools": [], "functions": []})
     assert tool_use({"functions": [BARE], "tool_choice": "required"}).choice == "required"
 
 
