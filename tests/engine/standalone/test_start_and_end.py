@@ -18,6 +18,7 @@ from openai import OpenAI
 
 from catalog.builtin import find_folder
 from tests.engine.standalone.serve_process import ServeProcess, serving
+from tests.engine.weight_formats.made_gguf import write as write_gguf
 from tests.waiting import wait_until_blocking
 
 
@@ -138,6 +139,26 @@ def test_embeddings_are_served_from_their_own_folder(tmp_path: Path):
         assert "generates none" in refused.json()["error"]["message"]
 
 
+def test_a_lone_gguf_file_answers_as_the_folder_it_was_made_from(tmp_path: Path, test_data: Path):
+    source = test_data / "models/stories260K"
+    pieces = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)]  # unknown, control, bytes, plain
+    vocabulary = {
+        "ggml.model": "llama",
+        "ggml.tokens": sorted(pieces, key=pieces.__getitem__),
+        "ggml.token_type": kinds,
+        "ggml.scores": [-float(max(0, token_id - 258)) for token_id in range(len(pieces))],
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": 2,
+    }
+    write_gguf(tmp_path / "stories.gguf", "llama", source, "F32", vocabulary)
+    case = json.loads((source / "reference.json").read_text())["cases"][1]
+    with serving(tmp_path, tmp_path / "stories.gguf") as server:
+        body = {"model": "stories", "prompt": case["prompt"], "max_tokens": len(case["greedy_ids"]), "temperature": 0}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+        assert case["prompt"] + answer["choices"][0]["text"] == case["text"]
+
+
 def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurries(tmp_path: Path, stories: Path):
     with serving(tmp_path, stories, "--drain-timeout", "600") as server:
         command = server.printed.partition(": curl")[2]
@@ -148,6 +169,7 @@ def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurrie
             lines = response.iter_lines()
             next(lines)
             server.terminate()
+            wait_until_blocking(lambda: "stopping: 64 answers" in server.told)
             server.terminate()
             rest = [line for line in lines if line]
         assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
