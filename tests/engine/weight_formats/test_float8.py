@@ -18,6 +18,15 @@ from tests.engine.weight_formats.made import read, save
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = FP8 | {"weight_block_size": [128, 128]}
 OUT, IN = 300, 260
+_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel"}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "config_groups": {"group_0": {"weights": _WEIGHTS}},
+}
+COMPRESSED_BLOCKS = COMPRESSED | {
+    "config_groups": {"group_0": {"weights": _WEIGHTS | {"strategy": "block", "block_structure": [64, 32]}}}
+}
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +62,10 @@ SCALES = {
     "outputs in a list": ((OUT,), "weight_scale", FP8, lambda s: s[:, None]),
     "blocks": ((3, 3), "weight_scale_inv", BLOCKS, lambda s: spread(s, 128, 128)),
     "blocks, unsaid": ((3, 3), "weight_scale_inv", FP8, lambda s: spread(s, 128, 128)),
+    "outputs, compressed-tensors": ((OUT, 1), "weight_scale", COMPRESSED, lambda s: s),
+    "blocks, compressed-tensors": ((5, 9), "weight_scale", COMPRESSED_BLOCKS, lambda s: spread(s, 64, 32)),
+    "tensor, ModelOpt": ((), "weight_scale", {"quant_method": "modelopt", "quant_algo": "FP8"}, lambda s: s),
+    "tensor, unsaid": ((), "weight_scale", None, lambda s: s),
     "other blocks": ((5, 9), "weight_scale", FP8 | {"weight_block_size": [64, 32]}, lambda s: spread(s, 64, 32)),
 }
 
