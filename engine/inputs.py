@@ -39,8 +39,8 @@ class ConstrainedRows(Protocol):
 
     rows: list[int]  # [C], indices among the K
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """[C, at least V]: which tokens each may draw. Begun before the forward pass, waited for here."""
+    def ruled_out(self) -> NDArray[np.bool_]:
+        """[C, at least V]: which tokens each may not draw. Begun before the forward pass, waited for here."""
 
     def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
         """Hear what all K rows drew; a token after which a text could not be closed in time is replaced in place, and

@@ -65,7 +65,7 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _rule_out(logits: torch.Tensor, constrained: ConstrainedRows) -> None:
     """Leave the constrained rows of logits [K, V] only what they may draw."""
-    is_ruled_out = torch.from_numpy(constrained.allowed()[:, : logits.shape[1]]).logical_not_()  # [C, V]
+    is_ruled_out = torch.from_numpy(constrained.ruled_out())[:, : logits.shape[1]]  # [C, V]
     if len(is_ruled_out) == len(logits):
         logits.masked_fill_(is_ruled_out, -torch.inf)
         return

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from engine.constraints.json_schema import (
     ANY_OBJECT,
     depth_of,
+    least_chars_of_parts,
     with_finite_numbers,
     words_of_patterns,
     words_of_regex,
@@ -57,6 +58,8 @@ _NAMES = {
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^<>\n]+)>')
 _IDS = re.compile(r"\[[\d\s,^*-]+\]")
 _MAX_MESSAGE_CHARS = 300
+_CHARS_PER_TOKEN = 2  # at least that many, in keys and punctuation
+_STEP_OF_GRAMMAR = 32
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
 
 
@@ -111,6 +114,13 @@ def words_of(constraint: Constraint) -> tuple[str, ...]:
     if constraint.kind == "json_schema":
         return words_of_patterns(_schema(constraint.text))
     return words_of_regex(constraint.text) if constraint.kind == "regex" else ()
+
+
+def largest_step_of(constraint: Constraint) -> int:
+    """About how many tokens one token may add to those that closing needs: it opens a part that must be filled in."""
+    if constraint.kind == "json_schema":
+        return least_chars_of_parts(_schema(constraint.text)) // _CHARS_PER_TOKEN
+    return _STEP_OF_GRAMMAR if constraint.kind == "grammar" else 0
 
 
 def limits() -> LLParserLimits:

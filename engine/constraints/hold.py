@@ -23,11 +23,17 @@ _HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was 
 class Hold:
     """`is_over`: nothing may follow. `is_failed`: the matcher gave up at one of its limits, and the sequence with it.
 
-    `close` must close the text as it stands; None where none is known.
+    `close` must close the text as it stands; None where none is known. `words` help to find others. `largest_step` is
+    what one token may add to the tokens that closing needs.
     """
 
     def __init__(
-        self, matcher: LLMatcher, close: list[int] | None, view: TokenView, words: tuple[str, ...] = ()
+        self,
+        matcher: LLMatcher,
+        close: list[int] | None,
+        view: TokenView,
+        words: tuple[str, ...] = (),
+        largest_step: int = 0,
     ) -> None:
         self.matcher = matcher
         self.is_failed = False
@@ -36,7 +42,7 @@ class Hold:
         self._words = words
         self._close = close
         self._is_current = True  # whether `_close` closes the text as it stands now
-        self._largest_close = len(close or ())
+        self._margin = max(_LEAST_MARGIN, largest_step, len(close or ()))
         self._num_free = 0  # tokens that may be taken before the close is looked at again
         self._is_tight = False
 
@@ -52,12 +58,11 @@ class Hold:
         if not self._is_current:
             self._look_for_close()
         room = remaining - len(self._close) if self._close is not None else -1
-        margin = max(_LEAST_MARGIN, self._largest_close)
-        self._is_tight = 0 <= room <= margin
+        self._is_tight = 0 <= room <= self._margin
         if room < 0:
             self._num_free = _HOPELESS_PAUSE
-        elif room > margin:
-            self._num_free = 1 + (room - margin) // 4
+        elif room > self._margin:
+            self._num_free = 1 + (room - self._margin) // 4
 
     def take(self, token_id: int, remaining: int) -> int:
         """Accept `token_id`, which the mask allowed, as one of the `remaining` that are left; or another in its place,
@@ -93,7 +98,7 @@ class Hold:
         if self._close is None or not closes(self.matcher, self._close):
             self._close = find_close(self.matcher, self._view, self._words)
         self._is_current = True
-        self._largest_close = max(self._largest_close, len(self._close or ()))
+        self._margin = max(self._margin, len(self._close or ()))
 
     def _consume(self, token_id: int) -> None:
         self.is_failed = not self.matcher.consume_token(token_id)

@@ -7,6 +7,7 @@ places where a schema has schemas in it; nothing of tokens.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,9 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 _NUMBER_LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 _WORD = re.compile(r"(?<![\\])[A-Za-z0-9@_./: -]{2,}")
 _MAX_WORDS = 32
+_MAX_LEVELS = 100  # of parts in parts, references followed
+_MAX_CHARS = 4_000
+_FORMAT_CHARS = 36  # of a UUID, the longest
 
 _BOUNDED = {"type": "number", "minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 _ANY = {"$ref": "#/$defs/value"}
@@ -61,6 +65,69 @@ def words_of_patterns(schema: dict[str, Any]) -> tuple[str, ...]:
 def words_of_regex(pattern: str) -> tuple[str, ...]:
     """Runs of plain characters in a regular expression."""
     return tuple(dict.fromkeys(_WORD.findall(pattern)))[:_MAX_WORDS]
+
+
+def least_chars_of_parts(schema: dict[str, Any]) -> int:
+    """The most characters that the shortest text of any schema in `schema` has, roughly; in time linear in its size."""
+    sizer = _Sizer(schema)
+    return max(sizer.least(part) for part in _walk(schema))
+
+
+class _Sizer:
+    """How long the shortest text that meets a part of `root` is, roughly: patterns and limits of numbers are not read,
+    and neither is what refers to itself. Each part is sized once."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._known: dict[int, int] = {}  # by id, of parts that `root` keeps alive
+        self._depth = 0
+
+    def least(self, part: Any) -> int:
+        if not isinstance(part, dict) or self._depth > _MAX_LEVELS:
+            return 1
+        if id(part) not in self._known:
+            self._known[id(part)] = 1  # for what leads back here
+            self._depth += 1
+            self._known[id(part)] = min(self._size(part), _MAX_CHARS)
+            self._depth -= 1
+        return self._known[id(part)]
+
+    def _size(self, part: dict[str, Any]) -> int:
+        values = part.get("enum", [part["const"]] if "const" in part else None)
+        if isinstance(values, list) and values:
+            return min(len(json.dumps(value)) for value in values)
+        if isinstance(part.get("$ref"), str):
+            return self.least(_referred(part["$ref"], self._root))
+        branches = [self.least(branch) for key in ("anyOf", "oneOf") for branch in _list(part.get(key))]
+        own = sum(self.least(branch) for branch in _list(part.get("allOf"))) + min(branches, default=0)
+        types = part.get("type")
+        if types == "object" or (types is None and "required" in part):
+            properties = part.get("properties")
+            known = properties if isinstance(properties, dict) else {}
+            keys = [key for key in _list(part.get("required")) if isinstance(key, str)]
+            return own + 2 + sum(len(key) + 4 + self.least(known.get(key)) for key in keys)
+        if types == "array":
+            return own + 2 + min(_count(part, "minItems"), _MAX_CHARS) * (1 + self.least(part.get("items")))
+        if types == "string":
+            return own + 2 + _count(part, "minLength") + _FORMAT_CHARS * ("format" in part)
+        return max(own, 4 if types == "boolean" else 1)
+
+
+def _referred(reference: str, root: dict[str, Any]) -> Any:
+    """What a reference within the same schema points at; None for any other."""
+    value: Any = root
+    for name in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else ["?"]:
+        value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _count(schema: dict[str, Any], key: str) -> int:
+    value = schema.get(key, 0)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def depth_of(value: Any) -> int:

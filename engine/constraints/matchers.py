@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.constraints.closing import find_close
-from engine.constraints.compile import ConstraintRefused, compile_matcher, words_of
+from engine.constraints.compile import ConstraintRefused, compile_matcher, largest_step_of, words_of
 from engine.constraints.hold import Hold
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
@@ -29,19 +29,24 @@ from engine.protocol.tasks import Constraint
 logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
-_MANY_BITS = 1 << 19  # masks of more than this in one step are filled by a thread, beside the forward pass
+_MANY_BITS = 1 << 14  # masks of as much in one step are filled by a thread, beside the forward pass
 
 Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
 class _Compiled:
-    """A matcher that no sequence uses, before its first token, and a close from there."""
+    """A matcher that no sequence uses, before its first token, and a close from there; see `Hold` for the others."""
 
     matcher: llguidance.LLMatcher
     close: list[int] | None
     view: TokenView
     words: tuple[str, ...]
+    largest_step: int
+
+    def hold(self) -> Hold:
+        """For one more sequence."""
+        return Hold(self.matcher.deep_copy(), self.close, self.view, self.words, self.largest_step)
 
 
 class ConstrainedRows:
@@ -54,14 +59,12 @@ class ConstrainedRows:
         self.holds = holds
         self._remaining = remaining
         self._num_tokens = num_tokens
-        is_much = len(rows) * num_tokens > _MANY_BITS
-        self._filling: Future[Ints] | None = filler.submit(self._fill) if is_much else None
+        is_much = len(rows) * num_tokens >= _MANY_BITS
+        self._filling: Future[NDArray[np.bool_]] | None = filler.submit(self._fill) if is_much else None
 
-    def allowed(self) -> NDArray[np.bool_]:
-        """[C, bits], bits at least the vocabulary: what each row may draw. A row that failed may draw anything."""
-        masks = self._filling.result() if self._filling else self._fill()
-        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
-        return bits.view(np.bool_)
+    def ruled_out(self) -> NDArray[np.bool_]:
+        """[C, bits], bits at least the vocabulary: what each row may not draw. A row that failed may draw anything."""
+        return self._filling.result() if self._filling else self._fill()
 
     def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
         """Tell the matchers what the K rows drew, write over in `token_ids` what must not stand, and mark in
@@ -74,20 +77,25 @@ class ConstrainedRows:
                     _fail(hold, error)
             is_failed[row] |= hold.is_failed
 
-    def _fill(self) -> Ints:
-        masks = np.full((len(self.rows), -(-self._num_tokens // 32)), -1, dtype=np.int32)
-        address, stride = masks.ctypes.data, masks.shape[1] * 4
-        for index, (hold, remaining) in enumerate(zip(self.holds, self._remaining, strict=True)):
+    def _fill(self) -> NDArray[np.bool_]:
+        masks = np.full(
+            (len(self.rows), -(-self._num_tokens // 32)), -1, dtype=np.int32
+        )  # a bit for each that may come
+        address, stride = masks.ctypes.data, masks.strides[0]
+        for hold, remaining in zip(self.holds, self._remaining, strict=True):
             try:
                 hold.review(remaining)
-                hold.matcher.unsafe_compute_mask_ptr(address + index * stride, stride)
+                hold.matcher.unsafe_compute_mask_ptr(address, stride)
                 hold.is_failed = hold.is_failed or hold.matcher.is_error()
             except Exception as error:
                 _fail(hold, error)
-            if hold.is_failed or not masks[index].any():
-                hold.is_failed = True
+            address += stride
+        for index in np.flatnonzero(~masks.any(axis=1)).tolist():
+            self.holds[index].is_failed = True
+        for index, hold in enumerate(self.holds):
+            if hold.is_failed:
                 masks[index] = -1
-        return masks
+        return np.unpackbits((~masks).view(np.uint8), axis=1, bitorder="little").view(np.bool_)
 
 
 class Matchers:
@@ -131,10 +139,11 @@ class Matchers:
     def find(self, sequence_id: int) -> Hold | None:
         return self._holds.get(sequence_id)
 
-    def warm(self) -> None:
+    def warm(self) -> Future[TokenView]:
         """Begin to read the tokenizer, in the background. Errors show when a constraint comes."""
         if self._view is None:
             self._view = self._compiler.submit(read_token_view, *self._arguments)
+        return self._view
 
     def prepare(self, sequence_id: int, constraint: Constraint, namespace: bytes) -> None:
         """Have a matcher made for a sequence; `take_ready` tells when."""
@@ -158,9 +167,7 @@ class Matchers:
             compiled = self._compiled.get(key)
             if compiled is not None:
                 self._compiled.move_to_end(key)
-                self._holds[sequence_id] = Hold(
-                    compiled.matcher.deep_copy(), compiled.close, compiled.view, compiled.words
-                )
+                self._holds[sequence_id] = compiled.hold()
                 self._keys[sequence_id] = key
         while len(self._compiled) > _MAX_COMPILED:
             self._compiled.popitem(last=False)
@@ -190,7 +197,7 @@ class Matchers:
         view = self._view.result()
         matcher = compile_matcher(constraint, view)
         words = words_of(constraint)
-        return _Compiled(matcher, find_close(matcher, view, words), view, words)
+        return _Compiled(matcher, find_close(matcher, view, words), view, words, largest_step_of(constraint))
 
     def _keep(self, key: bytes, future: Future[_Compiled]) -> None:
         try:

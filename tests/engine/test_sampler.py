@@ -278,9 +278,9 @@ class Allowing:
         self._allowed = allowed
         self._instead = instead
 
-    def allowed(self) -> np.ndarray:
+    def ruled_out(self) -> np.ndarray:
         padded = -(-VOCAB // 32) * 32
-        return np.array([[token_id in allowed for token_id in range(padded)] for allowed in self._allowed])
+        return np.array([[token_id not in allowed for token_id in range(padded)] for allowed in self._allowed])
 
     def settle(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
         self.heard = token_ids.tolist()

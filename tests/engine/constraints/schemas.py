@@ -66,3 +66,19 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "keys with quotes and accents": record(**{'say "hi"': STRING, "größe": INTEGER, "a\\b": BOOLEAN}),
     "words of other scripts": {"enum": ["日本語", "emoji 🎉", "naïve", "tab\tnewline\n"]},
 }
+
+# Optional parts that take much to fill in: opened late, they could not be closed.
+SCHEMAS["large optional parts"] = {
+    "type": "object",
+    "properties": {
+        "note": STRING,
+        "detail": record(
+            identification={"type": "string", "format": "uuid"},
+            responsible_department=STRING,
+            classification={"enum": ["confidential", "restricted"]},
+        ),
+        "history": {"type": "array", "items": record(first_recorded_value=INTEGER, last_recorded_value=INTEGER)},
+    },
+    "required": ["note"],
+    "additionalProperties": False,
+}

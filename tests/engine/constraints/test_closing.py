@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.constraints.closing import closes, find_close
-from engine.constraints.compile import compile_matcher, words_of
+from engine.constraints.compile import compile_matcher, largest_step_of, words_of
 from engine.constraints.hold import Hold
 from engine.constraints.token_view import read_token_view
 from engine.protocol.tasks import Constraint
@@ -98,7 +98,7 @@ def test_a_hold_closes_in_time_whatever_is_drawn(name: str, spare: int, data: st
     matcher = compile_matcher(constraint, VIEW)
     close = find_close(matcher, VIEW)
     assert close is not None
-    hold = Hold(matcher, close, VIEW, words_of(constraint))
+    hold = Hold(matcher, close, VIEW, words_of(constraint), largest_step_of(constraint))
     said: list[int] = []
     for remaining in range(len(close) + spare, 0, -1):
         hold.review(remaining)

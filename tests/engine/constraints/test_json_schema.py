@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import time
 
 import jsonschema_rs
 import llguidance
 import pytest
 
 from engine.constraints.compile import compile_matcher
-from engine.constraints.json_schema import LARGEST_NUMBER, depth_of, with_finite_numbers, words_of_patterns
+from engine.constraints.json_schema import (
+    LARGEST_NUMBER,
+    depth_of,
+    least_chars_of_parts,
+    with_finite_numbers,
+    words_of_patterns,
+)
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
 from tests.engine.constraints.schemas import SCHEMAS
@@ -96,6 +103,44 @@ def test_words_of_patterns_are_what_a_text_may_have_to_spell() -> None:
     assert {"cole", "yes"} <= set(words)
     assert any("example" in word for word in words)
     assert "never" not in words
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"enum": ["long one", "b"]}, '"b"'),
+        ({"type": "object", "properties": {"ab": {"type": "integer"}}, "required": ["ab"]}, '{"ab":0,}'),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, "[true,true,]"),
+        ({"anyOf": [{"const": "abcdef"}, {"type": "null"}]}, '"abcdef"'),  # the branch itself is a part
+        ({"properties": {"rare": {"type": "string", "minLength": 9}}}, '"xxxxxxxxx"'),
+        (
+            {"$defs": {"a": {"const": "abc"}}, "type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1},
+            '["abc",]',
+        ),
+        ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, None),
+        ({"$ref": "https://example.com/a"}, "0"),
+        ({"type": "array", "minItems": 10**9}, None),
+    ],
+)
+def test_the_part_that_takes_most_to_fill_in_is_sized_in_bounds(schema: dict[str, object], text: str | None) -> None:
+    found = least_chars_of_parts(schema)
+    assert found == len(text) if text is not None else 1 <= found < 10**6
+
+
+def test_sizing_is_quick_whatever_refers_to_what() -> None:
+    names = [f"d{level}" for level in range(900)]
+    many = {f"k{index}": {"$ref": "#/$defs/{}"} for index in range(20)}
+    defs = {
+        name: {
+            "type": "object",
+            "properties": {key: {"$ref": f"#/$defs/{following}"} for key in many},
+            "required": list(many),
+        }
+        for name, following in zip(names, [*names[1:], names[0]], strict=True)
+    }
+    started = time.thread_time()
+    assert 1 <= least_chars_of_parts({"$defs": defs, "$ref": "#/$defs/d0"}) <= 4_000
+    assert time.thread_time() - started < 1
 
 
 def test_depth_counts_objects_and_lists() -> None:
