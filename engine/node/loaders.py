@@ -41,6 +41,8 @@ class LoadSettings(Protocol):
     def max_waiting(self) -> int: ...
     @property
     def max_step_tokens(self) -> int: ...
+    @property
+    def step_timeout_s(self) -> float: ...
 
 
 class Loaders:
@@ -76,6 +78,7 @@ class Loaders:
             max_sequences=settings.max_sequences,
             max_waiting=settings.max_waiting,
             max_step_tokens=settings.max_step_tokens,
+            step_timeout_s=settings.step_timeout_s,
             max_model_len=model.manifest.context_window,
             num_threads=self._num_threads,
         )

@@ -136,6 +136,13 @@ class NodeSettings:
         default=512,
         check=at_least(16),
     )
+    step_timeout_s: float = setting(
+        "HEARTH_NODE_STEP_TIMEOUT_S",
+        "silence after which an engine process that owes an answer and does not compute is killed; eight times as long "
+        "for one that computes",
+        default=15.0,
+        check=at_least(0.1),
+    )
     max_calls: int = setting(
         "HEARTH_NODE_MAX_CALLS", "calls this node has open at once", default=2048, check=at_least(1)
     )

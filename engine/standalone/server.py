@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
+from engine.child_link import SILENCE_S
 from engine.node.addresses import Address
 from engine.node.loaders import Loaders
 from engine.node.replicas import Replicas
@@ -47,6 +48,7 @@ class _LoadSettings:
     max_sequences: int
     max_waiting: int
     max_step_tokens: int
+    step_timeout_s: float = SILENCE_S
 
 
 class StandaloneServer:

@@ -22,6 +22,7 @@ import msgspec
 
 from engine.protocol.status import NodeStatus
 from storage.ephemeral import Ephemeral
+from tests.engine.processes import children_of
 
 READY_DEADLINE_S = 60
 
@@ -131,7 +132,7 @@ class Platform:
         return asyncio.run(self._read_presence())
 
     async def _read_presence(self) -> list[NodeStatus]:
-        store = Ephemeral.connect(self.redis_url)
+        store = Ephemeral.connect(self.redis_url, timeout_s=5)
         try:
             return [msgspec.json.decode(raw, type=NodeStatus) for raw in (await store.present("nodes")).values()]
         finally:
@@ -168,3 +169,8 @@ class Platform:
 
     def node_pid(self, node_id: str) -> int:
         return int(self.dev["pids"]["nodes"][node_id])
+
+    def rank_pids(self, node_id: str) -> list[int]:
+        """Processes of the node that run text models."""
+        children = [child for zygote in children_of(self.node_pid(node_id)) for child in children_of(zygote)]
+        return [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("hearth rank")]

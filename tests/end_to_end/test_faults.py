@@ -19,7 +19,7 @@ ENDLESS = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform whose processes these tests kill."""
-    running = Platform(tmp_path_factory.mktemp("fragile")).start()
+    running = Platform(tmp_path_factory.mktemp("fragile"), environ={"HEARTH_NODE_STEP_TIMEOUT_S": "1"}).start()
     yield running
     assert running.stop() == 0
 
@@ -122,6 +122,46 @@ def test_a_node_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Pla
     assert row["node_id"] == busy
     assert row["completion_tokens"] > 0
     wait_until_whole(fragile)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fragile: Platform, number: signal.Signals):
+    affinity = f"rank {number.name}".replace(" ", "-")
+    node_id = node_that_serves(fragile, affinity)
+    ranks = fragile.rank_pids(node_id)
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with fragile.client() as client:
+            url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
+            body = ENDLESS | {"stream": False, "max_tokens": 400}
+            answers.append(client.post(url, json=body, headers={"x-session-affinity": affinity}))
+
+    caller = threading.Thread(target=ask)
+    caller.start()
+    wait_for("the node says that it is busy", lambda: nodes_running(fragile) == [node_id])
+    for rank in ranks:
+        os.kill(rank, number)
+    caller.join(timeout=60)
+    assert answers[0].status_code == 200, answers[0].text
+    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[0].headers["cf-ai-req-id"]))
+    assert (row["node_id"] != node_id, row["attempts"], row["completion_tokens"]) == (True, 2, 400)
+    wait_for("the rank is back", lambda: fragile.rank_pids(node_id) not in ([], ranks))
+    wait_for("both are hot", lambda: fragile.num_hot == 2, 30)
+
+
+def test_a_rank_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
+    url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
+    with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+        events = events_of(response)
+        next(events)
+        (busy,) = wait_for("a node says that it is busy", lambda: nodes_running(fragile), 3)
+        for rank in fragile.rank_pids(busy):
+            os.kill(rank, signal.SIGKILL)
+        rest = list(events)
+    assert "[DONE]" not in rest
+    assert json.loads(rest[-1])["errors"][0]["code"] == 3008
+    wait_for("both are hot", lambda: fragile.num_hot == 2, 30)
 
 
 def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platform):

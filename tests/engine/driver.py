@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.loop import Engine, RunsSteps
-from engine.protocol.tasks import Sampling
+from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport
 from engine.scheduler import MAX_PREEMPTIONS
 from engine.sequence import SequenceRequest
@@ -26,8 +26,8 @@ class Driver:
 
     def __init__(self, runner: RunsSteps | None = None, *, num_blocks: int = 64, **settings: object) -> None:
         self.runner = runner or FakeRunner(num_blocks=num_blocks)
-        defaults = {"max_step_tokens": 64, "max_sequences": 16}
-        self.config = EngineConfig(model_dir=Path(), **(defaults | settings))  # type: ignore[arg-type]
+        defaults = {"model_dir": Path(), "max_step_tokens": 64, "max_sequences": 16}
+        self.config = EngineConfig(**(defaults | settings))  # type: ignore[arg-type]
         self.engine = Engine(self.runner, self.config, revision="r1")
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, str | None] = {}
@@ -42,6 +42,7 @@ class Driver:
         namespace: bytes = NAMESPACE,
         tenant: int = 1,
         stop_token_ids: tuple[int, ...] = (),
+        constraint: Constraint | None = None,
         **sampling: object,
     ) -> int:
         """Returns the new sequence's id."""
@@ -55,6 +56,7 @@ class Driver:
             namespace=namespace,
             tenant=tenant,
             stop_token_ids=stop_token_ids,
+            constraint=constraint,
         )
         self.engine.add(request)
         self.check()

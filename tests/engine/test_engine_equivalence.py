@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from engine.config import EngineConfig
-from engine.protocol.tasks import Sampling
+from engine.inputs import StepInputs
+from engine.protocol.tasks import Constraint, Sampling
 from engine.replica import Output, Replica
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
@@ -60,7 +61,7 @@ def new_driver(model_dir: Path) -> Iterator[object]:
         runner = Runner(config_of(model_dir, num_blocks=num_blocks))
         with torch.inference_mode():
             runner.poison_kv()
-        return Driver(runner, **settings)
+        return Driver(runner, model_dir=model_dir, **settings)
 
     return make
 
@@ -142,6 +143,74 @@ def test_hostile_parameters_of_batch_mates_change_no_token_and_break_nothing(new
     driver.run()
     check_answers(driver, cases, good)
     assert {driver.finishes[each] for each in bad} <= {"stop", "length", "error"}
+
+
+class NumbersGone:
+    """A model whose logits are not finite for some sequences, as overflow or a broken device would have it."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._model = runner._model
+        self.broken: dict[int, float] = {}  # sequence id -> what its logits become
+
+    def forward(self, inputs: StepInputs, attention: object) -> torch.Tensor:
+        logits = self._model.forward(inputs, attention)  # [K, V]
+        rows = np.searchsorted(inputs.query_starts, inputs.logit_rows.numpy(), side="right") - 1
+        for row, sequence_id in enumerate(inputs.sequence_ids[rows].tolist()):
+            if sequence_id in self.broken:
+                logits[row] = self.broken[sequence_id]
+        return logits
+
+
+HOSTILE_REQUESTS = {
+    "not a number": {"temperature": math.nan},
+    "endless penalty": {"repetition_penalty": math.inf},
+    "negative limit": {"max_tokens": -1},
+    "no such top": {"logprobs": 10**6},
+    "seed beyond 64 bits": {"seed": -(2**200), "temperature": 5.0},
+    "id beyond the vocabulary": {"prompt": [512]},
+    "huge id": {"prompt": [2**31 - 1]},
+    "negative id": {"prompt": [-1]},
+    "nothing": {"prompt": []},
+    "longer than the context": {"prompt": [3] * 600},
+    "long namespace": {"namespace": b"x" * 65},
+    "thousand stops": {"stop_token_ids": tuple(range(1000))},
+    "negative stop": {"stop_token_ids": (-5,)},
+    "broken constraint": {"constraint": Constraint("regex", "(")},
+    "constraint that matches nothing": {"constraint": Constraint("json_schema", '{"enum": []}')},
+    "constraint that is no grammar": {"constraint": Constraint("grammar", "\x00" * 1000)},
+    "all tokens at once": {"top_k": 2**31 - 1, "temperature": 1e30, "logprobs": 20},
+    "fights itself": {"repetition_penalty": 1e-30, "presence_penalty": -1e30, "frequency_penalty": 1e30},
+}
+
+
+@pytest.mark.parametrize("max_step_tokens", [17, 512])
+def test_whatever_batch_mates_do_nobody_else_gets_another_token(new_driver, cases: list[Case], max_step_tokens: int):
+    """P23: requests that cannot be served, logits that are no numbers, ids used twice and storms of aborts, in every
+    step in which others generate."""
+    driver = new_driver(max_step_tokens=max_step_tokens, max_waiting=200)
+    model = driver.runner._model = NumbersGone(driver.runner)
+    good = [driver.add(case.prompt, **GREEDY) for case in cases]
+    hostile = list(HOSTILE_REQUESTS.values())
+    bad: list[int] = []
+    for number in range(70):
+        change = {"prompt": cases[0].prompt, "max_tokens": 9, "tenant": 2} | hostile[number % len(hostile)]
+        bad.append(driver.add(change.pop("prompt"), **change))
+        broken = driver.add(cases[1].prompt, tenant=3, max_tokens=20)
+        model.broken[broken] = (math.nan, math.inf, -math.inf)[number % 3]
+        for storm in [driver.add([5, number % 500], tenant=4, max_tokens=50) for _ in range(4)][: number % 5]:
+            driver.abort(storm)
+        if good[0] not in driver.finishes:
+            driver.engine.add(SequenceRequest(good[0], np.array([1], np.int32), Sampling(), NAMESPACE, 1))
+            driver.engine._ended.pop()  # the refusal of the id that is taken would look like its owner's end
+        driver.step()
+    driver.run()
+    check_answers(driver, cases, good)
+    assert all(driver.finishes[each] == "error" for each in model.broken if driver.finishes[each] != "out_of_capacity")
+    refused = {driver.finishes[each] for each in bad}
+    assert (
+        {"error", "context_too_long"} <= refused <= {"error", "context_too_long", "stop", "length", "out_of_capacity"}
+    )
+    assert driver.engine.blocks.num_held == 0
 
 
 def test_a_warm_call_computes_fewer_than_32_prompt_tokens_and_another_tenant_s_all(new_driver):

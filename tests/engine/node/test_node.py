@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 
 from catalog.builtin import builtin_models, find_folder
 from engine.node.presence import KIND
@@ -60,7 +61,11 @@ async def world(tmp_path_factory: pytest.TempPathFactory, test_data: Path, redis
 async def node(world: World, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeProcess]:
     """One node that most tests share; whoever hurts it waits until it is well."""
     node = NodeProcess(
-        tmp_path_factory.mktemp("n"), world.objects_url, REDIS_URL=world.redis_url, HEARTH_NODE_ID="shared"
+        tmp_path_factory.mktemp("n"),
+        world.objects_url,
+        REDIS_URL=world.redis_url,
+        HEARTH_NODE_ID="shared",
+        HEARTH_NODE_STEP_TIMEOUT_S="2",
     )
     yield await node.start().ready()
     node.stop()
@@ -230,12 +235,31 @@ async def test_a_killed_rank_fails_its_calls_as_retryable_and_comes_back(
     assert "hearth_rank_restarts_total" in (await node.get("/metrics")).text
 
 
-async def _wait_for_failure(client: WireClient) -> None:
+async def _wait_for_failure(client: WireClient) -> Failed:
     while True:
         message = await client.receive()
         if isinstance(message, wire.Reply) and isinstance(message.event, Failed):
             assert (message.event.reason, message.event.is_retryable) == ("internal", True)
-            return
+            return message.event
+
+
+async def test_a_rank_that_hangs_is_killed_and_its_calls_can_be_repeated(
+    world: World, node: NodeProcess, client: WireClient
+) -> None:
+    client.send(*[world.call(index, f"Once there were {index}", **LONG) for index in range(3)])
+    await first_token(client, 0)
+    (rank,) = await wait_until(node.rank_pids)
+    os.kill(rank, signal.SIGSTOP)
+    failures = [await _wait_for_failure(client) for _ in range(3)]
+    assert [failed.num_deaths for failed in failures] == [1, 1, 1]
+    repeated = [
+        replace(world.call(10 + index, f"Once there were {index}"), num_deaths=1, died_after=0) for index in range(3)
+    ]
+    client.send(*repeated)
+    heard = await client.by_call(10, 11, 12)
+    assert all(isinstance(events[-1], Finished) for events in heard.values())
+    assert rank not in node.rank_pids()
+    assert "it owed an answer and had said nothing" in node.log
 
 
 async def test_a_model_is_loaded_on_demand_while_another_one_answers(
