@@ -163,7 +163,7 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
         stored = find_safetensors(model_dir)
         if stored is not None:
             scheme = read_quantization(model_dir)
-            return Checkpoint(stored, lambda name: scheme.find(name, stored), lambda name: is_idle(name, stored))
+            return Checkpoint(stored, lambda name: scheme.find(name, stored), is_idle)
         path = find_gguf(model_dir)
         if path is not None:
             return _open_gguf(path)
@@ -206,15 +206,15 @@ def load(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor], progr
     progress.total_bytes = sum(part.size_bytes for source in sources.values() for part in source.parts)
     pieces = _Pieces([(sources[name], destination) for name, destination in destinations.items()])
     num_threads = torch.get_num_threads()
-    with Files() as files:
-        threads = [
-            threading.Thread(target=_work, args=(files, pieces, progress), name=f"weights-{index}")
-            for index in range(min(_MAX_THREADS, (os.cpu_count() or 1) + 1))
-        ]
-        for thread in threads:
-            thread.start()
-        _wait(threads, progress)
-    torch.set_num_threads(num_threads)  # the threads above were told to use one each
+    try:
+        with Files() as files:
+            threads = [
+                threading.Thread(target=_work, args=(files, pieces, progress), name=f"weights-{index}")
+                for index in range(min(_MAX_THREADS, (os.cpu_count() or 1) + 1))
+            ]
+            _run(threads, progress)
+    finally:
+        torch.set_num_threads(num_threads)  # the threads above were told to use one each
     if pieces.failure is not None:
         raise pieces.failure
     if progress.is_cancelled:
@@ -261,10 +261,12 @@ def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
         pieces.fail(error)
 
 
-def _wait(threads: list[threading.Thread], progress: Progress) -> None:
+def _run(threads: list[threading.Thread], progress: Progress) -> None:
     """Until all have ended; large loads are told of in the log. Interrupted, ends them first."""
     told = time.monotonic()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             while thread.is_alive():
                 thread.join(_TELL_EVERY_S)
@@ -275,7 +277,8 @@ def _wait(threads: list[threading.Thread], progress: Progress) -> None:
     except BaseException:
         progress.cancel()
         for thread in threads:
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
         raise
 
 

@@ -21,6 +21,7 @@ MAX_HEADER_BYTES = 128 * 1024 * 1024  # vocabularies are in it; the largest publ
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _MAX_FILES = 1000
+_FOR_IMAGES = "mmproj"  # what turns images into tokens, beside the text model
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 _NUMBERS = {
@@ -70,7 +71,7 @@ def find_gguf(model_dir: Path) -> Path | None:
     if not model_dir.is_dir():
         return None
     found = sorted(path for path in model_dir.glob("*.gguf") if path.is_file())
-    starts = [path for path in found if not _is_later_part(path)]
+    starts = [path for path in found if not _is_later_part(path) and not path.name.startswith(_FOR_IMAGES)]
     if len(starts) > 1:
         names = ", ".join(path.name for path in starts[:5])
         raise GgufError(f"{len(starts)} GGUF models are in {model_dir.name} ({names}): name the one to load")

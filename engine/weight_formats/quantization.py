@@ -107,9 +107,9 @@ class Quantization:
 NOT_QUANTIZED = Quantization("none")
 
 
-def is_idle(name: str, stored: Mapping[str, StoredTensor]) -> bool:
+def is_idle(name: str) -> bool:
     """Whether a stored tensor concerns what we do not do, and may stay unread: quantised activations."""
-    return name.rpartition(".")[2] in _IDLE_ENDINGS and len(stored) > 1
+    return name.rpartition(".")[2] in _IDLE_ENDINGS
 
 
 def parse_quantization(said: Any) -> Quantization:

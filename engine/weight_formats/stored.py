@@ -110,6 +110,7 @@ class Files:
                 except OSError as error:
                     raise WeightsError(f"{path.name} cannot be read: {error.strerror}") from None
                 self._stack.callback(os.close, descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # from a cold disk, read far ahead
                 self._descriptors[path] = descriptor
             return descriptor
 

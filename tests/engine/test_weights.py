@@ -234,6 +234,37 @@ def test_progress_counts_every_byte_and_a_cancelled_load_ends(tmp_path: Path, mo
     assert cancelled.done_bytes == 0
 
 
+def test_a_load_can_be_ended_from_another_thread_while_it_reads(tmp_path: Path, monkeypatch) -> None:
+    save_file({f"t{index}": torch.ones(1000) for index in range(40)}, tmp_path / "model.safetensors")
+    progress, read = Progress(), weights.Files.read_into
+
+    def read_slowly(*arguments: Any) -> None:
+        progress.cancel() if progress.done_bytes > 20_000 else None
+        read(*arguments)
+
+    monkeypatch.setattr(weights.Files, "read_into", read_slowly)
+    with pytest.raises(LoadCancelled, match="of 160000 bytes"):
+        weights.load(
+            weights.open_checkpoint(tmp_path), {f"t{index}": torch.zeros(1000) for index in range(40)}, progress
+        )
+    assert 20_000 < progress.done_bytes < 60_000
+
+
+def test_an_interrupted_load_leaves_no_thread_behind(tmp_path: Path, monkeypatch) -> None:
+    save_file({f"t{index}": torch.ones(1000) for index in range(40)}, tmp_path / "model.safetensors")
+    start, num_started = threading.Thread.start, iter(range(10))
+
+    def start_one(thread: threading.Thread) -> None:
+        if next(num_started) == 1:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start"):
+        weights.load(weights.open_checkpoint(tmp_path), {f"t{index}": torch.zeros(1000) for index in range(40)})
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_load_takes_little_memory_besides_its_destination(dtype: torch.dtype, tmp_path: Path) -> None:
     written = {f"t{index}": torch.ones(4 << 20, dtype=torch.bfloat16).view(2048, -1) for index in range(12)}

@@ -120,6 +120,8 @@ def test_a_tensor_too_many_or_too_few_is_named(tmp_path: Path) -> None:
 
 def test_two_models_in_a_folder_are_not_guessed_between(tmp_path: Path) -> None:
     path, _ = write_random("llama 2", tmp_path)
+    os.link(path, path.with_name("mmproj-F16.gguf"))
+    assert read_config(path.parent).hidden_size == 64
     os.link(path, path.with_name("other.gguf"))
     with pytest.raises(UnsupportedModel, match=r"2 GGUF models are in only .*name the one to load"):
         read_config(path.parent)
