@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
 _MANY_BITS = 1 << 14  # masks of as much in one step are filled by a thread, beside the forward pass
+_STEPS_INLINE = 256  # steps without that thread, once it was late: this machine's cores are busy
 
 Ints = NDArray[np.int32]
 
@@ -53,18 +54,26 @@ class ConstrainedRows:
     """The C constrained rows among the K that sample in one step."""
 
     def __init__(
-        self, rows: list[int], holds: list[Hold], remaining: list[int], num_tokens: int, filler: ThreadPoolExecutor
+        self,
+        rows: list[int],
+        holds: list[Hold],
+        remaining: list[int],
+        num_tokens: int,
+        filler: ThreadPoolExecutor | None,
     ) -> None:
         self.rows = rows
         self.holds = holds
         self._remaining = remaining
         self._num_tokens = num_tokens
-        is_much = len(rows) * num_tokens >= _MANY_BITS
-        self._filling: Future[NDArray[np.bool_]] | None = filler.submit(self._fill) if is_much else None
+        self.was_late = False
+        self._filling: Future[NDArray[np.bool_]] | None = filler.submit(self._fill) if filler else None
 
     def ruled_out(self) -> NDArray[np.bool_]:
         """[C, bits], bits at least the vocabulary: what each row may not draw. A row that failed may draw anything."""
-        return self._filling.result() if self._filling else self._fill()
+        if self._filling is None:
+            return self._fill()
+        self.was_late = not self._filling.done()
+        return self._fill() if self._filling.cancel() else self._filling.result()
 
     def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
         """Tell the matchers what the K rows drew, write over in `token_ids` what must not stand, and mark in
@@ -109,6 +118,8 @@ class Matchers:
         self._preparing: dict[int, bytes] = {}  # sequence id -> what it waits for
         self._holds: dict[int, Hold] = {}
         self._keys: dict[int, bytes] = {}
+        self._latest: ConstrainedRows | None = None
+        self._num_inline = 0
 
     @cached_property
     def _compiler(self) -> ThreadPoolExecutor:
@@ -190,7 +201,14 @@ class Matchers:
             return None
         rows, holds = [row for row, _ in found], [hold for _, hold in found]
         assert self._view is not None
-        return ConstrainedRows(rows, holds, remaining[rows].tolist(), self._view.result().num_tokens, self._filler)
+        num_tokens = self._view.result().num_tokens
+        if self._latest is not None and self._latest.was_late:
+            self._num_inline = _STEPS_INLINE
+        is_beside = len(rows) * num_tokens >= _MANY_BITS and self._num_inline == 0
+        self._num_inline = max(0, self._num_inline - 1)
+        filler = self._filler if is_beside else None
+        self._latest = ConstrainedRows(rows, holds, remaining[rows].tolist(), num_tokens, filler)
+        return self._latest
 
     def _compile(self, constraint: Constraint) -> _Compiled:
         assert self._view is not None

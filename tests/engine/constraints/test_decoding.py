@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 
 import jsonschema_rs
 import llguidance
@@ -227,14 +228,38 @@ def test_a_matcher_at_its_limit_ends_its_own_sequence(runner: Runner, monkeypatc
 def test_masks_filled_beside_the_forward_pass_are_the_same(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     def texts() -> list[str]:
         speaker = Speaker(runner)
-        for seed in range(6):
+        for seed in range(4):
             speaker.ask(PROMPT, schema(SCHEMAS["a flat record"]), temperature=1.0, seed=seed, max_tokens=25)
         speaker.run()
         return [said.text for said in speaker.said.values()]
 
+    beside: list[bool] = []
+    begin = matchers.ThreadPoolExecutor.submit
+    monkeypatch.setattr(
+        matchers.ThreadPoolExecutor,
+        "submit",
+        lambda pool, work, *values: beside.append(work.__name__ == "_fill") or begin(pool, work, *values),
+    )
+    monkeypatch.setattr(matchers, "_MANY_BITS", 1 << 62)
     inline = texts()
+    assert not any(beside)
     monkeypatch.setattr(matchers, "_MANY_BITS", 0)
+    monkeypatch.setattr(matchers, "_STEPS_INLINE", 2)
     assert texts() == inline
+    assert any(beside)
+
+
+def test_a_thread_that_is_late_is_done_without_for_a_while(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matchers, "_MANY_BITS", 0)
+    speaker.ask(PROMPT, schema(PERSON))
+    while not speaker.engine.matchers.num_held:
+        speaker.step()
+    may_go_on = threading.Event()
+    speaker.engine.matchers._filler.submit(may_go_on.wait)  # what a busy core looks like
+    speaker.run()
+    assert speaker.engine.matchers._num_inline > 0
+    may_go_on.set()
+    assert all(is_valid(said, PERSON) for said in speaker.said.values())
 
 
 # ── over a sequence's life ──
