@@ -149,7 +149,7 @@ def test_a_changed_byte_or_a_cut_never_does_more_than_raise(
     content = bytearray(sound())
     content[at_byte % len(content)] = value
     content = content[: length % len(content)] if is_cut else content
-    folder = tmp_path_factory.getbasetemp() / "changed"
+    folder = tmp_path_factory.getbasetemp() / "changed-gguf"
     folder.mkdir(exist_ok=True)
     path = at(folder, bytes(content))
     try:
