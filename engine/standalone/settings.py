@@ -59,7 +59,7 @@ def read_flags(arguments: Sequence[str]) -> ServeSettings:
     model_dir = _model_dir(flags.model_dir)
     return ServeSettings(
         model_dir=model_dir,
-        model_names=tuple(flags.served_model_name or _default_names(flags.model_dir, model_dir)),
+        model_names=tuple(getattr(flags, "served_model_name", ()) or _default_names(flags.model_dir, model_dir)),
         host=flags.host,
         port=flags.port,
         device=flags.device,
@@ -70,7 +70,7 @@ def read_flags(arguments: Sequence[str]) -> ServeSettings:
         max_waiting=flags.max_waiting,
         max_step_tokens=flags.max_step_tokens,
         num_threads=flags.threads,
-        api_key=flags.api_key or "",
+        api_key=getattr(flags, "api_key", ""),
         drain_timeout_s=flags.drain_timeout,
         log_level=flags.log_level,
     )
@@ -119,8 +119,21 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens computed in one step",
     )
     add("--threads", default=0, type=_whole(0, 4096), metavar="N", help="0 takes all cores but one")
-    add("--served-model-name", nargs="+", type=_name, metavar="NAME", help="names callers use; default: the folder's")
-    add("--api-key", default=None, type=_key, metavar="KEY", help="ask callers for it; @FILE reads it from a file")
+    add(
+        "--served-model-name",
+        action="append",
+        default=argparse.SUPPRESS,
+        type=_name,
+        metavar="NAME",
+        help="what callers call the model, may be repeated (default: the folder's name, and its path)",
+    )
+    add(
+        "--api-key",
+        default=argparse.SUPPRESS,
+        type=_key,
+        metavar="KEY",
+        help="ask callers for it; @FILE reads it from a file",
+    )
     add("--drain-timeout", default=30.0, type=_seconds, metavar="SECONDS", help="for answers in flight when stopping")
     add("--log-level", default="warning", type=str.lower, choices=("debug", "info", "warning", "error"))
     return parser

@@ -25,6 +25,11 @@ def test_defaults_are_a_local_server_under_the_folder_s_name(folder: Path):
     assert (settings.api_key, settings.dtype, settings.max_model_len) == ("", "config", 0)
 
 
+def test_flags_may_stand_before_the_folder_and_names_be_several(folder: Path):
+    settings = read_flags(["--served-model-name", "a", "--served-model-name", "b/c", str(folder)])
+    assert settings.model_names == ("a", "b/c")
+
+
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
     [
