@@ -157,8 +157,8 @@ async def play(seed: int, num_events: int) -> World:
         world.happened[event.__name__] += 1
         event()
         if world.choose.random() < 0.7:
-            await asyncio.sleep(world.choose.expovariate(1 / 0.03))
-        if number % 100 == 0:
+            await asyncio.sleep(world.choose.expovariate(1 / 0.02))
+        if number % 200 == 0:
             world.check()
     await world.leave()
     await asyncio.sleep(3600)  # what was to happen later has happened
