@@ -41,7 +41,8 @@ class CachedBlocks:
         self._name_of: dict[int, bytes] = {}
         self._unused_numbers = list(range(num_blocks - 1, -1, -1))
         self._counts = [0] * num_blocks  # by owner
-        self._owners_with: dict[int, dict[int, None]] = {}  # number of blocks -> owners
+        # Number of blocks -> owners. Ordered, since the first of a plain dict is behind all that were first before it.
+        self._owners_with: dict[int, OrderedDict[int, None]] = {}
         self._most = 0
         self._turn: OrderedDict[int, None] = OrderedDict()  # owners; the first is looked at next for unused blocks
 
@@ -107,7 +108,9 @@ class CachedBlocks:
             if not peers[before]:
                 del peers[before]
         if after:
-            peers.setdefault(after, {})[owner] = None
+            if after not in peers:
+                peers[after] = OrderedDict()
+            peers[after][owner] = None
         else:
             del self._turn[owner]
             del self._number_of[self._name_of.pop(owner)]
