@@ -42,7 +42,7 @@ class Hold:
         self._words = words
         self._close = close
         self._is_current = True  # whether `_close` closes the text as it stands now
-        self._margin = max(_LEAST_MARGIN, largest_step, len(close or ()))
+        self._margin = max(largest_step, len(close or ())) + _LEAST_MARGIN
         self._num_free = 0  # tokens that may be taken before the close is looked at again
         self._is_tight = False
 

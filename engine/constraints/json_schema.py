@@ -22,7 +22,7 @@ _WORD = re.compile(r"(?<![\\])[A-Za-z0-9@_./: -]{2,}")
 _MAX_WORDS = 32
 _MAX_LEVELS = 100  # of parts in parts, references followed
 _MAX_CHARS = 4_000
-_FORMAT_CHARS = 36  # of a UUID, the longest
+_FORMAT_CHARS = 72  # of a UUID, the longest; it counts double, like all that is spelled a token a character
 
 _BOUNDED = {"type": "number", "minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 _ANY = {"$ref": "#/$defs/value"}
@@ -109,7 +109,7 @@ class _Sizer:
         if types == "array":
             return own + 2 + min(_count(part, "minItems"), _MAX_CHARS) * (1 + self.least(part.get("items")))
         if types == "string":
-            return own + 2 + _count(part, "minLength") + _FORMAT_CHARS * ("format" in part)
+            return own + 2 + 2 * _count(part, "minLength") + _FORMAT_CHARS * ("format" in part)
         return max(own, 4 if types == "boolean" else 1)
 
 

@@ -109,3 +109,30 @@ def test_a_hold_closes_in_time_whatever_is_drawn(name: str, spare: int, data: st
         if hold.is_over:
             break
     assert hold.is_match, VIEW.tokenizer.decode_str(said)
+
+
+def test_a_large_part_is_not_opened_where_it_could_not_be_closed() -> None:
+    """The same wish, a long note and then the large part, with ever less room for it."""
+    constraint = schema(SCHEMAS["large optional parts"])
+    opened = VIEW.tokenizer.greedy_tokenize('"detail":{"identification":"')
+    fates = set()
+    for size in range(10, 90, 4):
+        matcher = compile_matcher(constraint, VIEW)
+        hold = Hold(matcher, find_close(matcher, VIEW), VIEW, words_of(constraint), largest_step_of(constraint))
+        wish = VIEW.tokenizer.greedy_tokenize('{"note":"') + VIEW.tokenizer.greedy_tokenize("Q") * size
+        wish += VIEW.tokenizer.greedy_tokenize('",') + opened
+        said: list[int] = []
+        for remaining in range(110, 0, -1):
+            hold.review(remaining)
+            wanted = wish[0] if wish else -1
+            if hold.matcher.validate_tokens([wanted] if wanted >= 0 else []) != 1:
+                close = find_close(hold.matcher, VIEW)
+                wanted = close[0] if close else VIEW.eos_token_ids[0]
+            said.append(hold.take(wanted, remaining))
+            wish = wish[1:] if wish and said[-1] == wish[0] else []
+            if hold.is_over:
+                break
+        text = VIEW.tokenizer.decode_str(said)
+        assert hold.is_match, (size, text)
+        fates.add('"detail"' in text)
+    assert fates == {True, False}
