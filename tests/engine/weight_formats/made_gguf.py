@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 
-from engine.weight_formats.gguf_file import GgufFile, read_gguf
 from tests.engine.checkpoints import save_random
 
 # Kind of checkpoint -> GGUF's architecture, and what makes it one that GGUF files can say.
@@ -74,10 +73,6 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def read(path: Path) -> GgufFile:
-    return read_gguf(path)
 
 
 def _typed(value: Any) -> tuple[Any, ...]:

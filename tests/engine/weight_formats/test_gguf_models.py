@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import torch
 from engine import weights
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
+from engine.tokenizer import Tokenizer
 from engine.weights import WeightsError
 from tests.engine import one_thread  # noqa: F401
 from tests.engine.checkpoints import Pusher, runner_of
 from tests.engine.driver import Driver
-from tests.engine.weight_formats.made_gguf import KINDS, write_random
+from tests.engine.weight_formats.made_gguf import KINDS, write, write_random
 
 PROMPT_LEN, NUM_GREEDY = 45, 32
 
@@ -136,3 +138,29 @@ def test_nan_in_a_quantised_tensor_is_found(tmp_path: Path) -> None:
         file.write(b"\x00\x7e")  # the scale of a block
     with pytest.raises(WeightsError, match=r"blk\.1\.ffn_up\.weight holds NaN"):
         runner_of(path)
+
+
+# ── a real one ──
+
+
+def test_a_published_model_as_one_file_reads_and_writes_as_published(test_data: Path, tmp_path: Path) -> None:
+    """Weights, config and vocabulary of stories260K in one GGUF: from text to the reference's tokens and back."""
+    source = test_data / "models" / "stories260K"
+    vocab = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = sorted(vocab, key=vocab.__getitem__)
+    kinds = [2, 3, 3] + [6 if token.startswith("<0x") else 1 for token in tokens[3:]]
+    vocabulary = {"ggml.model": "llama", "ggml.tokens": tokens, "ggml.token_type": kinds,
+                  "ggml.scores": [-float(index) for index in range(len(tokens))], "ggml.bos_token_id": 1,
+                  "ggml.eos_token_id": 2}  # fmt: skip
+    path = tmp_path / "stories.gguf"
+    write(path, "llama", source, "F32", vocabulary)
+    tokenizer, runner = Tokenizer(path), runner_of(path)
+    assert runner.eos_token_ids == (2,)
+    for case in json.loads((source / "reference.json").read_text())["cases"][:3]:
+        assert tokenizer.encode(case["prompt"]) == case["prompt_ids"]
+        driver = Driver(runner)
+        num_tokens = len(case["greedy_ids"])
+        sequence_id = driver.add(case["prompt_ids"], max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        driver.run()
+        assert driver.tokens[sequence_id] == case["greedy_ids"]
+        assert tokenizer.decode(case["greedy_ids"]) == Tokenizer(source).decode(case["greedy_ids"])
