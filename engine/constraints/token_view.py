@@ -1,8 +1,9 @@
 """A model's tokenizer as llguidance wants it: which bytes each id spells, which ids are control tokens or end tokens.
 
-Read from the model's own tokenizer.json. Control tokens are those of `engine/control_tokens.py`. They leave the
-vocabulary under their own names, as they do where text is encoded: the library would otherwise write a forced text that
-spells one with the token itself. Only a grammar that names one by its id allows it.
+Read from the files that text is encoded with, of any kind (`engine/tokenizer_files.py`). Control tokens are those of
+`engine/control_tokens.py`. They leave the vocabulary under their own names, as they do where text is encoded: the
+library would otherwise write a forced text that spells one with the token itself. Only a grammar that names one by its
+id allows it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.control_tokens import take_out_controls
+from engine.tokenizer_files import TokenizerUnusable, read_definition
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -40,10 +42,13 @@ class TokenView:
 def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> TokenView:
     """`vocab_size` is the model's own: where it goes beyond the tokenizer's, the ids between spell nothing and are
     never allowed. Takes a second for the largest vocabularies. Raises OSError, ValueError, TypeError or KeyError if the
-    file is not one that the library reads."""
+    files are not such as the library reads."""
     from llguidance import LLTokenizer
 
-    definition = msgspec.json.decode((model_dir / "tokenizer.json").read_bytes())
+    try:
+        definition, _ = read_definition(model_dir)
+    except TokenizerUnusable as error:
+        raise ValueError(str(error)) from error
     control_ids = {control.text: control.token_id for control in take_out_controls(definition)}
     _mark_special(definition, set(control_ids.values()))
     largest_added = max((token["id"] for token in definition.get("added_tokens", [])), default=-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -87,8 +88,36 @@ def test_tokenizers_of_other_families_write_json(test_data: Path, name: str) -> 
     assert matcher.is_stopped()
 
 
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("models/stories260K/tokenizer.model", "tokenizer.model"),
+        ("tokenizers/gguf_vocab/ggml-vocab-gpt-2.gguf", "m.gguf"),
+    ],
+)
+def test_folders_without_a_tokenizer_json_are_read_as_their_text_is(
+    test_data: Path, tmp_path: Path, source: str, name: str
+) -> None:
+    shutil.copy(test_data / source, tmp_path / name)
+    view = read_token_view(tmp_path, 0, (0,))
+    matcher = compile_matcher(Constraint("json_schema", json.dumps({"enum": ["a b", "z"]})), view)
+    assert matcher.consume_tokens(view.tokenizer.greedy_tokenize('"a b"'))
+    assert matcher.is_stopped()
+
+
+def test_a_token_that_only_the_configuration_names_is_a_control(test_data: Path, tmp_path: Path) -> None:
+    """As it is where text is encoded: `<|assistant|>` of the files' own choosing."""
+    shutil.copy(test_data / "tokenizers/gpt2/tokenizer.json", tmp_path)
+    added = {"50257": {"content": "<|assistant|>", "special": True}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    assert read_token_view(tmp_path, 0, (0,)).control_ids["<|assistant|>"] == 50257
+
+
 def test_a_damaged_file_is_an_error_of_a_known_kind(tmp_path: Path) -> None:
     for text in ("", "{}", "[]", '{"model": {"vocab": {}}}'):
         (tmp_path / "tokenizer.json").write_text(text)
         with pytest.raises((ValueError, KeyError, TypeError)):
             read_token_view(tmp_path, 10, (0,))
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="is missing"):
+        read_token_view(tmp_path, 10, (0,))
