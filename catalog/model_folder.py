@@ -22,6 +22,12 @@ _TAKEN = (".safetensors", ".json", ".txt", ".model", ".jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib")
 _MAX_CONFIG_BYTES = 1024 * 1024
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)  # as engines look for one
 _INDEX = "model.safetensors.index.json"
 
 
@@ -55,9 +61,10 @@ def inspect_folder(path: Path) -> ModelFolder:
         if file.endswith(_CODE):
             raise PublishError(f"{file}: a model must not bring code")
     files = tuple(file for file in found if is_taken(file))
-    for needed in ("config.json", "tokenizer.json"):
-        if needed not in files:
-            raise PublishError(f"{needed} is missing")
+    if "config.json" not in files:
+        raise PublishError("config.json is missing")
+    if not any(file in files for file in _TOKENIZERS):
+        raise PublishError("tokenizer.json is missing, and there is no SentencePiece model (tokenizer.model) instead")
     for file in files:
         _check_for_code(path, file)
     _check_weights(path, files)

@@ -44,7 +44,7 @@ def list_(
 
 @app.command()
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder with config.json, tokenizer.json and *.safetensors.")],
+    folder: Annotated[Path, typer.Argument(help="Folder with config.json, a tokenizer and *.safetensors.")],
     name: NameOption = None,
     card: CardOption = None,
     data: DataOption = None,

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from catalog import model_folder
 from catalog.builtin import find_folder
 from catalog.errors import PublishError
 from catalog.model_folder import derive_facts, inspect_folder
+from engine import tokenizer_files
 from tests.catalog.cards import CREATED_AT, safetensors, write_model_folder
 
 
@@ -22,6 +24,17 @@ def test_the_files_of_a_model_are_taken_and_the_rest_is_left(tmp_path: Path) -> 
     found = inspect_folder(folder)
     assert found.files == ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json")
     assert found.architecture == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
+def test_a_sentencepiece_model_stands_for_a_tokenizer_json(tmp_path: Path, name: str) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / "tokenizer.json").rename(folder / name)
+    assert name in inspect_folder(folder).files
+
+
+def test_what_may_be_published_is_what_engines_look_for() -> None:
+    assert set(model_folder._TOKENIZERS) == {"tokenizer.json", *tokenizer_files._SENTENCEPIECE}
 
 
 def spoil(name: str, text: str) -> Callable[[Path], None]:
@@ -56,6 +69,7 @@ FOREIGN = json.dumps([{"idx": 0, "name": "0", "path": "", "type": "custom_st.Tra
         (spoil("model.safetensors.index.json", '{"weight_map": {"nothing": "model.safetensors"}}'), "names a tensor"),
         (spoil("model.safetensors.index.json", '{"weight_map": {"weight": "model-2.safetensors"}}'), "names a tensor"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors"),
     ],
 )
