@@ -21,6 +21,8 @@ OTHER_WEIGHT = 0.1
 counts, so that the scores of the others need not be computed."""
 FULL_LENGTH, MAX_WEIGHT = 10, 4.0
 """Tokens of shorter answers weigh more, up to this: a label of one token must not drown among written-out sums."""
+CALL_WEIGHT = 2.0
+"""What a token of a tool call weighs: its prompt is long, so that there are few calls in a step."""
 SHORT_ROW, ROUND = 128, 64
 """Tokens of a row of short dialogues; longer ones share rows as long as the longest of them, rounded up. Few different
 shapes keep few prepared products, which are made and kept for each shape."""
@@ -52,7 +54,10 @@ def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
     weights: list[float] = []
     for text, by_assistant in render(dialogue.messages, dialogue.tools):
         part = tokenizer.encode(text, add_special_tokens=False).ids
-        weight = min(MAX_WEIGHT, max(1.0, FULL_LENGTH / len(part))) if by_assistant else OTHER_WEIGHT
+        weight = OTHER_WEIGHT
+        if by_assistant:
+            least = CALL_WEIGHT if text.startswith("<tool_call>") else 1.0
+            weight = min(MAX_WEIGHT, max(least, FULL_LENGTH / len(part)))
         ids += part
         weights += [weight] * len(part)
     return ids, weights

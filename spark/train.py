@@ -32,7 +32,7 @@ from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import train_tokenizer
 
 # name, share of the budget at which it ends, tokens of the longest dialogue
-PHASES = (("copying", 0.10, 256), ("answers", 0.86, 448), ("long", 1.0, 768))
+PHASES = (("copying", 0.10, 256), ("answers", 0.86, 640), ("long", 1.0, 768))
 STEP_TOKENS = 2048
 """Tokens of one process in one step."""
 WARM_UP, DECAY_FROM = 0.01, 0.45

@@ -26,14 +26,14 @@ from spark.generator.refusals import make_refusal
 from spark.generator.stories import make_story
 from spark.generator.sums import make_sum
 from spark.generator.text import make_copy, make_induction, make_text
-from spark.generator.tools import make_tool_call
+from spark.generator.tools import make_tool_call, make_tool_drill
 from spark.generator.topics import make_topic
 
 KINDS: dict[str, Callable[[Source], Dialogue]] = {
     "induction": make_induction, "greeting": make_greeting, "intent": make_intent, "showcase": make_showcase,
     "fact": make_fact, "check": make_check, "list": make_list, "followup": make_followup, "sum": make_sum, "number": make_number,
     "memory": make_memory, "reading": make_reading, "copy": make_copy, "text": make_text, "sentiment": make_sentiment, "topic": make_topic,
-    "tool": make_tool_call, "extract": make_extraction, "json_list": make_json_list, "story": make_story, "obey": make_obedience, "refusal": make_refusal,
+    "tool": make_tool_call, "tool_drill": make_tool_drill, "extract": make_extraction, "json_list": make_json_list, "story": make_story, "obey": make_obedience, "refusal": make_refusal,
 }  # fmt: skip
 """Families of kinds: "sum", "number" and "text" draw from 6, 9 and 14 kinds of their own, "tool" from 4."""
 HELD_OUT_ONE_IN = 20
@@ -45,7 +45,7 @@ MIX: dict[str, dict[str, float]] = {
     },
     "answers": {
         "greeting": 11, "intent": 3, "showcase": 1.5, "fact": 24, "check": 3, "list": 1.5, "followup": 3, "sum": 10, "number": 5, "memory": 12, "reading": 4,
-        "copy": 8, "text": 8, "sentiment": 8, "topic": 2, "tool": 11, "extract": 4, "json_list": 1, "story": 1.5, "obey": 4, "refusal": 6,
+        "copy": 8, "text": 8, "sentiment": 8, "topic": 2, "tool": 7, "tool_drill": 5, "extract": 4, "json_list": 1, "story": 1.5, "obey": 4, "refusal": 6,
     },
 }  # fmt: skip
 MIX["mix"] = MIX["answers"]

@@ -90,6 +90,24 @@ def make_tool_call(source: Source) -> Dialogue:
     return Dialogue("tool_call", messages, schemas, source.used_new_phrasing, can_join=False)
 
 
+def make_tool_drill(source: Source) -> Dialogue:
+    """Several tools, then question after question, each with its call alone: to learn which tool is meant.
+
+    A prompt that shows tools is long; this way it teaches many choices instead of one.
+    """
+    shown = draw_tools(source, source.choices((2, 3, 4, 5), (40, 35, 17, 8))[0])
+    messages: list[Message] = []
+    for _ in range(source.randrange(3, 7)):
+        draw = source.random()
+        if draw < 0.12:
+            messages += _no_tool(source, [], shown).messages
+            continue
+        tool = source.choice(shown)
+        question, given = draw_question(source, tool)
+        messages += [user(question), call(tool.name, _named(tool, given))]
+    return Dialogue("tool_drill", messages, [tool.schema for tool in shown], source.used_new_phrasing, can_join=False)
+
+
 def draw_tools(source: Source, count: int) -> list[Shown]:
     """`count` tools of different domains, none that a question could take for another; names are distinct."""
     domains: list[Domain] = []
