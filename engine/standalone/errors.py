@@ -70,6 +70,8 @@ class HttpError(Exception):
 
 def of_failure(failed: Failed) -> HttpError:
     """What a Failed means to the client."""
+    if failed.is_blocked:
+        return HttpError(400, failed.message, code="input_blocked")
     status, kind, code = _FAILURES[failed.reason]
     if failed.reason == "internal" and failed.is_retryable:
         status = 503  # its process ended, and is being started anew

@@ -25,6 +25,11 @@ def test_a_process_that_ended_is_no_defect_of_the_request():
     assert of_failure(Failed("internal", "a defect")).status == 500
 
 
+def test_an_input_that_ends_processes_is_the_requests_own_fault():
+    assert of_failure(Failed("internal", "it ended", is_retryable=True, num_deaths=1)).status == 503
+    assert of_failure(Failed("internal", "refused", num_deaths=2)).status == 400
+
+
 @pytest.mark.parametrize("reason", ["out_of_capacity", "draining", "model_unavailable", "aborted"])
 def test_who_may_come_back_is_told_when(reason: FailureReason):
     headers = dict(of_failure(Failed(reason)).headers())
