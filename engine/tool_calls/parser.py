@@ -17,8 +17,9 @@ import msgspec
 from engine.tool_calls.families import Family
 
 _HEADER = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_FIRST_FIELD = re.compile(r'\{\s*"((?:[^"\\]|\\.)*)"')
-_FIELDS_OF_A_CALL = {"name", "arguments", "parameters", "type", "id"}
+_FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # as much of its name as tells whether it is a call's
+_FIELDS_OF_A_CALL = {'name"', 'arguments"', 'parameters"', 'type"', 'id"'}
+_MAX_UNENDED = 8
 _NOT_IN_STRING = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 
@@ -69,9 +70,12 @@ class CallParser:
         return self._take()
 
     def flush(self) -> list[Piece]:
-        """What was held back, when the answer has ended."""
+        """What was held back, when the answer has ended. Behind the first few calls that never end, no more are looked
+        for: each costs a look at all that follows it."""
+        num_unended = 0
         while not self.is_over and (rest := self._unfinished()):
-            again = rest.find(self._family.opening, 1)
+            num_unended += 1
+            again = rest.find(self._family.opening, 1) if num_unended < _MAX_UNENDED else -1
             if again < 0:
                 self._say(rest)
                 break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,33 @@ def test_a_call_that_never_ends_swallows_no_later_one() -> None:
     broken = '<tool_call>\n{"name": "f", "arguments": {"a": "oops}\n</tool_call>\n'
     assert read(HERMES, [broken + f"<tool_call>\n{SECOND}\n</tool_call>"]) == (broken, [SECOND_CALL])
     assert read(MISTRAL, [f"[TOOL_CALLS][{SECOND}, oops]"]) == (", oops]", [SECOND_CALL])
+
+
+def endless(family: Family, unit: str, num_pieces: int) -> float:
+    """Seconds to read an answer that repeats `unit`."""
+    started = time.process_time()
+    assert read(family, [unit] * num_pieces) == (unit * num_pieces, [])
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("family", FAMILIES.values())
+@pytest.mark.parametrize("unit", ["{", '{"name": "f", "arguments": {', '{"name": "f", "arguments": {"a": ['])
+def test_calls_that_never_end_cost_no_more_than_their_text(family: Family, unit: str) -> None:
+    assert endless(family, family.opening + unit, 3000) < 2
+
+
+def test_a_first_field_that_never_ends_is_content_as_soon_as_it_is_no_calls() -> None:
+    parser = CallParser(HERMES, {"f"}, is_held=False)
+    assert parser.push('<tool_call>{"parameters') == []
+    assert parser.push("s") == ['<tool_call>{"parameterss']
+    started = time.process_time()
+    read(HERMES, ['<tool_call>{"', *["aaaa "] * 5000])
+    assert time.process_time() - started < 1
+
+
+def test_a_few_calls_that_never_end_swallow_none() -> None:
+    broken = '<tool_call>{"name": "f", "arguments": {"a": '
+    assert read(HERMES, [broken * 7 + f"<tool_call>{SECOND}</tool_call>"]) == (broken * 7, [SECOND_CALL])
 
 
 def test_arguments_may_come_first_or_not_at_all() -> None:
