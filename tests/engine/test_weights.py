@@ -168,6 +168,17 @@ def test_an_index_that_points_outside_or_to_nothing_is_refused(weight_map: Any, 
         weights.open_checkpoint(tmp_path)
 
 
+def test_an_index_cannot_reach_a_sound_file_outside_its_folder(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "model", tmp_path / "outside.safetensors"
+    (inside / "deeper").mkdir(parents=True)
+    for path in (outside, inside / "deeper" / "one.safetensors"):
+        save_file({"a": torch.randn(2)}, path)
+    for shard in ("../outside.safetensors", str(outside), "deeper/one.safetensors", "deeper/../../outside.safetensors"):
+        (inside / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+        with pytest.raises(WeightsError, match="is not a shard's file name"):
+            weights.open_checkpoint(inside)
+
+
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_a_pickle_is_refused_by_name_and_never_opened(name: str, tmp_path: Path) -> None:
     (tmp_path / name).symlink_to("/nowhere")  # opening it would fail otherwise
@@ -248,6 +259,20 @@ def test_a_load_can_be_ended_from_another_thread_while_it_reads(tmp_path: Path, 
             weights.open_checkpoint(tmp_path), {f"t{index}": torch.zeros(1000) for index in range(40)}, progress
         )
     assert 20_000 < progress.done_bytes < 60_000
+
+
+def test_threads_that_come_after_a_load_use_as_many_cores_as_before(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    told, found = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        weights.load(weights.open_checkpoint(tmp_path), {"a": torch.zeros(2)})
+        later = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+    finally:
+        torch.set_num_threads(told)
+    assert found == [2]
 
 
 def test_an_interrupted_load_leaves_no_thread_behind(tmp_path: Path, monkeypatch) -> None:

@@ -127,8 +127,11 @@ def test_a_header_of_a_hundred_megabytes_is_refused_unread(tmp_path: Path) -> No
 
 
 def test_types_of_less_than_a_byte_must_fill_bytes(tmp_path: Path) -> None:
-    entry = {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}
-    with pytest.raises(HeaderError, match="2 bytes for a F4"):
-        read_header(written(tmp_path, json.dumps({"a": entry}).encode(), bytes(2)))
-    extent = read_header(written(tmp_path, json.dumps({"a": entry | {"shape": [4]}}).encode(), bytes(2)))["a"]
+    entry = {"dtype": "F4", "shape": [3]}
+    for size in (1, 2):
+        header = json.dumps({"a": entry | {"data_offsets": [0, size]}}).encode()
+        with pytest.raises(HeaderError, match=f"{size} bytes for a F4"):
+            read_header(written(tmp_path, header, bytes(size)))
+    header = json.dumps({"a": entry | {"shape": [4], "data_offsets": [0, 2]}}).encode()
+    extent = read_header(written(tmp_path, header, bytes(2)))["a"]
     assert (extent.shape, extent.size_bytes) == ((4,), 2)
