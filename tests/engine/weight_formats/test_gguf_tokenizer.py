@@ -73,6 +73,14 @@ def test_gemma_puts_no_space_before_a_text_and_keeps_runs_of_spaces() -> None:
     assert vocabulary(file).decode(encoded.ids) == "a  a\n\na"
 
 
+@pytest.mark.parametrize(("architecture", "tokens"), [("gemma3", ["ab", "c"]), ("llama", ["a", "bc"])])
+def test_gemma_merges_in_the_order_of_its_vocabulary_and_others_by_score(architecture: str, tokens: list[str]) -> None:
+    pieces = ["<unk>", "<bos>", "a", "b", "c", "ab", "bc"]
+    file = made(architecture, ggml__model="llama", ggml__tokens=pieces, ggml__token_type=[2, 3, 1, 1, 1, 1, 1],
+                ggml__scores=[0.0, 0.0, -1.0, -1.0, -1.0, -5.0, -2.0], ggml__add_space_prefix=False)  # fmt: skip
+    assert vocabulary(file).encode("abc").tokens == tokens
+
+
 def test_special_tokens_the_template_and_what_stands_before_a_text_come_along() -> None:
     _, config = gguf_tokenizer(made(**PAIRS, ggml__bos_token_id=1, ggml__eos_token_id=2, chat_template="{{ x }}"))
     assert config == {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "chat_template": "{{ x }}"}
