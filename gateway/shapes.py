@@ -99,20 +99,27 @@ def _filled_end() -> bytes:
 
 
 def _native_call(call: ToolCall) -> dict[str, Any]:
-    """A call with its arguments as an object; those of a call that was cut short stay text."""
-    try:
-        arguments = msgspec.json.decode(call.arguments)
-    except msgspec.DecodeError:
-        arguments = call.arguments
-    return {"name": call.name, "arguments": arguments}
+    """A call with its arguments as an object; those of a call that was cut short, or nests beyond reading, stay
+    text."""
+    value = _readable(call.arguments)
+    return {"name": call.name, "arguments": call.arguments if value is None else value}
 
 
-def _json_value(text: str) -> Any:
-    """What an answer in JSON mode spells. Raises Refusal when it spells nothing: a stop string may have cut it."""
+def _json_value(text: str) -> msgspec.Raw:
+    """What an answer in JSON mode spells. Raises Refusal when it spells nothing, or nests beyond reading."""
+    value = _readable(text)
+    if value is None:
+        raise Refusal(Reason.JSON_MODE_FAILED)
+    return value
+
+
+def _readable(text: str) -> msgspec.Raw | None:
+    """JSON text, to stand in a body as it is; None for what clients could not read."""
     try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError:
-        raise Refusal(Reason.JSON_MODE_FAILED) from None
+        msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return msgspec.Raw(text)
 
 
 class ChatText:

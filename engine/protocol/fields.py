@@ -78,6 +78,14 @@ def items(value: Any, pointer: str, *, maximum: int) -> list[Any]:
     return value
 
 
+def check_whole_numbers(value: Any, pointer: str) -> None:
+    """Whole numbers in a value of bounded depth are no larger than a frame to a node carries. Raises BadInput."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        raise BadInput(f"'{pointer}' must not hold whole numbers of more than 64 bits")
+    for inner in _inside(value):
+        check_whole_numbers(inner, pointer)
+
+
 def check_size(value: Any, pointer: str, *, max_bytes: int, max_depth: int) -> None:
     """Bounds of a value whose inside is the caller's own. Raises BadInput."""
     if _is_deeper(value, max_depth):

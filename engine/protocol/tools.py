@@ -82,6 +82,7 @@ def _tool(value: Any, pointer: str) -> Tool:
     parameters = item.get("parameters")
     parameters = {} if parameters is None else fields.mapping(parameters, f"{pointer}/parameters")
     fields.check_size(parameters, f"{pointer}/parameters", max_bytes=MAX_TOOLS_BYTES, max_depth=MAX_DEPTH)
+    fields.check_whole_numbers(parameters, f"{pointer}/parameters")
     return Tool(
         name=tool_name(item.get("name"), f"{pointer}/name"),
         description=fields.text(

@@ -20,6 +20,7 @@ WEATHER = {
 TOOLS = [{"type": "function", "function": WEATHER}]
 CALLS = [["get_weather", '{"city": "Oslo"}'], ["get_weather", '{"city": "Rome"}']]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+HUGE = {"maximum": 99999999999999999999}
 JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
 
 
@@ -208,6 +209,24 @@ def test_native_json_mode_answers_with_the_value_and_openai_with_its_text(client
     assert "".join(json.loads(event)["response"] for event in events) == '{"a": 1}'
 
 
+def test_json_that_nests_beyond_reading_is_an_error_and_never_a_defect(client: httpx.Client, running: Running):
+    deep = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+    messages = [{"role": "user", "content": script(tokens=[deep])}]
+    answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5024)
+    answer = run(client, running, {"messages": calling(calls=[["get_weather", deep]]), "tools": [WEATHER]})
+    assert answer.json()["result"]["tool_calls"] == [{"name": "get_weather", "arguments": deep}]
+
+
+def test_values_keep_every_digit(client: httpx.Client, running: Running):
+    written = '{"n": 123456789012345678901234567890, "x": 1.10}'
+    messages = [{"role": "user", "content": script(tokens=[written])}]
+    answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
+    assert f'"response":{written}' in answer.text
+    answer = run(client, running, {"messages": calling(calls=[["get_weather", written]]), "tools": [WEATHER]})
+    assert f'"arguments":{written}' in answer.text
+
+
 @pytest.mark.parametrize("fields", [{"end": "constraint_failed"}, {"end": "stop"}])
 def test_json_that_could_not_be_finished_is_an_error_and_is_metered(
     client: httpx.Client, running: Running, fields: dict
@@ -236,6 +255,10 @@ def test_a_stream_of_json_that_could_not_be_finished_ends_with_the_error(client:
         ({"tools": TOOLS, "tool_choice": "maybe"}, "'/tool_choice' must be one of"),
         ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "must name one of '/tools'"),
         ({"tool_choice": "required"}, "'/tool_choice' needs '/tools'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": HUGE}}}}]},
+            "'/tools/0/function/parameters' must not hold whole numbers of more than 64 bits",
+        ),
         ({"functions": [{"name": "f", "code": "x"}]}, "'/functions/0/code' is not supported"),
         ({"response_format": {"type": "yaml"}}, "'/response_format/type' must be one of"),
         ({"response_format": {"type": "json_schema"}}, "required properties at '/response_format' are 'json_schema'"),

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from engine.protocol import openai
@@ -112,6 +113,17 @@ def test_deep_parameters_are_refused_and_those_at_the_limit_are_not():
     assert tool_use({"tools": [{**BARE, "parameters": nested(32)}]}).tools
     with pytest.raises(BadInput, match="'/tools/0/parameters' must not be nested deeper than 32"):
         tool_use({"tools": [{**BARE, "parameters": nested(33)}]})
+
+
+@pytest.mark.parametrize("limit", [2**64, -(2**63) - 1])
+def test_numbers_in_parameters_that_no_frame_carries_are_refused(limit: int):
+    def limited(number: int) -> dict:
+        return {"tools": [{**BARE, "parameters": {"properties": {"n": {"enum": [1, number, True]}}}}]}
+
+    with pytest.raises(BadInput, match="'/tools/0/parameters' must not hold whole numbers of more than 64 bits"):
+        tool_use(limited(limit))
+    nearest = limit - 1 if limit > 0 else limit + 1
+    assert msgspec.msgpack.encode(tool_use(limited(nearest)).tools)
 
 
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo"}}
