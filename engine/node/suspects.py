@@ -127,7 +127,7 @@ class Suspects:
         fingerprint = _fingerprint(execute)
         record = self._records.setdefault(fingerprint, _Record())
         self._records.move_to_end(fingerprint)
-        if record.death is not death:
+        if record.death != death:
             record.death = death
             record.num_deaths = max(num_deaths_before, record.num_deaths if num_deaths_before else 0) + 1
             record.num_deaths_here += 1

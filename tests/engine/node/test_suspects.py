@@ -89,6 +89,9 @@ def test_equal_calls_that_die_together_die_one_death() -> None:
     house = House()
     assert house.die(poison()).num_deaths == 1
     assert house.die(poison(), together=True).num_deaths == 1
+    for _ in range(2):
+        failed, num_explained = house.suspects.blame(poison(), 1, Usage(), ("the model", "r", 2))
+        assert (failed.num_deaths, num_explained) == (2, 2)
 
 
 def test_the_same_input_of_another_tenant_is_another_input() -> None:
