@@ -31,6 +31,7 @@ class CpuAttention:
         # L × [G, H / G, 1, 1]
         self._sinks = [sink.view(shape.num_kv_heads, -1, 1, 1).to(self._dtype) for sink in sinks]
         self._layers = list(pool.data.unbind(0))  # L × [slots, planes G D]
+        self._last_layer = len(self._layers) - 1
         self._blocks = [layer.view(pool.num_blocks, -1) for layer in self._layers]  # L × [N, block size × planes G D]
         self._reaches, self._reach_of = shape.distinct_reaches(len(self._layers))
         self._workspace = DecodeWorkspace(pool, shape, sinks, max_bytes=pool.data.nbytes)
@@ -51,17 +52,21 @@ class CpuAttention:
         ]
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        num_dense, parts = self._num_dense, []
         rows = self._rows[self._reach_of[layer]]
-        if num_dense:
-            parts.append(self._workspace.attend(layer, qkv[:num_dense] if rows else qkv))  # [dense rows, H ·]
-            if layer + 1 == len(self._layers):
-                self._workspace.store(self._slot_mapping[:num_dense])
-        if rows:
-            width = self._shape.query_width
-            self._layers[layer].index_copy_(0, self._slot_mapping[num_dense:], qkv[num_dense:, width:])
-            parts += [self._attend_row(layer, qkv, row) for row in rows]  # each [row's tokens, H ·]
+        if not rows:
+            return self._attend_dense(layer, qkv)
+        num_dense, width = self._num_dense, self._shape.query_width
+        parts = [self._attend_dense(layer, qkv[:num_dense])] if num_dense else []
+        self._layers[layer].index_copy_(0, self._slot_mapping[num_dense:], qkv[num_dense:, width:])
+        parts += [self._attend_row(layer, qkv, row) for row in rows]  # each [row's tokens, H ·]
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # [T, H ·]
+
+    def _attend_dense(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """Of the rows in the workspace, which are all of `qkv`."""
+        mixed = self._workspace.attend(layer, qkv)  # [dense rows, H ·]
+        if layer == self._last_layer:
+            self._workspace.store(self._slot_mapping[: self._num_dense])
+        return mixed
 
     def _attend_row(self, layer: int, qkv: torch.Tensor, row: _PrefillRow) -> torch.Tensor:
         shape = self._shape

@@ -39,7 +39,7 @@ def _prepacked(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
     linear = torch.ops.mkldnn._linear_pointwise.default
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        num_rows = len(x)
+        num_rows = x.shape[0]
         if num_rows <= _ROW_STEP or num_rows % _ROW_STEP == 0:
             return linear(x, packed, bias, "none", [], "")
         padded = functional.pad(x, (0, 0, 0, -num_rows % _ROW_STEP))

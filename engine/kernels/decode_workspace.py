@@ -49,7 +49,7 @@ class DecodeWorkspace:
         self._token = (shape.num_planes, shape.num_kv_heads, shape.head_dim)  # what is kept of one
         self._blocks = pool.data.view(pool.num_layers, pool.num_blocks, -1)  # [L, N, block size × 2 G D]
         self._slots = pool.data.unflatten(2, self._token)  # [L, slots, 2, G, D]
-        self._scale = shape.score_scale
+        self._scale, self._query_width, self._mixed_width = shape.score_scale, shape.query_width, shape.mixed_width
         # The batch as it came in the last step, in its order, and where each of its rows lies.
         self._num_offered = 0
         self._sequence_ids: Ids = np.empty(0, np.int64)  # [W]
@@ -110,8 +110,7 @@ class DecodeWorkspace:
         """
         if self._to_workspace is not None:
             qkv = qkv.index_select(0, self._to_workspace)
-        num_rows, width = len(qkv), self._shape.query_width
-        self._query.copy_(qkv[:, :width])
+        self._query.copy_(qkv[:, : self._query_width])
         self._newest_by_layer[layer].copy_(qkv.as_strided(*self._kv_view))
         keys, values = self._operands[layer]
         bias = self._active_biases[self._reach_of[layer]]
@@ -121,7 +120,7 @@ class DecodeWorkspace:
         else:
             scores = torch.bmm(self._query_groups, keys).mul_(self._scale)
             weights = weigh(scores, bias, self._shape.softcap, self._active_sinks[layer])
-        mixed = torch.bmm(weights, values).view(-1, self._shape.mixed_width)[:num_rows]  # [W, H ·]
+        mixed = torch.bmm(weights, values).view(-1, self._mixed_width)[: qkv.shape[0]]  # [W, H ·]
         if mixed.dtype != qkv.dtype:
             mixed = mixed.to(qkv.dtype)
         return mixed if self._to_batch is None else mixed.index_select(0, self._to_batch)

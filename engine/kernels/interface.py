@@ -18,6 +18,9 @@ import torch
 from numpy.typing import NDArray
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
+# What a step's tables say of its tokens' positions; gives queries and keys in qkv [T, …] theirs, in place.
+Facts = tuple[torch.Tensor, ...]
+Place = Callable[[torch.Tensor, Facts], object]
 
 
 @dataclass(frozen=True)
@@ -171,10 +174,11 @@ class Kernels(Protocol):
     def norm_heads(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], None]:
         """weight [heads, D] float32: each head of x [T, heads × D …] divided by its root mean square, in place."""
 
-    def rotate(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int) -> None:
+    def rotation(self, num_heads: int) -> Place:
         """Rotate the first `num_heads` heads of qkv [T, …] in place.
 
-        cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half negated: (a, b) -> (a cos - b sin, b cos + a sin).
+        By cos [T, 1, 1, D/2] and sin [T, 1, 2, D/2] with the first half negated:
+        (a, b) -> (a cos - b sin, b cos + a sin).
         """
 
     def activation(self, activation: Activation) -> Operator:

@@ -10,7 +10,17 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-from engine.kernels.interface import Activation, Attention, AttentionShape, AttentionStep, KvPool, Operator, Reach
+from engine.kernels.interface import (
+    Activation,
+    Attention,
+    AttentionShape,
+    AttentionStep,
+    Facts,
+    KvPool,
+    Operator,
+    Place,
+    Reach,
+)
 
 ACTIVATIONS: dict[str, Operator] = {
     "silu": functional.silu,
@@ -56,11 +66,15 @@ class ReferenceKernels:
 
         return norm
 
-    def rotate(self, qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int) -> None:
-        half = cos.shape[-1]
-        heads = qkv[:, : num_heads * 2 * half].unflatten(1, (num_heads, 2, half))  # [T, heads, 2, D/2], a view
-        swapped = heads.flip(2)  # [T, heads, 2, D/2]: (b, a)
-        heads.copy_(heads * cos + swapped * sin)
+    def rotation(self, num_heads: int) -> Place:
+        def rotate(qkv: torch.Tensor, facts: Facts) -> None:
+            cos, sin = facts
+            half = cos.shape[-1]
+            heads = qkv[:, : num_heads * 2 * half].unflatten(1, (num_heads, 2, half))  # [T, heads, 2, D/2], a view
+            swapped = heads.flip(2)  # [T, heads, 2, D/2]: (b, a)
+            heads.copy_(heads * cos + swapped * sin)
+
+        return rotate
 
     def activation(self, activation: Activation) -> Operator:
         function = ACTIVATIONS[activation.kind]

@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from engine.kernels.interface import Attention, Kernels, Operator
+from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
 from engine.layers.config import AttentionConfig, NormConfig
 from engine.layers.linear import Linear
-
-# Gives queries and keys in qkv [T, …] their positions, in place, by what the step's tables say.
-Place = Callable[[torch.Tensor, tuple[torch.Tensor, ...]], object]
 
 
 class SelfAttention:
@@ -78,13 +75,13 @@ class SelfAttention:
         self._out.bind(kernels)
         self.project = self._out.forward
         self._bind_norms(kernels)
-        width, num_heads = self._query_width, self._num_keyed_heads
+        width = self._query_width
         if self._positions == "rotary":
-            self._place = lambda qkv, facts: kernels.rotate(qkv, facts[0], facts[1], num_heads)
+            self._place = kernels.rotation(self._num_keyed_heads)
         elif self._positions == "temperature":
             self._place = lambda qkv, facts: qkv[:, :width].mul_(facts[0])
 
-    def mix(self, index: int, x: torch.Tensor, facts: tuple[torch.Tensor, ...], attention: Attention) -> torch.Tensor:
+    def mix(self, index: int, x: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
         """x [T, C] -> each token's mix of values [T, H D]."""
         qkv = self._qkv.forward(x)  # [T, (H + 2 G) D]
         for normalise in self._normalise:

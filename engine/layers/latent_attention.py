@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.kernels.interface import Attention, Kernels, Operator
+from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
 from engine.layers.config import AttentionConfig, LatentConfig, NormConfig
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm
@@ -52,7 +52,7 @@ class LatentAttention:
         self._kv_up = Linear(up, latent.rank, False, dtype, device)
         mixed_width = config.num_heads * latent.value_dim
         self._out = Linear({"o_proj": num_channels}, mixed_width, config.has_output_bias, dtype, device)
-        self._kernels: Kernels
+        self._rotate: Place  # [T, (H + 1) S], queries' rotated parts and the key's
         self._to_latent: Operator  # [T, H P] -> [T, H R]
         self._from_latent: Operator  # [T, H R] -> [T, H V]
 
@@ -70,7 +70,7 @@ class LatentAttention:
 
     def bind(self, kernels: Kernels) -> None:
         latent, num_heads = self._latent, self._num_heads
-        self._kernels = kernels
+        self._rotate = kernels.rotation(num_heads + 1)
         self._rearrange()
         maps = self._kv_up.take().view(num_heads, latent.plain_dim + latent.value_dim, latent.rank)  # [H, P + V, R]
         to_keys, to_values = maps.split((latent.plain_dim, latent.value_dim), 1)
@@ -83,7 +83,7 @@ class LatentAttention:
             if norm is not None:
                 norm.bind(kernels)
 
-    def mix(self, index: int, x: torch.Tensor, facts: tuple[torch.Tensor, ...], attention: Attention) -> torch.Tensor:
+    def mix(self, index: int, x: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
         """x [T, C] -> each token's mix of latents [T, H R]."""
         latent, num_heads = self._latent, self._num_heads
         if self._query_down is None or self._query_norm is None:
@@ -93,8 +93,8 @@ class LatentAttention:
         kv = self._kv_down.forward(x)  # [T, R + S]
         plain = num_heads * latent.plain_dim
         rotated = torch.cat((query[:, plain:], kv[:, latent.rank :]), 1)  # [T, (H + 1) S]
-        self._kernels.rotate(rotated, facts[0], facts[1], num_heads + 1)
-        heads = x.new_empty(len(x), num_heads + 1, latent.rank + latent.rotary_dim)  # [T, H + 1, R + S]
+        self._rotate(rotated, facts)
+        heads = x.new_empty(x.shape[0], num_heads + 1, latent.rank + latent.rotary_dim)  # [T, H + 1, R + S]
         to_latent = self._to_latent(query[:, :plain].contiguous())
         heads[:, :-1, : latent.rank] = to_latent.view(-1, num_heads, latent.rank)
         heads[:, -1, : latent.rank] = self._kv_norm.forward(kv[:, : latent.rank].float())

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from engine.kernels.interface import Attention, AttentionShape, AttentionStep, Kernels, KvPool, Operator
+from engine.kernels.interface import Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
 from engine.layers.attention import SelfAttention
 from engine.layers.config import MoeConfig
 from engine.layers.embedding import Embedding
@@ -26,8 +26,6 @@ from engine.layers.norm import NoNorm, Norm
 from engine.layers.rotary import Rotary, Temperature
 from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig
 from engine.models.rope import head_order, rope_frequencies
-
-Facts = tuple[torch.Tensor, ...]
 
 # Where checkpoints keep the body and the head: alone, or as the text part of a model of images and text.
 _ROOTS = (
@@ -116,11 +114,12 @@ class Decoder:
         tables: list[Facts] = [table.at(step.positions) for table in self._tables]
         attention.begin(step)
         logit_rows = step.logit_rows
-        is_every_row_sampled = len(logit_rows) == len(stream)
+        num_sampled, last = logit_rows.shape[0], len(self._layers) - 1
+        is_every_row_sampled = num_sampled == stream.shape[0]
         for index, (layer, table) in enumerate(zip(self._layers, self._table_of, strict=True)):
             mixed = layer.attend(index, stream, () if table is None else tables[table], attention)  # [T, H ·]
-            if index + 1 == len(self._layers) and not is_every_row_sampled:  # the rest of T has served its purpose
-                if len(logit_rows) == 0:
+            if index == last and not is_every_row_sampled:  # the rest of T has served its purpose
+                if num_sampled == 0:
                     return stream.new_empty(0, self.config.vocab_size)
                 mixed, stream = mixed.index_select(0, logit_rows), stream.index_select(0, logit_rows)
             layer.feed_forward(stream, mixed)

@@ -225,7 +225,7 @@ def test_norm_rotation_and_gate_equal_their_references(dtype: torch.dtype) -> No
         sin = torch.cat((-angles.sin(), angles.sin()), 2).to(dtype)
         rotated = qkv.clone(), qkv.clone()
         for twin, copy in zip(twins, rotated, strict=True):
-            twin.rotate(copy, angles.cos().to(dtype), sin, 3)
+            twin.rotation(3)(copy, (angles.cos().to(dtype), sin))
         torch.testing.assert_close(rotated[1], rotated[0], **tolerance)
         assert torch.equal(rotated[1][:, 24:], qkv[:, 24:])  # values carry no position
         heads = qkv.clone(), qkv.clone()

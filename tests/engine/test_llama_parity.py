@@ -5,6 +5,7 @@ Every family's logits and tokens, one sequence at a time, are in `test_family_pa
 from __future__ import annotations
 
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,27 @@ def test_a_decode_step_makes_no_more_operator_calls_than_its_layers_need(
     monkeypatch.setattr(model, "forward", counted)
     driver.step()
     assert 0 < count.num_calls <= num_calls
+
+
+def test_a_decode_step_makes_few_calls_of_python_and_of_torch(model_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never changes is chosen in `bind`; a step that asks again, layer by layer, shows here: it had 235 once."""
+    runner = model_of("llama 2").runner
+    driver, events = Driver(runner), []
+    driver.add([1] * 20, max_tokens=9, temperature=0.0, ignore_eos=True)
+    for _ in range(3):
+        driver.step()
+    model, forward = runner._model, runner._model.forward
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        sys.setprofile(lambda _frame, event, _argument: events.append(event))
+        try:
+            return forward(*arguments)
+        finally:
+            sys.setprofile(None)
+
+    monkeypatch.setattr(model, "forward", counted)
+    driver.step()
+    assert 60 < sum(event in ("call", "c_call") for event in events) <= 190
 
 
 # ── a real model ──
