@@ -75,7 +75,8 @@ class ClientLeft(Exception):
 
 class Refusal(Exception):
     """A request that ends here. `detail` fills the row's message; it is a field, a limit or a name already checked
-    against a grammar: never a value from the body, a credential, or a library's text."""
+    against a grammar: never a value from the body, a credential, or a library's text, but for a node's word on the
+    caller's own schema."""
 
     def __init__(self, reason: Reason, detail: str = "", *, retry_after_s: int | None = None, allow: str = "") -> None:
         super().__init__(reason.name)

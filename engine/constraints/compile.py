@@ -60,6 +60,8 @@ _IDS = re.compile(r"\[[\d\s,^*-]+\]")
 _MAX_MESSAGE_CHARS = 300
 _CHARS_PER_TOKEN = 2  # at least that many, in keys and punctuation
 _STEP_OF_GRAMMAR = 32
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)  # of the grammar that we wrote
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
 
 
@@ -211,5 +213,6 @@ def _refusal(constraint: Constraint, complaint: str) -> ConstraintRefused:
         return ConstraintRefused(f"{name} uses {keywords}, which is not supported")
     if "oneOf constraints are not supported" in complaint:
         return ConstraintRefused(f"{name} uses 'oneOf' with branches that overlap, which is not supported: use 'anyOf'")
-    words = " ".join(complaint.partition("<state>")[0].split())
+    told = _EXCERPT.sub("", _PLACE.sub("", complaint))
+    words = " ".join(told.partition("<state>")[0].split())
     return ConstraintRefused(f"{name} cannot be used: {words[:_MAX_MESSAGE_CHARS]}")

@@ -123,7 +123,7 @@ class TextGenerator:
         room = info.max_model_len - len(prompt)
         if task.sampling.must_fit and task.sampling.max_tokens > room:
             raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
-        constraint = await self._first_sound(plan.constraints, work.namespace)
+        constraint = await self._first_sound(plan, work.namespace)
         stops = task.sampling.stop
         controls = [token_id for stop in stops if (token_id := self._tokenizer.control_id(stop)) is not None]
         request = SequenceRequest(
@@ -147,9 +147,9 @@ class TextGenerator:
         self._replica.add(request, generation.on_output)
         return generation
 
-    async def _first_sound(self, constraints: Sequence[Constraint | None], namespace: bytes) -> Constraint | None:
+    async def _first_sound(self, plan: Plan, namespace: bytes) -> Constraint | None:
         """The first of the constraints that sequences can be held to. Raises Refused when it is none of them."""
-        for constraint in constraints:
+        for constraint in plan.constraints:
             if constraint is None:
                 return None
             try:
@@ -157,7 +157,8 @@ class TextGenerator:
                 return constraint
             except ConstraintRefused as error:
                 refusal = error
-        raise Refused("timeout" if refusal.is_timeout else "invalid_input", str(refusal)) from refusal
+        message = f"'/tools' cannot be held to: {refusal}" if plan.tools else str(refusal)
+        raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
 
     def _detokenizer(self, task: TextGeneration, plan: Plan, prompt: Sequence[int]) -> Detokenizer:
         marks = plan.form.family.marks if plan.form is not None else ()

@@ -131,6 +131,13 @@ async def test_other_kinds_are_refused_by_name(
     assert message in await refusal(checker, constraint)
 
 
+async def test_a_refusal_of_a_schema_within_a_grammar_shows_nothing_of_the_grammar(checker: ConstraintChecker) -> None:
+    grammar = 'start: "a" arguments\narguments: %json {"type": "string", "pattern": "(?=b)"}\n'
+    told = await refusal(checker, Constraint("grammar", grammar))
+    assert told.startswith("the grammar cannot be used: regex parse error")
+    assert told.endswith("look-around, including look-ahead and look-behind, is not supported")
+
+
 # ── hostile ones ──
 
 _ALTERNATIONS = {
