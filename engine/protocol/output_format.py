@@ -43,7 +43,7 @@ def _response_format(value: Any) -> Constraint | None:
     if kind != "json_schema":
         raise BadInput("'/response_format/type' must be one of text, json_object, json_schema")
     if value.get("json_schema") is None:
-        raise BadInput("required properties at '/response_format' are 'json_schema'")
+        return Constraint("json_object")  # what Workers AI's provider for the AI SDK asks for where there is no schema
     pointer = "/response_format/json_schema"
     schema = fields.mapping(value["json_schema"], pointer)
     if isinstance(schema.get("schema"), dict) and _SCHEMA_KEYWORDS.isdisjoint(schema):
