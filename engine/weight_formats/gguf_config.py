@@ -26,8 +26,8 @@ _KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+_REAL_KEYS = ("attention.layer_norm_rms_epsilon", "rope.freq_base")
 _NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
-_EPSILON = "attention.layer_norm_epsilon"
 
 # The three that Llama 3.1 and later publish; files hold the factors that follow from them.
 _LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -43,18 +43,17 @@ def gguf_config(file: GgufFile) -> Raw:
         known = ", ".join(sorted(_FAMILIES))
         what = f"general.architecture={file.architecture[:50]!r}"
         raise GgufError(f"{file.path.name}: {what} is not supported in GGUF ({known} are)")
-    config: Raw = {ours: value for key, ours in _KEYS.items() if (value := file.value(key)) is not None}
-    for name in _NEEDED:
-        if name not in config:
-            key = next(key for key, ours in _KEYS.items() if ours == name)
-            raise GgufError(f"{file.path.name}: {file.architecture}.{key} is missing")
-    for name, value in config.items():
-        if isinstance(value, list):
-            raise GgufError(f"{file.path.name}: {name} differs between layers, which is not supported")
+    config: Raw = {}
+    for key, ours in _KEYS.items():
+        value = _real(file, key) if key in _REAL_KEYS else _count(file, key)
+        if ours in _NEEDED and not value:
+            raise GgufError(f"{file.path.name}: {file.architecture}.{key} is missing, or 0")
+        if value is not None:
+            config[ours] = value
     config["vocab_size"] = _vocab_size(file)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     for ours, key in (("bos_token_id", "bos"), ("eos_token_id", "eos")):
-        token_id = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        token_id = _token_id(file, key)
         if token_id is not None:
             config[ours] = token_id
     _end_turns(file, config)
@@ -67,10 +66,35 @@ def read_gguf_config(path: Path) -> Raw:
     return gguf_config(read_gguf(path))
 
 
+def _count(file: GgufFile, key: str) -> int | None:
+    """A whole number, 0 or more; None where it is absent. Raises GgufError naming the key."""
+    value = file.value(key)
+    if isinstance(value, list):
+        raise GgufError(f"{file.path.name}: {key} differs between layers, which is not supported")
+    if value is not None and (type(value) is not int or not 0 <= value < 1 << 40):
+        raise GgufError(f"{file.path.name}: {file.architecture}.{key}={str(value)[:50]!r}: expected a whole number")
+    return value
+
+
+def _real(file: GgufFile, key: str) -> float | None:
+    """A number above 0; None where it is absent. Raises GgufError naming the key."""
+    value = file.value(key)
+    if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+        raise GgufError(f"{file.path.name}: {file.architecture}.{key}={str(value)[:50]!r}: expected a number above 0")
+    return value
+
+
+def _token_id(file: GgufFile, key: str) -> int | None:
+    value = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
+    if value is not None and type(value) is not int:
+        raise GgufError(f"{file.path.name}: tokenizer.ggml.{key}_token_id={str(value)[:50]!r}: expected a token id")
+    return value
+
+
 def _end_turns(file: GgufFile, config: Raw) -> None:
     """A turn and a text may end by different tokens."""
     ends = [config.get("eos_token_id")]
-    ends += [file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eot", "eom")]
+    ends += [_token_id(file, key) for key in ("eot", "eom")]
     found = list(dict.fromkeys(token_id for token_id in ends if token_id is not None))
     if len(found) > 1:
         config["eos_token_id"] = found
@@ -85,13 +109,13 @@ def _vocab_size(file: GgufFile) -> int:
 
 def _add_scaling(file: GgufFile, config: Raw) -> None:
     """Positions stretched beyond the trained context."""
-    kind, factor = file.value("rope.scaling.type"), file.value("rope.scaling.factor")
+    kind, factor = file.value("rope.scaling.type"), _real(file, "rope.scaling.factor")
     if kind in (None, "none") or factor is None:
         return
     if kind not in ("linear", "yarn"):
         raise GgufError(f"{file.path.name}: rope.scaling.type={str(kind)[:50]!r} is not supported")
     scaling = {"rope_type": kind, "factor": factor}
-    original = file.value("rope.scaling.original_context_length")
+    original = _count(file, "rope.scaling.original_context_length")
     if kind == "yarn" and original is not None:
         scaling["original_max_position_embeddings"] = original
     config["rope_scaling"] = scaling
@@ -100,7 +124,7 @@ def _add_scaling(file: GgufFile, config: Raw) -> None:
 def _llama(file: GgufFile, config: Raw) -> None:
     config["architectures"] = ["LlamaForCausalLM"]
     config.setdefault("rms_norm_eps", 1e-5)
-    rotary_dim = file.value("rope.dimension_count")
+    rotary_dim = _count(file, "rope.dimension_count")
     if "head_dim" not in config and rotary_dim is not None:
         config["head_dim"] = rotary_dim
     config["attention_bias"] = "blk.0.attn_output.bias" in file.tensors
@@ -108,11 +132,11 @@ def _llama(file: GgufFile, config: Raw) -> None:
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
         config["rope_scaling"] = _llama3_scaling(file, _read_floats(file, "rope_freqs.weight"), config)
-    num_experts = file.value("expert_count")
+    num_experts = _count(file, "expert_count")
     if num_experts:
         config["architectures"] = ["MixtralForCausalLM"]
         config["num_local_experts"] = num_experts
-        config["num_experts_per_tok"] = file.value("expert_used_count")
+        config["num_experts_per_tok"] = _count(file, "expert_used_count")
         config["sliding_window"] = None
 
 
@@ -154,9 +178,9 @@ def _qwen3(file: GgufFile, config: Raw) -> None:
 
 
 def _mixture(file: GgufFile, config: Raw) -> None:
-    config["num_experts"] = file.value("expert_count")
-    config["num_experts_per_tok"] = file.value("expert_used_count")
-    config["moe_intermediate_size"] = file.value("expert_feed_forward_length")
+    config["num_experts"] = _count(file, "expert_count")
+    config["num_experts_per_tok"] = _count(file, "expert_used_count")
+    config["moe_intermediate_size"] = _count(file, "expert_feed_forward_length")
     config["decoder_sparse_step"] = 1
     config["use_sliding_window"] = False
 
@@ -165,7 +189,7 @@ def _qwen2_moe(file: GgufFile, config: Raw) -> None:
     _mixture(file, config)
     config["architectures"] = ["Qwen2MoeForCausalLM"]
     shared = file.tensors.get("blk.0.ffn_gate_shexp.weight")
-    config["shared_expert_intermediate_size"] = file.value("expert_shared_feed_forward_length") or (
+    config["shared_expert_intermediate_size"] = _count(file, "expert_shared_feed_forward_length") or (
         shared.shape[0] if shared is not None else None
     )
     config["norm_topk_prob"] = False
@@ -181,14 +205,14 @@ def _qwen3_moe(file: GgufFile, config: Raw) -> None:
 def _gemma(file: GgufFile, config: Raw) -> None:
     config["hidden_activation"] = "gelu_pytorch_tanh"
     config.setdefault("head_dim", 256)
-    config["sliding_window"] = file.value("attention.sliding_window") or 4096
+    config["sliding_window"] = _count(file, "attention.sliding_window") or 4096
 
 
 def _gemma2(file: GgufFile, config: Raw) -> None:
     _gemma(file, config)
     config["architectures"] = ["Gemma2ForCausalLM"]
-    config["attn_logit_softcapping"] = file.value("attn_logit_softcapping") or 50.0
-    config["final_logit_softcapping"] = file.value("final_logit_softcapping") or 30.0
+    config["attn_logit_softcapping"] = _real(file, "attn_logit_softcapping") or 50.0
+    config["final_logit_softcapping"] = _real(file, "final_logit_softcapping") or 30.0
     # 27B, with 46 layers, divides scores by the root of width over heads; others by that of a head's size.
     config["query_pre_attn_scalar"] = _scalar(config, num_layers=46)
 
@@ -198,7 +222,7 @@ def _gemma3(file: GgufFile, config: Raw) -> None:
     config["architectures"] = ["Gemma3ForCausalLM"]
     config["query_pre_attn_scalar"] = _scalar(config, num_layers=62)
     config["sliding_window_pattern"] = 6
-    config["rope_local_base_freq"] = file.value("rope.freq_base_swa") or 10000.0
+    config["rope_local_base_freq"] = _real(file, "rope.freq_base_swa") or 10000.0
     config.setdefault("rope_theta", 1e6)
 
 
@@ -210,20 +234,20 @@ def _scalar(config: Raw, num_layers: int) -> float:
 
 def _phi3(file: GgufFile, config: Raw) -> None:
     config["architectures"] = ["Phi3ForCausalLM"]
-    config["sliding_window"] = file.value("attention.sliding_window") or None
+    config["sliding_window"] = _count(file, "attention.sliding_window") or None
     config.setdefault("rms_norm_eps", 1e-5)
-    rotary_dim, head_dim = file.value("rope.dimension_count"), config.get("head_dim")
-    head_dim = head_dim or config["hidden_size"] // config["num_attention_heads"]
+    rotary_dim, head_dim = _count(file, "rope.dimension_count"), config.get("head_dim")
+    head_dim = head_dim or max(config["hidden_size"] // config["num_attention_heads"], 1)
     if rotary_dim is not None and rotary_dim != head_dim:
         config["partial_rotary_factor"] = rotary_dim / head_dim
     if "rope_factors_long.weight" in file.tensors:
-        config["original_max_position_embeddings"] = file.value("rope.scaling.original_context_length")
+        config["original_max_position_embeddings"] = _count(file, "rope.scaling.original_context_length")
         config["rope_scaling"] = {
             "rope_type": "longrope",
             "short_factor": _read_floats(file, "rope_factors_short.weight"),
             "long_factor": _read_floats(file, "rope_factors_long.weight"),
         }
-        attention_factor = file.value("rope.scaling.attn_factor")
+        attention_factor = _real(file, "rope.scaling.attn_factor")
         if attention_factor:
             config["rope_scaling"]["attention_factor"] = attention_factor
 

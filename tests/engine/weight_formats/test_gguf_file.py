@@ -3,6 +3,7 @@ numbers that another implementation of the format makes of them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from pathlib import Path
@@ -12,13 +13,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import weights
+from engine.models.config import UnsupportedModel
+from engine.models.registry import parse_config
 from engine.weight_formats import gguf_weights
-from engine.weight_formats.gguf_config import gguf_config
-from engine.weight_formats.gguf_file import GgufError, find_gguf, read_gguf
+from engine.weight_formats.gguf_config import _FAMILIES, gguf_config
+from engine.weight_formats.gguf_file import GgufError, GgufFile, GgufTensor, find_gguf, read_gguf
 from engine.weight_formats.gguf_tokenizer import gguf_tokenizer
 from engine.weights import WeightsError
 from tests.engine import one_thread  # noqa: F401
@@ -192,6 +195,37 @@ def test_metadata_that_says_too_little_is_refused_by_key(keys: list[bytes], mess
     file = read_gguf(at(tmp_path, file_of(keys, [tensor("token_embd.weight")])))
     with pytest.raises(GgufError, match=message):
         gguf_config(file)
+
+
+ODD = st.sampled_from(
+    [0, -1, 1, 2, 46, 62, 8, 1 << 40, 0.0, float("nan"), float("inf"), 0.5, "x", "yarn", [1, 2], True]
+)
+KEYS = ["rope.dimension_count", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.attn_factor", "expert_count",
+        "rope.scaling.original_context_length", "attention.head_count", "attention.key_length", "embedding_length",
+        "block_count", "rope.freq_base", "rope.freq_base_swa", "attention.sliding_window", "expert_used_count",
+        "attention.layer_norm_rms_epsilon", "final_logit_softcapping"]  # fmt: skip
+FACTORS = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"]
+
+
+@pytest.mark.parametrize("architecture", _FAMILIES)
+@settings(max_examples=40)
+@given(
+    odd=st.dictionaries(st.sampled_from(KEYS), ODD, max_size=4),
+    token_ids=st.dictionaries(st.sampled_from(["bos", "eos", "eot"]), ODD, max_size=2),
+    factors=st.sets(st.sampled_from(FACTORS)),
+)
+def test_whatever_metadata_says_it_is_read_or_refused(
+    architecture: str, odd: dict[str, Any], token_ids: dict[str, Any], factors: set[str], tmp_path_factory: Any
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "factors"
+    path.write_bytes(struct.pack("<4f", 1, 2, 3, 8))
+    facts = {"embedding_length": 64, "block_count": 2, "feed_forward_length": 96, "attention.head_count": 8} | odd
+    metadata = {f"{architecture}.{name}": value for name, value in facts.items()}
+    metadata |= {f"tokenizer.ggml.{name}_token_id": value for name, value in token_ids.items()}
+    tensors = {name: GgufTensor(path, name, "F32", (4,), 0, 16) for name in factors}
+    tensors["token_embd.weight"] = GgufTensor(path, "token_embd.weight", "F32", (128, 64), 0, 4)
+    with contextlib.suppress(GgufError, UnsupportedModel):  # and nothing else
+        parse_config(gguf_config(GgufFile(path, {"general.architecture": architecture} | metadata, tensors)))
 
 
 # ── rows ──
