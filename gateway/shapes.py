@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from engine.protocol import openai
-from engine.protocol.events import Embeddings, Finished, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.events import Finished, TokenLogprob, ToolCallDelta
+from engine.protocol.outcome import Outcome
 from engine.protocol.tasks import ToolCall
 from gateway import envelope
 from gateway.errors import Reason, Refusal
@@ -22,21 +22,6 @@ DONE = b"data: [DONE]\n\n"
 
 _FILLER = "abcdefghijklmnopqrstuvwxyz0123456789" * 2
 _FILLED_ENDS = [f',"p":"{_FILLER[:size]}"}}\n\n'.encode() for size in range(1, 65)]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """All that a call produced."""
-
-    text: str
-    logprobs: Sequence[TokenLogprob]
-    embeddings: Embeddings | None
-    finished: Finished
-    tool_calls: tuple[ToolCall, ...] = ()
-
-    @property
-    def usage(self) -> Usage:
-        return self.finished.usage
 
 
 class Shape(Protocol):
@@ -64,7 +49,7 @@ class NativeText:
         result: dict[str, Any] = {"response": self._response(outcome)}
         if self._has_tools:
             result["tool_calls"] = [_native_call(call) for call in outcome.tool_calls]
-        return envelope.success(result | {"usage": openai.usage_object(outcome.usage)})
+        return envelope.success(result | {"usage": openai.usage_object(outcome.finished.usage)})
 
     def _response(self, outcome: Outcome) -> Any:
         if outcome.tool_calls:
@@ -152,7 +137,7 @@ class ChatText:
             self._model,
             outcome.text,
             outcome.finished.reason,
-            outcome.usage,
+            outcome.finished.usage,
             outcome.logprobs if self._has_logprobs else None,
             outcome.tool_calls,
             is_legacy=self._is_legacy,
@@ -207,4 +192,6 @@ class OpenAIEmbeddings(_NotStreamed):
 
     def whole(self, outcome: Outcome) -> bytes:
         assert outcome.embeddings is not None
-        return envelope.encode(openai.embeddings_object(self._model, outcome.embeddings, outcome.usage, self._encoding))
+        return envelope.encode(
+            openai.embeddings_object(self._model, outcome.embeddings, outcome.finished.usage, self._encoding)
+        )

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from engine.protocol.events import Embeddings, Event, Failed, Finished, Result, Token, TokenLogprob, ToolCallDelta
-from engine.protocol.outcome import joined_calls
+from engine.protocol.events import Event, Failed, Finished, Token, TokenLogprob, ToolCallDelta
+from engine.protocol.outcome import Outcome
 from gateway import envelope
 from gateway.errors import Reason, Refusal, failure, refusal_of
 from gateway.exchange import Exchange
-from gateway.shapes import Outcome, Shape
+from gateway.shapes import Shape
 from storage.errors import StoreError
 
 COALESCE_S = 0.020
@@ -30,29 +30,13 @@ class Events(Protocol):
 
 async def answer_whole(events: Events, shape: Shape, exchange: Exchange) -> None:
     """One JSON body. Raises Refusal before anything is sent."""
-    outcome = _outcome(await events.take())
+    outcome = Outcome()
+    for event in await events.take():
+        outcome.add(event)
+    if isinstance(outcome.end, Failed):
+        raise failure(outcome.end.reason, outcome.end.message)
     neurons = f"{events.micro_neurons / 1e6:.2f}".encode()
     await exchange.answer(200, shape.whole(outcome), [(b"cf-ai-neurons", neurons)])
-
-
-def _outcome(events: list[Event]) -> Outcome:
-    texts: list[str] = []
-    logprobs: list[TokenLogprob] = []
-    embeddings: Embeddings | None = None
-    deltas: list[ToolCallDelta] = []
-    for event in events:
-        if isinstance(event, Token):
-            texts.append(event.text)
-            logprobs += event.logprobs
-        elif isinstance(event, ToolCallDelta):
-            deltas.append(event)
-        elif isinstance(event, Result):
-            embeddings = event.value
-        elif isinstance(event, Finished):
-            return Outcome("".join(texts), logprobs, embeddings, event, joined_calls(deltas))
-        elif isinstance(event, Failed):
-            raise failure(event.reason, event.message)
-    raise AssertionError("the events of an unstreamed call end with Finished or Failed")
 
 
 async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, client_stall_timeout_s: float) -> None:
