@@ -16,7 +16,8 @@ from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
 
-from engine.template_sandbox import MAX_TEXT_CHARS, BoundedEnvironment, OverBounds, bounded
+from engine.template_budget import MAX_TEXT_CHARS, OverBounds, bounded
+from engine.template_sandbox import BoundedEnvironment
 
 MAX_TEMPLATE_CHARS = 1024 * 1024
 DEFAULT = "default"

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from engine import chat_template, template_sandbox
+from engine import chat_template, template_budget
 from engine.chat_template import ChatTemplate, TemplateRefused
 
 HOSTILE = {
@@ -58,6 +58,23 @@ HOSTILE = {
     "slices": "{{ [1]|slice(10**9)|list }}",
     "bytes": "{{ (1).to_bytes(10**9, 'big') }}",
     "a table": "{{ ('x' * 9999).translate({120: 'x' * 9999}) }}",
+    "many fields of %": "{{ (('%(a)s' * 9999) % {'a': 'x' * 9999})|length }}",
+    "many wide fields of %": "{{ (('%(a)999d' * 99999) % {'a': 1})|length }}",
+    "many fields of a filter": "{{ ('%(a)s' * 9999)|format(a='x' * 9999)|length }}",
+    "many wide fields of a format": "{{ ('{0:>999}' * 99999).format(1)|length }}",
+    "a number of many digits": "{{ ('f' * 99999)|int(base=16) > 1 }}",
+    "a number of many bytes": "{{ (1).from_bytes(('x' * 99999).encode(), 'big') > 1 }}",
+    "long numbers in a list": "{{ ([2 ** 4095] * 30000)|string|length }}",
+    "looking from the end": "{{ ('a' * 40000).rfind('ab' + 'a' * 20000) }}",
+    "cutting from the end": "{{ ('a' * 40000).rsplit('ab' + 'a' * 20000)|length }}",
+    "stripping": "{{ ('x' * 40000).strip('y' * 20000 + 'x') }}",
+    "trimming": "{{ ('x' * 40000)|trim('y' * 20000 + 'x') }}",
+    "taking tags out": "{{ (('<!---->' * 9)|safe).striptags() }}",
+    "texts as bytes": "{% set n = namespace(x=[]) %}{% set s = 'x' * 9999999 %}{% for i in range(9) %}"
+    "{% set n.x = n.x + [s.encode('utf-32')] %}{% endfor %}",
+    "words": "{{ ('a ' * 600000)|title|length }}",
+    "words counted": "{{ ('a ' * 600000)|wordcount }}",
+    "escaped for an address": "{{ ('/ ' * 600000)|urlencode|length }}",
     "letters": "{{ ('x' * 30000000)|list|length }}",
     "filler": "{{ lipsum(n=10**9) }}",
     "written too long": "{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}",
@@ -78,7 +95,7 @@ HOSTILE = {
 
 @pytest.fixture
 def short_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_RENDER_S", 0.1)
+    monkeypatch.setattr(template_budget, "MAX_RENDER_S", 0.1)
 
 
 @pytest.mark.usefixtures("short_time")
@@ -90,6 +107,12 @@ def test_a_hostile_template_is_refused_soon_and_takes_little_memory(name: str) -
         ChatTemplate(HOSTILE[name], {}).render([{"role": "user", "content": "Hi"}])
     assert time.thread_time() - started_s < 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_kib < 800 * 1024
+
+
+def test_how_wide_something_is_formatted_is_seen_in_one_pass() -> None:
+    started_s = time.thread_time()
+    assert len(render("{{ (':' * 300000) % () }}")) == 300_000
+    assert time.thread_time() - started_s < 1
 
 
 @pytest.mark.parametrize(
