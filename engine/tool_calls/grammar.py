@@ -94,16 +94,15 @@ def _calls(family: Family, tools: Sequence[Tool], controls: Controls, is_paralle
 
 
 def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:
-    """The schema that a tool's arguments are held to: no field but those it declares, unless it says otherwise. A tool
-    that is not strict may use keywords that cannot be held to; they are left out."""
+    """The schema that a tool's arguments are held to: an object, with no field but those it declares, unless it says
+    otherwise. A tool that is not strict may use keywords that cannot be held to; they are left out."""
     if is_loose and not tool.is_strict:
         schema = dict(ANY_OBJECT)
     else:
         schema = with_finite_numbers(tool.parameters or {"properties": {}})
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
-    if not {"$ref", "anyOf", "oneOf", "allOf"} & schema.keys():
-        schema.setdefault("type", "object")
+    schema["type"] = "object"
     options = {**_SPACING, "lenient": not tool.is_strict, "coerce_one_of": not tool.is_strict}
     return {**schema, "x-guidance": options}
 

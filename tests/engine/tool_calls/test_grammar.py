@@ -96,6 +96,31 @@ def test_without_parallel_calls_one_is_all(view: TokenView, controls: Controls) 
     assert not required(view, controls, hermes(OSLO, NOON), is_parallel=False)
 
 
+FREE = {"properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "string"},
+        {"type": ["object", "null"], **FREE},
+        {"anyOf": [{"type": "string"}, {"type": "object", **FREE}]},
+        {"$ref": "#/$defs/p", "$defs": {"p": {"type": "object", **FREE}}},
+        {"$ref": "#/$defs/p", "$defs": {"p": FREE}},
+        {"allOf": [FREE]},
+        FREE,
+    ],
+)
+def test_arguments_are_an_object_whatever_parameters_say(
+    view: TokenView, controls: Controls, parameters: dict[str, object], is_strict: bool
+) -> None:
+    tools = [Tool(name="f", parameters=parameters, is_strict=is_strict)]
+    assert required(view, controls, hermes('{"name": "f", "arguments": {"a": 1}}'), tools)
+    for arguments in ('"x"', "null", "1", "[]"):
+        assert not required(view, controls, hermes(f'{{"name": "f", "arguments": {arguments}}}'), tools)
+
+
 def lazy(view: TokenView, controls: Controls, text: str, answer: Constraint | None = None, **how: bool) -> bool:
     options = {"is_parallel": True, "is_loose": False} | how
     return accepts(view, lazy_calls(HERMES, [WEATHER, NOW], controls, answer, **options), text)
