@@ -21,8 +21,9 @@ OTHER_WEIGHT = 0.1
 counts, so that the scores of the others need not be computed."""
 FULL_LENGTH, MAX_WEIGHT = 10, 4.0
 """Tokens of shorter answers weigh more, up to this: a label of one token must not drown among written-out sums."""
-CALL_WEIGHT = 2.0
-"""What a token of a tool call weighs: its prompt is long, so that there are few calls in a step."""
+CALL_WEIGHT, NAME_WEIGHT = 1.5, 4.0
+"""What a token of a tool call weighs, and one up to the end of the first name: to choose the tool is the hard part, and
+its prompt is long, so that there are few calls in a step."""
 SHORT_ROW, ROUND = 128, 64
 """Tokens of a row of short dialogues; longer ones share rows as long as the longest of them, rounded up. Few different
 shapes keep few prepared products, which are made and kept for each shape."""
@@ -53,13 +54,15 @@ def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
     ids: list[int] = []
     weights: list[float] = []
     for text, by_assistant in render(dialogue.messages, dialogue.tools):
-        part = tokenizer.encode(text, add_special_tokens=False).ids
-        weight = OTHER_WEIGHT
-        if by_assistant:
-            least = CALL_WEIGHT if text.startswith("<tool_call>") else 1.0
-            weight = min(MAX_WEIGHT, max(least, FULL_LENGTH / len(part)))
-        ids += part
-        weights += [weight] * len(part)
+        part = tokenizer.encode(text, add_special_tokens=False)
+        ids += part.ids
+        if not by_assistant:
+            weights += [OTHER_WEIGHT] * len(part.ids)
+        elif text.startswith("<tool_call>"):
+            end = text.index('", "arguments"')
+            weights += [NAME_WEIGHT if start < end else CALL_WEIGHT for start, _ in part.offsets]
+        else:
+            weights += [min(MAX_WEIGHT, max(1.0, FULL_LENGTH / len(part.ids)))] * len(part.ids)
     return ids, weights
 
 

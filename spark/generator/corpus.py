@@ -44,8 +44,8 @@ MIX: dict[str, dict[str, float]] = {
         "induction": 26, "copy": 24, "memory": 14, "fact": 12, "greeting": 6, "showcase": 1, "sentiment": 4, "extract": 4, "sum": 4, "tool": 5, "reading": 3, "text": 2,
     },
     "answers": {
-        "greeting": 11, "intent": 3, "showcase": 1.5, "fact": 24, "check": 3, "list": 1.5, "followup": 3, "sum": 10, "number": 5, "memory": 12, "reading": 4,
-        "copy": 8, "text": 8, "sentiment": 8, "topic": 2, "tool": 7, "tool_drill": 5, "extract": 4, "json_list": 1, "story": 1.5, "obey": 4, "refusal": 6,
+        "greeting": 11, "intent": 3, "showcase": 1.5, "fact": 24, "check": 3, "list": 1.5, "followup": 3, "sum": 10, "number": 4, "memory": 14, "reading": 4,
+        "copy": 8, "text": 6, "sentiment": 8, "topic": 2, "tool": 6, "tool_drill": 9, "extract": 4, "json_list": 1, "story": 1.5, "obey": 4, "refusal": 6,
     },
 }  # fmt: skip
 MIX["mix"] = MIX["answers"]

@@ -95,7 +95,7 @@ def make_tool_drill(source: Source) -> Dialogue:
 
     A prompt that shows tools is long; this way it teaches many choices instead of one.
     """
-    shown = draw_tools(source, source.choices((2, 3, 4, 5), (40, 35, 17, 8))[0])
+    shown = draw_tools(source, source.choices((2, 3, 4, 5), (50, 32, 12, 6))[0])
     messages: list[Message] = []
     for _ in range(source.randrange(3, 7)):
         draw = source.random()
