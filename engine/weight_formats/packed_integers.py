@@ -6,7 +6,7 @@
 | AWQ | [in, out / 8] | outputs 0 2 4 6 1 3 5 7 | [groups, out / 8], the same order |
 | compressed-tensors | [out, in / n] | consecutive inputs, lowest bits first | [out / n, groups], or none: the middle |
 
-n is 32 / bits. `Levels` is a piece of a matrix taken apart; each class knows how to take one of its kind.
+n is 32 / bits. Each class knows how to take a piece of its kind apart.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from engine.weight_formats.quantized import QuantizedTensor, quantized, unpack_halves, weights_of
 from engine.weight_formats.stored import PIECE_ELEMENTS, Files, StoredTensor, WeightsError, ranges, refuse_unless_finite
 
+_ONES = {4: 0x11111111, 8: 0x01010101}  # a word with 1 in each place
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word output 0, 1, … of eight lies
 
 
@@ -28,7 +29,8 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word output 0, 1, … of ei
 class PackedByInput:
     """GPTQ and AWQ: the rows of what is stored are inputs, so a piece is some columns of the matrix.
 
-    `order` is None, or says in which group each input is (GPTQ's `g_idx`). `zero_shift` is added to stored zeros.
+    `order` is None, or says in which group each input is (GPTQ's `g_idx`). `zero_shift` was taken from every zero
+    before it was stored.
     """
 
     name: str
@@ -95,11 +97,9 @@ class PackedByInput:
         num_in = self.shape[1]
         groups = self._groups(files, 0, num_in)
         scales, zeros = self._scales_and_zeros(files, 0, self.scales.shape[0])
-        if int(zeros.max()) > 255:
-            raise WeightsError(f"{self.zeros.name}: a zero of 256")
         order = None if self._is_in_order(groups) else groups
         levels = self._levels(files, 0, num_in)
-        return quantized(levels, self.bits, scales, zeros.to(torch.uint8), self.group_size or num_in, order)
+        return quantized(levels, self.bits, scales, zeros, self.group_size or num_in, order)
 
     @property
     def _is_awq(self) -> bool:
@@ -127,11 +127,13 @@ class PackedByInput:
         return min(self.group_size or self.shape[1], len(groups))
 
     def _scales_and_zeros(self, files: Files, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 and int16 [out, groups]"""
+        """float32 and uint8 [out, groups]"""
         scales = files.read_reals(self.scales, low, high)
         words = files.read_rows(self.zeros, low, high)
+        if self.zero_shift:  # from words as a whole: a zero of 0 borrows from its neighbour
+            words = words.view(np.uint32) + np.uint32(self.zero_shift * _ONES[self.bits])
         zeros = _unpack(words, self.bits, _AWQ_PLACES if self._is_awq else None)[:, : scales.shape[1]]
-        return scales.t().contiguous(), (zeros.to(torch.int16) + self.zero_shift).t().contiguous()
+        return scales.t().contiguous(), zeros.t().contiguous()
 
     def _levels(self, files: Files, first: int, last: int) -> torch.Tensor:
         """uint8 [out, inputs]"""

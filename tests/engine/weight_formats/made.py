@@ -46,7 +46,7 @@ def random_levels(
     groups = np.arange(num_in) // group_size
     return Levels(
         rng.integers(0, 1 << bits, (num_out, num_in)),
-        rng.integers(1, 1 << bits, (num_groups, num_out)),
+        rng.integers(0, 1 << bits, (num_groups, num_out)),
         rng.uniform(0.001, 0.02, (num_groups, num_out)).astype(np.float16),
         rng.permutation(groups) if is_shuffled else groups,
         bits,
@@ -77,10 +77,17 @@ def words(values: NDArray[np.int64], bits: int) -> torch.Tensor:
     return torch.from_numpy(packed.astype(np.uint32).view(np.int32))
 
 
+def less_one(zeros: torch.Tensor, bits: int) -> torch.Tensor:
+    """Words of zeros as tools make version 1 of version 2: one subtraction a word, with borrows."""
+    ones = np.uint32(sum(1 << place for place in range(0, 32, bits)))
+    return torch.from_numpy((zeros.numpy().view(np.uint32) - ones).view(np.int32))
+
+
 def gptq_tensors(base: str, levels: Levels, *, is_version_1: bool = True, has_order: bool = True) -> dict[str, Any]:
+    zeros = words(levels.zeros, levels.bits)
     tensors = {
         f"{base}.qweight": words(levels.levels, levels.bits).t().contiguous(),
-        f"{base}.qzeros": words(levels.zeros - int(is_version_1), levels.bits),
+        f"{base}.qzeros": less_one(zeros, levels.bits) if is_version_1 else zeros,
         f"{base}.scales": torch.from_numpy(levels.scales),
     }
     if has_order:
