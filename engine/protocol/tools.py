@@ -104,15 +104,15 @@ def _choice(value: Any, field: str) -> tuple[Literal["auto", "none", "required"]
     """The choice left to the model, and the tool that is named."""
     if value is None:
         return "auto", None
-    if isinstance(value, str) and value in _CHOICES:
-        return _CHOICES[value], None
+    word = value
     if isinstance(value, dict):
         inner = value.get("function")
         named: dict[str, Any] = inner if isinstance(inner, dict) else value
         if "name" in named:
             return "required", tool_name(named["name"], f"/{field}/function/name")
-        if value.get("type") in _CHOICES:
-            return _CHOICES[value["type"]], None
+        word = value.get("type")
+    if isinstance(word, str) and word in _CHOICES:
+        return _CHOICES[word], None
     raise BadInput(f"'/{field}' must be one of auto, none, required, or name a function")
 
 

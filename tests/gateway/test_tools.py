@@ -69,6 +69,15 @@ def test_a_whole_tool_loop_reaches_the_node_in_either_form(client: httpx.Client,
     )
 
 
+def test_fields_of_a_turn_that_are_null_are_left_out(client: httpx.Client, running: Running):
+    user = {"role": "user", "content": "x", "name": None}
+    said = {"role": "assistant", "content": "y", "name": None, "tool_calls": None, "tool_call_id": None}
+    given = {"role": "tool", "content": "z", "name": None, "tool_call_id": None}
+    for ask in (run, chat):
+        task = running.site.execute_of(ask(client, running, {"messages": [user, said, given]})).task
+        assert task.messages == (ChatMessage("user", "x"), ChatMessage("assistant", "y"), ChatMessage("tool", "z"))
+
+
 def test_native_calls_have_objects_for_arguments(client: httpx.Client, running: Running):
     result = run(client, running, {"messages": calling(), "tools": [WEATHER]}).json()["result"]
     assert result["response"] is None

@@ -91,6 +91,8 @@ def test_parallel_calls_are_on_unless_switched_off():
         ({"tools": [BARE], "tool_choice": "sometimes"}, "'/tool_choice' must be one of"),
         ({"tools": [BARE], "tool_choice": 3}, "'/tool_choice' must be one of"),
         ({"tools": [BARE], "tool_choice": {"type": "function"}}, "'/tool_choice' must be one of"),
+        ({"tools": [BARE], "tool_choice": {"type": ["auto"]}}, "'/tool_choice' must be one of"),
+        ({"tools": [BARE], "tool_choice": {"type": {}}}, "'/tool_choice' must be one of"),
         ({"tools": [BARE], "tool_choice": {"function": {"name": "other"}}}, "must name one of '/tools'"),
         ({"tool_choice": "required"}, "'/tool_choice' needs '/tools'"),
         ({"functions": [BARE], "function_call": {"name": "other"}}, "'/function_call' must name one of '/functions'"),
