@@ -41,13 +41,13 @@ def integer(body: Mapping[str, Any], name: str, default: Any, *, minimum: int, m
     return value
 
 
-def boolean(body: Mapping[str, Any], name: str, default: bool) -> bool:
-    """A yes-or-no field. Raises BadInput."""
+def boolean(body: Mapping[str, Any], name: str, default: bool, *, within: str = "") -> bool:
+    """A yes-or-no field; `within` is where in the body it stands. Raises BadInput."""
     value = body.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise BadInput(f"Type mismatch of '/{name}', expected 'boolean'")
+        raise BadInput(f"Type mismatch of '{within}/{name}', expected 'boolean'")
     return value
 
 

@@ -89,7 +89,7 @@ def _tool(value: Any, pointer: str) -> Tool:
             item.get("description") or "", f"{pointer}/description", max_characters=MAX_TOOLS_BYTES
         ),
         parameters=parameters,
-        is_strict=fields.boolean(item, "strict", False),
+        is_strict=fields.boolean(item, "strict", False, within=pointer),
     )
 
 

@@ -83,7 +83,7 @@ def test_parallel_calls_are_on_unless_switched_off():
         ({"tools": [{"type": "function", "function": 1}]}, "'/tools/0/function', expected 'object'"),
         ({"tools": [{**BARE, "parameters": []}]}, "'/tools/0/parameters', expected 'object'"),
         ({"tools": [{**BARE, "description": 1}]}, "'/tools/0/description', expected 'string'"),
-        ({"tools": [{**BARE, "strict": "yes"}]}, "'/strict', expected 'boolean'"),
+        ({"tools": [BARE, {**BARE, "strict": "yes"}]}, "'/tools/1/strict', expected 'boolean'"),
         ({"tools": [BARE, FLAT, BARE]}, "two tools of one name"),
         ({"tools": [{"name": f"t{i}"} for i in range(129)]}, "'/tools' must have <= 128 items"),
         ({"tools": [{**BARE, "description": "x" * MAX_TOOLS_BYTES}]}, f"'/tools' must have <= {MAX_TOOLS_BYTES} bytes"),
