@@ -156,7 +156,7 @@ class OpenAIDoor:
             int(time.time()),
             self._shown_name(body),
             asked,
-            bodies.echoes(asked, generator),
+            await bodies.echoes(asked, generator),
             has_usage_chunk=openai.wants_usage_chunk(body),
         )
         await self._tell(request, body, asked.tasks(), shape, asked.num_tries)
@@ -189,9 +189,9 @@ class OpenAIDoor:
     async def _tokenize(self, request: Request) -> None:
         body = await self._read(request)
         generator = await self._model.generator()
+        has_strings = boolean(body, "return_token_strs", False)
         token_ids = await bodies.tokenized(body, generator)
-        strings = [generator.tokenizer.token_text(token_id) for token_id in token_ids]
-        shown = strings if boolean(body, "return_token_strs", False) else None
+        shown = [generator.tokenizer.token_text(token_id) for token_id in token_ids] if has_strings else None
         max_model_len = generator.info.max_model_len
         found = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": shown}
         await request.respond(200, found)
@@ -200,7 +200,7 @@ class OpenAIDoor:
         body = await self._read(request)
         generator = await self._model.generator()
         token_ids = bodies.token_ids(body.get("tokens"), generator.info.vocab_size)
-        await request.respond(200, {"prompt": generator.tokenizer.decode(token_ids)})
+        await request.respond(200, {"prompt": await bodies.decoded(token_ids, generator)})
 
     # ── what is here ──
 

@@ -6,6 +6,7 @@ several choices. Knows no HTTP.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from engine.standalone.shapes import ChatShape
 from engine.tasks.text_generation import TextGenerator
 
 MAX_TOKEN_IDS = 1 << 20
+
+_MANY_IDS = 10_000
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,8 @@ def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
     return Chat(task, num_choices, openai.wants_usage_chunk(body), tools.is_legacy(body))
 
 
-def echoes(asked: completions.Completions, generator: TextGenerator) -> list[str]:
-    """What the choices of each prompt begin with."""
+async def echoes(asked: completions.Completions, generator: TextGenerator) -> list[str]:
+    """What the choices of each prompt begin with; nothing for one that is longer than the context, and refused."""
     if not asked.has_echo:
         return [""] * len(asked.prompts)
     texts = []
@@ -71,8 +74,15 @@ def echoes(asked: completions.Completions, generator: TextGenerator) -> list[str
         if isinstance(prompt, str):
             texts.append(prompt)
         else:
-            texts.append(generator.tokenizer.decode(prompt))
+            is_long = len(prompt) > generator.info.max_model_len
+            texts.append("" if is_long else await decoded(prompt, generator))
     return texts
+
+
+async def decoded(token_ids: Sequence[int], generator: TextGenerator) -> str:
+    """Their text; many are decoded in a thread, where they hold up nobody."""
+    decode = generator.tokenizer.decode
+    return decode(token_ids) if len(token_ids) < _MANY_IDS else await asyncio.to_thread(decode, token_ids)
 
 
 async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequence[int]:
