@@ -21,6 +21,7 @@ _NORM_EPS = 1e-6  # of latents, whatever the config says of the stream
 def deepseek_v2(fields: Fields) -> ModelConfig:
     """Scores are a softmax; groups are as good as their best expert."""
     fields = fields.with_defaults(q_lora_rank=1536)
+    _require_score(fields, "softmax")
     method = fields.word("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise fields.refusal("topk_method", "not supported (greedy, group_limited_greedy are)")
@@ -31,6 +32,7 @@ def deepseek_v2(fields: Fields) -> ModelConfig:
 def deepseek_v3(fields: Fields) -> ModelConfig:
     """Scores are sigmoids; a correction takes part in the choice; groups are as good as their best two experts."""
     fields = fields.with_defaults(q_lora_rank=1536, n_group=8, topk_group=4, routed_scaling_factor=2.5)
+    _require_score(fields, "sigmoid")
     router = replace(
         _router(fields, has_groups=True),
         score="sigmoid",
@@ -90,6 +92,11 @@ def _router(fields: Fields, *, has_groups: bool) -> RouterConfig:
     if router.num_chosen > num_chosen_groups * (num_experts // num_groups):
         raise fields.refusal("num_experts_per_tok", f"more than topk_group={num_chosen_groups} groups hold")
     return replace(router, num_groups=num_groups, num_chosen_groups=num_chosen_groups)
+
+
+def _require_score(fields: Fields, score: str) -> None:
+    if fields.word("scoring_func", score) != score:
+        raise fields.refusal("scoring_func", f"not supported in this architecture ({score} is)")
 
 
 def _scale(config: ModelConfig, latent: LatentConfig) -> float:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.fields import Fields
+from engine.models.reaches import FULL, SLIDING
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
@@ -17,6 +18,9 @@ _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial: bool = False) -> RopeConfig:
     """The positions that `fields` describe. Raises UnsupportedModel naming the field."""
     parameters = fields.inner("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
+    for name in (FULL, SLIDING):
+        if name in parameters:
+            raise parameters.refusal(name, "layers of this architecture share their positions")
     kind = parameters.word("rope_type", parameters.word("type", "default"))
     kind = "longrope" if kind == "su" else kind
     if kind not in _KINDS:

@@ -96,6 +96,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "end tokens nested": ({"eos_token_id": [[1]]}, "eos_token_id"),
     "rotary kind": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "spiral"),
     "rotary list": ({"rope_parameters": [1]}, "rope_parameters"),
+    "rotary of each kind of layer": (
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}}, "full_attention"
+    ),
     "rotary part": ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     "rotary factor missing": ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
     "rotary factor zero": ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
@@ -190,6 +193,7 @@ REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "DeepseekV2ForCausalLM": [
         (GROUPS | {"topk_method": "noaux"}, "topk_method"),
         (GROUPS | {"kv_lora_rank": 0}, "kv_lora_rank"),
+        (GROUPS | {"scoring_func": "sigmoid"}, "scoring_func"),
         (GROUPS | {"qk_rope_head_dim": 7}, "head_dim"),
         (GROUPS | {"moe_layer_freq": 2}, "moe_layer_freq"),
     ],
@@ -197,6 +201,7 @@ REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
         (GROUPS | {"n_group": 3}, "n_group"),
         (GROUPS | {"n_group": 8}, "n_group"),
         (GROUPS | {"topk_group": 5}, "topk_group"),
+        (GROUPS | {"scoring_func": "softmax"}, "scoring_func"),
         (GROUPS | {"num_experts_per_tok": 5}, "num_experts_per_tok"),
         (GROUPS | {"q_lora_rank": 0}, "q_lora_rank"),
         (GROUPS | {"n_shared_experts": -1}, "n_shared_experts"),
