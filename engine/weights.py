@@ -128,8 +128,10 @@ class Checkpoint:
         return sorted(name for name in self._stored.keys() - read if not self._is_harmless(name, read))
 
     def _is_harmless(self, name: str, read: set[str]) -> bool:
-        """Tied heads, recomputed positions, parts for what we do not do, and biases of nothing."""
-        if name.startswith("lm_head.") or name.endswith(".rotary_emb.inv_freq") or self._is_idle(name):
+        """Heads that are tied, recomputed positions, parts for what we do not do, and biases of nothing."""
+        if name.endswith(".rotary_emb.inv_freq") or self._is_idle(name):
+            return True
+        if name.startswith("lm_head.") and not any(other.startswith("lm_head.") for other in read):
             return True
         base = name.removesuffix(".bias")
         if base == name or f"{base}.qweight" not in read:

@@ -320,6 +320,15 @@ def test_one_failed_piece_ends_the_load_and_leaves_the_threads_of_others_as_they
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
 
 
+def test_a_head_may_stay_unread_where_it_is_tied_and_its_bias_not_where_it_is_read(tmp_path: Path) -> None:
+    stored = {"lm_head.weight": torch.ones(2, 2), "lm_head.bias": torch.ones(2), "e": torch.ones(2, 2)}
+    save_file(stored, tmp_path / "model.safetensors")
+    checkpoint, room = weights.open_checkpoint(tmp_path), torch.zeros(2, 2)
+    weights.check(checkpoint, {"e": room})
+    with pytest.raises(WeightsError, match=r"lm_head\.bias is without a place"):
+        weights.check(checkpoint, {"e": room, "lm_head.weight": room})
+
+
 def test_missing_and_surplus_tensors_are_named_and_counted(tmp_path: Path) -> None:
     save_file({f"x{index}": torch.zeros(1) for index in range(8)}, tmp_path / "model.safetensors")
     checkpoint = weights.open_checkpoint(tmp_path)
