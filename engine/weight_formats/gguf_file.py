@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 MAX_HEADER_BYTES = 128 * 1024 * 1024  # vocabularies are in it; the largest published take 20 MB
+_MAX_VALUES = 1 << 23  # keys and parts of lists: of 256,000 tokens, there are some 2 million
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _MAX_FILES = 1000
@@ -172,6 +173,7 @@ class _Reader:
         self.file = file
         self.position = 0
         self._data = data
+        self._num_values = 0
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > len(self._data) - self.position:
@@ -190,16 +192,22 @@ class _Reader:
 
     def value(self, kind: int) -> Any:
         """A value of the type that a number stands for; arrays become lists, of numbers or of texts."""
+        self._count(1)
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
             return self._array(self.number("<u4"), self.number("<u8"))
         return self._numbers(kind, 1)[0]
 
+    def _count(self, length: int) -> None:
+        """Each value takes many times the memory of its bytes."""
+        self._num_values += length
+        if self._num_values > _MAX_VALUES:
+            raise GgufError(f"{self.file}: more than {_MAX_VALUES} values in the header")
+
     def _array(self, kind: int, length: int) -> list[Any]:
+        self._count(length)
         if kind == _STRING:
-            if length > (len(self._data) - self.position) // 8:
-                self.take(len(self._data))  # cannot be: every text takes its length's eight bytes
             return [self.text() for _ in range(length)]
         return self._numbers(kind, length)
 

@@ -124,6 +124,14 @@ def test_a_malformed_header_is_refused_by_name_of_the_file(name: str, tmp_path: 
         read_gguf(at(tmp_path, BAD[name]))
 
 
+def test_a_header_of_more_values_than_a_vocabulary_has_is_refused_before_they_take_memory(tmp_path: Path) -> None:
+    many = 9_000_000
+    for kind, data in ((0, bytes(many)), (_STRING, bytes(8 * many))):
+        path = at(tmp_path, file_of([key("a", _ARRAY, struct.pack("<IQ", kind, many) + data)], []))
+        with pytest.raises(GgufError, match=r"^model\.gguf: more than 8388608 values in the header"):
+            read_gguf(path)
+
+
 def test_parts_that_repeat_a_tensor_are_refused(tmp_path: Path) -> None:
     count = key("split.count", 2, struct.pack("<H", 2))
     for number in (1, 2):
