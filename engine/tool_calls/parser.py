@@ -40,9 +40,9 @@ _State = Literal["start", "text", "head", "object", "after"]
 class CallParser:
     """Reads one answer.
 
-    `is_held`: a grammar lets the model write only true calls, so the arguments are given on as they come. Otherwise a
-    call is given when it is whole, so that what turns out to be none can still be content. `is_parallel` False: the
-    answer is over with its first call.
+    `is_held`: a grammar lets the model write only true calls, name first, so the arguments are given on as they come,
+    and any other object is an answer in JSON. Otherwise a call is given when it is whole, so that what turns out to be
+    none can still be content. `is_parallel` False: the answer is over with its first call.
     """
 
     def __init__(self, family: Family, tools: Collection[str], *, is_held: bool, is_parallel: bool = True) -> None:
@@ -153,7 +153,7 @@ class CallParser:
             first = None if current.is_said else _FIRST_FIELD.match(current.text)
             return first is not None and first[1] not in _FIELDS_OF_A_CALL and self._is_no_call()
         if not current.is_said:
-            call = _whole_call(current.text, self._tools)
+            call = None if self._is_held else _whole_call(current.text, self._tools)
             if call is None:
                 return self._is_no_call()
             self._pieces += [CallPiece(self.num_calls, call[0], ""), CallPiece(self.num_calls, None, call[1])]
@@ -163,7 +163,7 @@ class CallParser:
 
     def _tell(self, current: _Object) -> None:
         """Say what is new of a call that is certain to be one."""
-        name, arguments = current.take_news()
+        name, arguments = current.take_news(self._tools)
         if name is not None:
             self._pieces.append(CallPiece(self.num_calls, name, ""))
         if arguments:
@@ -222,12 +222,12 @@ class _Object:
         self.text += text[:size]
         return size
 
-    def take_news(self) -> tuple[str | None, str]:
-        """The name when it has just become known, and the new part of the arguments."""
+    def take_news(self, tools: Collection[str]) -> tuple[str | None, str]:
+        """The name when it has just become known to be one of `tools`, and the new part of the arguments."""
         name = None
         if not self.is_said:
             header = _HEADER.match(self.text)
-            if header is None:
+            if header is None or header[1] not in tools:
                 return None, ""
             self.is_said, self._told, name = True, header.end(), header[1]
         if self._arguments.is_closed:

@@ -183,6 +183,14 @@ def test_a_held_call_that_was_cut_short_is_no_whole_call_and_no_content() -> Non
     assert (parser.flush(), parser.num_calls) == ([], 0)
 
 
+@pytest.mark.parametrize(
+    "answer", ['{"name": "f", "age": 3}', '{"name": "f"}', '{"name": "Ann", "parameters": {"a": 1}}', '{"a": {"b": 1}}']
+)
+def test_an_answer_in_json_of_a_held_model_is_no_call(answer: str) -> None:
+    for pieces in ([answer], list(answer)):
+        assert read(LLAMA3_JSON, pieces, is_held=True) == (answer, [])
+
+
 def test_without_parallel_calls_the_answer_is_over_with_the_first() -> None:
     for family in FAMILIES.values():
         opening = family.opening + family.head
