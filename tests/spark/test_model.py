@@ -96,12 +96,17 @@ def test_committed_weights_are_small_and_the_card_names_their_digest() -> None:
 
 
 @needs_weights
-@pytest.mark.parametrize("name", ["greetings", "sentiment"])
-def test_committed_weights_pass_the_gates_that_must_pass(committed: tuple[Spark, Tokenizer], name: str) -> None:
-    """A sample of the held-out prompts; the card has the whole table."""
-    result = evaluate(*committed, 40, tuple(gate for gate in GATES if gate.name == name))[0]
-    assert result.total == 40
-    assert result.share >= 0.95, result.misses
+@pytest.mark.parametrize("is_new_phrasing", [False, True], ids=["held-out prompts", "new wordings"])
+@pytest.mark.parametrize("name", ["greetings", "facts", "memory", "tool name"])
+def test_committed_weights_pass_the_gates_that_must_pass(
+    committed: tuple[Spark, Tokenizer], name: str, is_new_phrasing: bool
+) -> None:
+    """A sample of the prompts of both sorts, so with some slack; the card has the whole table."""
+    gate = next(gate for gate in GATES if gate.name == name)
+    result = evaluate(*committed, 30, (gate,), is_new_phrasing=is_new_phrasing)[0]
+    assert result.total == 30
+    assert gate.floor is not None
+    assert result.share >= gate.floor - 0.06, result.misses
 
 
 @needs_weights
