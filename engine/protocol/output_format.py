@@ -18,6 +18,7 @@ from engine.protocol.tasks import Constraint
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
 
+_WRAPPER = {"name", "description", "schema", "strict"}
 _SCHEMA_KEYWORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items"}
 
 
@@ -48,6 +49,8 @@ def _response_format(value: Any) -> Constraint | None:
     schema = fields.mapping(value["json_schema"], pointer)
     if isinstance(schema.get("schema"), dict) and _SCHEMA_KEYWORDS.isdisjoint(schema):
         return _schema(schema["schema"], f"{pointer}/schema")
+    if "name" in schema and schema.get("schema") is None and schema.keys() <= _WRAPPER:
+        return Constraint("json_object")
     return _schema(schema, pointer)
 
 

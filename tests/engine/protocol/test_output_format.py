@@ -22,6 +22,7 @@ def test_free_text_is_not_constrained(body):
 
 def test_a_json_object_is_any_object():
     assert asked(type="json_object") == Constraint("json_object")
+    assert asked(type="json_schema", json_schema={"name": "x", "strict": True}) == Constraint("json_object")
     assert asked(type="json_schema") == asked(type="json_schema", json_schema=None) == Constraint("json_object")
 
 
