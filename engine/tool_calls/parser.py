@@ -16,7 +16,7 @@ import msgspec
 
 from engine.tool_calls.families import Family
 
-_HEADER = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+_HEADER = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]{0,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # as much of its name as tells whether it is a call's
 _FIELDS_OF_A_CALL = {'name"', 'arguments"', 'parameters"', 'type"', 'id"'}
 _MAX_UNENDED = 8

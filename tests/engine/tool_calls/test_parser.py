@@ -127,6 +127,13 @@ def test_a_first_field_that_never_ends_is_content_as_soon_as_it_is_no_calls() ->
     assert time.process_time() - started < 1
 
 
+def test_a_long_name_in_an_answer_in_json_costs_no_more_than_its_text() -> None:
+    pieces = ['{"name": "', *["aaaa "] * 16_000]
+    started = time.process_time()
+    assert read(LLAMA3_JSON, pieces, is_held=True) == ("".join(pieces), [])
+    assert time.process_time() - started < 1.5
+
+
 def test_a_few_calls_that_never_end_swallow_none() -> None:
     broken = '<tool_call>{"name": "f", "arguments": {"a": '
     assert read(HERMES, [broken * 7 + f"<tool_call>{SECOND}</tool_call>"]) == (broken * 7, [SECOND_CALL])
