@@ -36,7 +36,8 @@ def bind_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
 
 def _prepacked(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    linear = torch.ops.mkldnn._linear_pointwise.default
+    overload = torch.ops.mkldnn._linear_pointwise.default
+    linear = getattr(overload, "_op", overload)  # without a call of Python around each call
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[0]

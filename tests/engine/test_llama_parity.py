@@ -138,9 +138,12 @@ def test_a_decode_step_makes_no_more_operator_calls_than_its_layers_need(
     assert 0 < count.num_calls <= num_calls
 
 
-def test_a_decode_step_makes_few_calls_of_python_and_of_torch(model_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dtype", "num_calls"), [("float32", 190), ("bfloat16", 200)])
+def test_a_decode_step_makes_few_calls_of_python_and_of_torch(
+    dtype: str, num_calls: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What never changes is chosen in `bind`; a step that asks again, layer by layer, shows here: it had 235 once."""
-    runner = model_of("llama 2").runner
+    runner = runner_of(model_of("llama 2").folder, dtype=dtype)
     driver, events = Driver(runner), []
     driver.add([1] * 20, max_tokens=9, temperature=0.0, ignore_eos=True)
     for _ in range(3):
@@ -156,7 +159,7 @@ def test_a_decode_step_makes_few_calls_of_python_and_of_torch(model_of: Any, mon
 
     monkeypatch.setattr(model, "forward", counted)
     driver.step()
-    assert 60 < sum(event in ("call", "c_call") for event in events) <= 190
+    assert 60 < sum(event in ("call", "c_call") for event in events) <= num_calls
 
 
 # ── a real model ──
