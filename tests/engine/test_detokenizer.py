@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Vocabulary
 
 from engine.detokenizer import Detokenizer, StopFinder, TokenBytes, UnsupportedTokenizer
 from engine.tokenizer import Tokenizer
-from tests.engine.vocabularies import EVERY, definition_of
+from tests.engine.vocabularies import EVERY, conversing, definition_of, tokenizer_in
 
 TEXT = "Hello, na\u00efve caf\u00e9 \u2615 \u65e5\u672c\u8a9e \U0001f600\U0001f469\u200d\U0001f680 x   y\n\n\tz "
 
@@ -23,18 +23,17 @@ _loaded: dict[str, tuple[Tokenizer, Vocabulary]] = {}
 
 
 @pytest.fixture(params=EVERY)
-def both(request: pytest.FixtureRequest, test_data: Path, tmp_path: Path) -> tuple[Tokenizer, Vocabulary]:
+def both(request: pytest.FixtureRequest, test_data: Path) -> tuple[Tokenizer, Vocabulary]:
     """Our tokenizer and the library's, of every vocabulary."""
     if request.param not in _loaded:
         definition = definition_of(request.param, test_data) | {"truncation": None, "padding": None}
-        (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-        _loaded[request.param] = Tokenizer(tmp_path), Vocabulary.from_str(json.dumps(definition))
+        _loaded[request.param] = conversing(request.param, test_data)[0], Vocabulary.from_str(json.dumps(definition))
     return _loaded[request.param]
 
 
 @pytest.fixture
 def stories(test_data: Path) -> Tokenizer:
-    return Tokenizer(test_data / "models/stories260K")
+    return tokenizer_in(test_data / "models/stories260K")
 
 
 def pieces(values: Sequence[int], cuts: Sequence[int]) -> list[Sequence[int]]:

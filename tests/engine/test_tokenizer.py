@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Vocabulary
 
-from engine.control_tokens import take_out_controls
 from engine.tokenizer import Tokenizer, TokenizerUnusable
-from tests.engine.vocabularies import EVERY, definition_of, unigram
+from tests.engine import vocabularies
+from tests.engine.vocabularies import EVERY, definition_of, tokenizer_in, unigram
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content | trim + '<|im_end|>\n' }}{% endfor %}"
@@ -67,7 +67,7 @@ def test_every_string_of_the_collection_has_the_ids_that_are_expected(
     file = test_data / f"tokenizers/gguf_vocab/ggml-vocab-{vocabulary}.gguf"
     texts = file.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     rows = file.with_suffix(".gguf.out").read_text().split("\n")
-    tokenizer = Tokenizer(test_data / "tokenizers" / name)
+    tokenizer = tokenizer_in(test_data / "tokenizers" / name)
     assert len(texts) == len(rows) == 47
     for text, row in zip(texts, rows, strict=True):
         assert tokenizer.encode(text) == [int(token_id) for token_id in row.split()], text
@@ -76,7 +76,7 @@ def test_every_string_of_the_collection_has_the_ids_that_are_expected(
 @pytest.mark.parametrize("name", ["gpt2", "phi-3", "phi-2", "gpt-neox-20b", "whisper-tiny", "all-minilm-l6-v2"])
 def test_plain_text_becomes_the_ids_of_the_reference(test_data: Path, name: str) -> None:
     folder = test_data / "tokenizers" / name
-    tokenizer = Tokenizer(folder)
+    tokenizer = tokenizer_in(folder)
     library = Vocabulary.from_file(str(folder / "tokenizer.json"))
     library.no_truncation()
     library.no_padding()
@@ -181,7 +181,7 @@ def test_space_is_stripped_beside_control_tokens_that_ask_for_it(test_data: Path
     folder = test_data / "tokenizers/phi-3"
     library = Vocabulary.from_file(str(folder / "tokenizer.json"))
     text = "<|user|>\n Hi there<|end|>\n<|assistant|>\n"
-    assert Tokenizer(folder).encode(text, is_raw=True) == library.encode(text, add_special_tokens=False).ids
+    assert tokenizer_in(folder).encode(text, is_raw=True) == library.encode(text, add_special_tokens=False).ids
 
 
 def test_only_the_first_text_gets_a_leading_space_where_the_tokenizer_says_so(test_data: Path, tmp_path: Path) -> None:
@@ -194,10 +194,10 @@ def test_only_the_first_text_gets_a_leading_space_where_the_tokenizer_says_so(te
         "split": False,
     }
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    library = Vocabulary.from_file(str(tmp_path / "tokenizer.json"))
+    library, tokenizer = Vocabulary.from_file(str(tmp_path / "tokenizer.json")), Tokenizer(tmp_path)
     for text in ("a<s>b c", "<s>b c<s>d", "plain"):
         expected = library.encode(text, add_special_tokens=False).ids
-        assert Tokenizer(tmp_path).encode(text, is_raw=True) == expected
+        assert tokenizer.encode(text, is_raw=True) == expected
 
 
 def test_hidden_control_tokens_show_no_text_and_others_do(make: Make) -> None:
@@ -230,24 +230,12 @@ def test_a_text_has_at_least_as_many_tokens_as_its_lower_bound(make: Make) -> No
 
 
 LOSSLESS = ("gpt2", "phi-2", "whisper-tiny", "spark", "unigram")  # the others normalise, or add spaces
-_made: dict[str, tuple[Tokenizer, dict[str, int]]] = {}
 
 
 @pytest.fixture
-def conversing(test_data: Path, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Tokenizer, dict[str, int]]:
-    """The tokenizer `request.param` with a template that writes its first control token before each message and its
-    last after it, and the ids of all its control tokens."""
-    name = request.param
-    if name not in _made:
-        definition = definition_of(name, test_data)
-        (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-        found = take_out_controls(definition)
-        ids = {control.text: control.token_id for control in found}
-        first, last = [json.dumps(text) for text in (found[0].text, found[-1].text)]
-        template = f"{{% for m in messages %}}{{{{ {first} ~ m.content ~ {last} }}}}{{% endfor %}}"
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
-        _made[name] = Tokenizer(tmp_path), ids
-    return _made[name]
+def conversing(test_data: Path, request: pytest.FixtureRequest) -> tuple[Tokenizer, dict[str, int]]:
+    """The tokenizer `request.param` with a template of its own, and the ids of all its control tokens."""
+    return vocabularies.conversing(request.param, test_data)
 
 
 @pytest.mark.parametrize("conversing", EVERY, indirect=True)
@@ -446,7 +434,7 @@ def test_a_giant_file_is_not_read(tmp_path: Path) -> None:
 
 def test_a_token_costs_less_than_its_budget(test_data: Path) -> None:
     """15 \u00b5s of processor time a token, there and back."""
-    tokenizer = Tokenizer(test_data / "tokenizers/gpt2")
+    tokenizer = tokenizer_in(test_data / "tokenizers/gpt2")
     text = (test_data / "text/tinyshakespeare.txt").read_text()[:50_000]
     started = time.process_time()
     token_ids = tokenizer.encode(text)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from engine.control_tokens import take_out_controls
+from engine.tokenizer import Tokenizer
 
 _BUILTIN = Path(__file__).parents[2] / "catalog/builtin"
 
@@ -72,3 +77,24 @@ def definition_of(name: str, test_data: Path) -> dict[str, Any]:
     folder = test_data / EVERY[name] if EVERY[name] else _BUILTIN / name
     definition: dict[str, Any] = json.loads((folder / "tokenizer.json").read_text())
     return definition
+
+
+@cache
+def tokenizer_in(folder: Path) -> Tokenizer:
+    """Of a folder that no test changes: the largest take a second to read."""
+    return Tokenizer(folder)
+
+
+@cache
+def conversing(name: str, test_data: Path) -> tuple[Tokenizer, dict[str, int]]:
+    """A tokenizer with a template that writes its first control token before each message and its last after it, and
+    the ids of all its control tokens."""
+    definition = definition_of(name, test_data)
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "tokenizer.json").write_text(json.dumps(definition))
+        found = take_out_controls(definition)
+        first, last = [json.dumps(text) for text in (found[0].text, found[-1].text)]
+        template = f"{{% for m in messages %}}{{{{ {first} ~ m.content ~ {last} }}}}{{% endfor %}}"
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        return Tokenizer(folder), {control.text: control.token_id for control in found}
