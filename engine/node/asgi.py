@@ -1,10 +1,12 @@
-"""What an HTTP door says and hears over plain ASGI: a whole body in, one answer out, and word of a client that left.
+"""What an HTTP door hears and says over plain ASGI: a secret, a whole body, word of a client that left; one answer.
 
 Knows no route.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -25,6 +27,18 @@ class ClientLeft(Exception):
 def header(scope: Message, name: bytes) -> bytes | None:
     """The first value of a header, by its lower-case name."""
     return next((value for key, value in scope["headers"] if key == name), None)
+
+
+def bears(scope: Message, secret: str) -> bool:
+    """Whether the request has exactly one authorization, with `secret` as its bearer token."""
+    offered = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, token = offered[0].partition(b" ") if len(offered) == 1 else (b"", b"", b"")
+    return scheme.lower() == b"bearer" and hmac.compare_digest(_digest(token), _digest(secret.encode()))
+
+
+def _digest(text: bytes) -> bytes:
+    """Of one length whatever the text, so that comparing tells nothing."""
+    return hashlib.sha256(text).digest()
 
 
 async def read_body(scope: Message, receive: Receive, max_bytes: int) -> bytes:

@@ -10,8 +10,6 @@ is `server.py`; how answers look is in `shapes.py`.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import time
@@ -23,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from engine.node.asgi import BodyTooLarge, ClientLeft, Headers, Message, Receive, Send, answer, header, read_body
+from engine.node.asgi import BodyTooLarge, ClientLeft, Headers, Message, Receive, Send, answer, bears, header, read_body
 from engine.protocol import openai
 from engine.protocol.completions import completions as read_completions
 from engine.protocol.fields import BadInput, boolean
@@ -73,7 +71,7 @@ class OpenAIDoor:
 
     def __init__(self, model: ServedModel, *, api_key: str, version: str) -> None:
         self._model = model
-        self._authorization = _digest(f"Bearer {api_key}".encode()) if api_key else None
+        self._api_key = api_key
         self._version = version
         self._routes: dict[str, tuple[str, Handler]] = {
             "/v1/chat/completions": ("POST", self._chat),
@@ -129,10 +127,7 @@ class OpenAIDoor:
         return path, handler
 
     def _authenticate(self, request: Request) -> None:
-        if self._authorization is None or request.path in _OPEN_TO_ALL:
-            return
-        offered = [value for name, value in request.scope["headers"] if name == b"authorization"]
-        if len(offered) != 1 or not hmac.compare_digest(_digest(offered[0]), self._authorization):
+        if self._api_key and request.path not in _OPEN_TO_ALL and not bears(request.scope, self._api_key):
             raise HttpError(401, "The API key is missing or wrong.", code="invalid_api_key")
 
     # ── inference ──
@@ -260,8 +255,3 @@ def _as_http_error(error: Exception, request: Request) -> HttpError:
     metrics.INTERNAL_ERRORS.inc()
     logger.exception("a request could not be answered", extra={"request_id": request.id})
     return HttpError(500, "The server could not do this; its log says why.", kind="server_error")
-
-
-def _digest(text: bytes) -> bytes:
-    """Of one length whatever the text, so that comparing tells nothing."""
-    return hashlib.sha256(text).digest()
