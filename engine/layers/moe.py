@@ -125,7 +125,7 @@ class Experts:
         outputs = torch.cat(parts).float()  # [T K, C]
         if not self._config.is_input_weighted:
             outputs = outputs.mul_(shares)
-        return torch.zeros(x.shape, dtype=torch.float32).index_add_(0, rows, outputs)
+        return x.new_zeros(x.shape, dtype=torch.float32).index_add_(0, rows, outputs)
 
     def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         up, down = self._operators[expert]

@@ -97,8 +97,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     fields = Fields(raw, "config.json")
     if "text_config" in fields:
         text = fields.inner("text_config")
-        outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None}
-        fields = Fields({**outer, **text.raw}, text.where)
+        outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None and name not in text}
+        fields = Fields({**text.raw, **outer}, text.where)
     return family(Fields({**fields.raw, "architecture": architecture}, fields.where))
 
 

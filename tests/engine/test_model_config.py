@@ -258,6 +258,10 @@ def test_the_text_part_of_a_model_of_images_is_read_with_the_defaults_it_was_pub
     config = parse_config(raw)
     assert (config.vocab_size, config.attention.num_heads, config.attention.head_dim) == (262_208, 8, 256)
     assert (config.is_head_tied, config.eos_token_ids) == (True, (1, 106))
+    nothing = raw | {"text_config": raw["text_config"] | {"eos_token_id": None}}
+    assert parse_config(nothing).eos_token_ids == (1, 106)
+    own = raw | {"text_config": raw["text_config"] | {"eos_token_id": 7}}
+    assert parse_config(own).eos_token_ids == (7,)
     near, far = config.layers[0], config.layers[5]
     assert (near.reach, near.positions) == (Reach(window=1024), RopeConfig(theta=1e4))
     assert (far.reach, far.positions) == (
