@@ -137,7 +137,7 @@ def test_the_readme_s_programs_run_as_they_are(running: Up):
     """Only the port is another one; account and token come from the environment, as the README has it."""
     readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
     programs = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    assert len(programs) == 2
+    assert len(programs) == 3
     environ = {**os.environ, "ACCOUNT": running.dev["account_id"], "TOKEN": running.dev["api_token"]}
     for program in programs:
         assert "127.0.0.1:8787" in program
