@@ -48,7 +48,7 @@ MIX: dict[str, dict[str, float]] = {
         "copy": 8, "text": 6, "sentiment": 8, "topic": 2, "tool": 6, "tool_drill": 9, "extract": 4, "json_list": 1, "story": 1.5, "obey": 4, "refusal": 6,
     },
 }  # fmt: skip
-MIX["mix"] = MIX["answers"]
+MIX["mix"] = dict(MIX["answers"], number=5, memory=9, text=9, sentiment=6, tool=10, tool_drill=0)
 MIX["long"] = MIX["answers"]
 SYSTEM_SHARE = {"copying": 0.0, "mix": 0.35, "answers": 0.2, "long": 0.35}
 """The share of dialogues that get a plain system prompt."""
@@ -60,14 +60,20 @@ def is_held_out(prompt: list[Message]) -> bool:
     return int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big") % HELD_OUT_ONE_IN == 0
 
 
+_OPEN_KINDS = ("tool_drill", "followup")
+
+
 def has_held_out_part(dialogue: Dialogue) -> bool:
-    """True if any assistant turn of the dialogue answers a held-out prompt (what was said before it but for the system)."""
+    """True if any assistant turn of the dialogue answers a held-out prompt (what was said before it but for the system).
+
+    In drills and follow-ups each question counts alone too: it is one that could be asked without the others.
+    """
     for i, message in enumerate(dialogue.messages):
         if message["role"] != "assistant":
             continue
         prompt = dialogue.messages[:i]
         bare = [part for part in prompt if part["role"] != "system"]
-        if is_held_out(bare):
+        if is_held_out(bare) or (dialogue.kind in _OPEN_KINDS and is_held_out(bare[-1:])):
             return True
     return False
 

@@ -16,6 +16,9 @@ SECRET = bytes(range(16))
 NAMESPACE = b"n" * 32
 
 
+_PING_AFTER_S = 2.0  # of silence
+
+
 class Closed(Exception):
     """The node closed the connection."""
 
@@ -67,7 +70,10 @@ class WireClient:
         """The next message. Raises Closed."""
         while not self._messages:
             try:
-                data = await self.reader.read(1 << 16)
+                data = await asyncio.wait_for(self.reader.read(1 << 16), _PING_AFTER_S)
+            except TimeoutError:  # a machine so slow that the node would take us for gone
+                self.send(wire.Ping())
+                continue
             except ConnectionError as error:
                 raise Closed from error
             if not data:
