@@ -97,16 +97,17 @@ def test_committed_weights_are_small_and_the_card_names_their_digest() -> None:
 
 @needs_weights
 @pytest.mark.parametrize("is_new_phrasing", [False, True], ids=["held-out prompts", "new wordings"])
-@pytest.mark.parametrize("name", ["greetings", "facts", "memory", "tool name"])
-def test_committed_weights_pass_the_gates_that_must_pass(
-    committed: tuple[Spark, Tokenizer], name: str, is_new_phrasing: bool
+@pytest.mark.parametrize(
+    ("name", "least"), [("greetings", 0.95), ("facts", 0.9), ("memory", 0.75), ("copying", 0.9), ("tool name", 0.85)]
+)
+def test_committed_weights_keep_what_the_card_says(
+    committed: tuple[Spark, Tokenizer], name: str, least: float, is_new_phrasing: bool
 ) -> None:
     """A sample of the prompts of both sorts, so with some slack; the card has the whole table."""
     gate = next(gate for gate in GATES if gate.name == name)
     result = evaluate(*committed, 30, (gate,), is_new_phrasing=is_new_phrasing)[0]
     assert result.total == 30
-    assert gate.floor is not None
-    assert result.share >= gate.floor - 0.06, result.misses
+    assert result.share >= least, result.misses
 
 
 @needs_weights
