@@ -2,9 +2,9 @@
 
 One process per core, one thread each (or one process on a GPU with `--device cuda`): every process draws dialogues of
 its own, gradients are averaged over gloo. Phase and learning rate follow the elapsed share of the budget. Every few
-minutes it saves a checkpoint to resume from (`--resume`), exports a snapshot and scores a few held-out prompts. With
-`--shape draft` it trains the draft model, which also learns from the scores of its teacher. Knows no templates and no
-network internals.
+minutes it saves a checkpoint to resume from (`--resume`; `--start-from` begins with exported weights), exports a
+snapshot and scores a few held-out prompts. With `--shape draft` it trains the draft model, which also learns from the
+scores of its teacher. Knows no templates and no network internals.
 """
 
 import argparse
@@ -238,8 +238,12 @@ def make_trainer(
     world: World = ALONE,
     shape: Shape | None = None,
     teacher: Spark | None = None,
+    start: Spark | None = None,
 ) -> Trainer:
-    """A trainer at its start or, resumed, as the folder's checkpoint left it; makes a tokenizer if none is given."""
+    """A trainer at its start or, resumed, as the folder's checkpoint left it; makes a tokenizer if none is given.
+
+    `start` gives the weights to begin with, whose tokenizer must be given too.
+    """
     torch.manual_seed(seed)
     progress = Progress()
     state = torch.load(folder / "checkpoint.pt", weights_only=True) if is_resumed else None
@@ -252,6 +256,8 @@ def make_trainer(
     model = Spark(shape)
     if state is not None:
         model.load_state_dict(state["model"])
+    elif start is not None:
+        model.load_state_dict(start.state_dict())
     else:
         align_embeddings(model.model.embed_tokens.weight, families)
     model.to(world.device)
@@ -277,9 +283,10 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
             "gloo", f"tcp://127.0.0.1:{port}", timedelta(minutes=30), world_size=world.size, rank=rank
         )
     teacher, tokenizer = load(options.teacher) if options.shape == "draft" else (None, None)
+    start, tokenizer = load(options.start_from) if options.start_from else (None, tokenizer)
     trainer = make_trainer(
         options.minutes, options.seed, options.folder, options.resume, tokenizer,
-        world=world, shape=SHAPES[options.shape], teacher=teacher,
+        world=world, shape=SHAPES[options.shape], teacher=teacher, start=start,
     )  # fmt: skip
     trainer.run(options.report_minutes * 60, options.prompts)
     if world.size > 1:
@@ -295,6 +302,7 @@ def main() -> None:
     parser.add_argument("--report-minutes", type=float, default=5.0)
     parser.add_argument("--prompts", type=int, default=100, help="held-out prompts per gate in the last report")
     parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
+    parser.add_argument("--start-from", type=Path, help="begin with the weights and tokenizer of this exported folder")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="one thread each, on a CPU")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for one process on a GPU")
     parser.add_argument("--shape", choices=SHAPES, default="spark")

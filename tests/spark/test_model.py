@@ -71,6 +71,14 @@ def test_a_few_steps_of_training_lower_the_loss_and_can_be_resumed(
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True))
 
 
+def test_training_can_begin_with_exported_weights(tmp_path: Path, committed: tuple[Spark, Tokenizer]) -> None:
+    """The first step's model is the exported one."""
+    trainer = make_trainer(1, 0, tmp_path, False, committed[1], start=committed[0])
+    assert trainer.progress.step == 0
+    pairs = zip(trainer.model.parameters(), committed[0].parameters(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
 def test_an_export_loads_as_the_same_model(tmp_path: Path, committed: tuple[Spark, Tokenizer]) -> None:
     """Weights that are bf16 already come back bit by bit."""
     export(committed[0], committed[1], tmp_path)
