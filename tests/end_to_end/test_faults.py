@@ -134,7 +134,8 @@ def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fra
     def ask() -> None:
         with fragile.client() as client:
             url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-            body = ENDLESS | {"stream": False, "max_tokens": 400}
+            # An input of its own for each way to die: one that was in two deaths is taken for their cause.
+            body = ENDLESS | {"stream": False, "max_tokens": 400, "seed": int(number)}
             answers.append(client.post(url, json=body, headers={"x-session-affinity": affinity}))
 
     caller = threading.Thread(target=ask)

@@ -95,7 +95,10 @@ def test_a_pattern_that_may_go_on_for_ever_ends_with_an_end_token_or_at_the_limi
     said = speaker.answer(PROMPT, Constraint("regex", "[a-z ]+"), max_tokens=6, temperature=1.0, seed=1)
     assert re.fullmatch("[a-z ]+", said.text)
     assert said.finish in ("stop", "length")
-    assert speaker.answer(PROMPT, Constraint("regex", "(ab)+"), max_tokens=6).finish == "length"
+    repeated = speaker.answer(PROMPT, Constraint("regex", "(ab)+"), max_tokens=6)
+    assert re.fullmatch("(ab)+", repeated.text)
+    assert repeated.finish in ("stop", "length")
+    assert speaker.answer(PROMPT, Constraint("regex", "(ab){9,}"), max_tokens=40).text.startswith("ab" * 9)
 
 
 def test_a_grammar_has_control_tokens_where_it_says_and_only_there(speaker: Speaker) -> None:

@@ -114,7 +114,12 @@ def test_what_would_change_the_answer_and_cannot_be_done_is_refused(client: Open
 
 
 def test_tools_are_called_and_formats_held_to_as_through_a_gateway(client: OpenAI):
-    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
     function = {"name": "get_weather", "description": "The weather in a city", "parameters": parameters}
     asked: dict[str, Any] = {
         "model": MODEL,
