@@ -175,8 +175,10 @@ class _Connection(asyncio.Protocol):
             raise wire.WireError("the node could not prove that it holds the cluster secret")
 
     def send(self, message: wire.Message) -> None:
+        """Write a message. On a socket that is closing it goes nowhere: the loss is told to each call right after."""
         assert self.transport is not None
-        self.transport.write(wire.encode(message))
+        if not self.transport.is_closing():
+            self.transport.write(wire.encode(message))
 
     def close(self, error: Exception | None = None) -> None:
         """Drop the connection at once; `error` is what whoever waits for the handshake sees."""
@@ -235,8 +237,9 @@ class NodeLink:
         connection = self._connection
         if connection is None:
             raise NodeLost
-        assert connection.transport is not None
-        if connection.transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+        transport = connection.transport
+        assert transport is not None
+        if transport.is_closing() or transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             raise NodeLost
         call_id = self._next_call_id
         self._next_call_id += 1

@@ -124,6 +124,25 @@ async def test_calls_on_a_node_that_dies_are_lost_at_once(node: FakeNode):
             link.execute(execute("hi"), Inbox(**STREAM))
 
 
+async def test_a_socket_that_has_just_closed_takes_no_call_and_cancels_none(node: FakeNode):
+    """Between the socket's end and the news of it, a call finds the node lost, as it would a moment later."""
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        call_id = link.execute(execute("slow"), inbox)
+        connection = link._connection
+        assert connection is not None
+        assert connection.transport is not None
+        connection.transport.abort()
+        assert link.is_open
+        with pytest.raises(NodeLost):
+            link.execute(execute("again"), Inbox(**STREAM))
+        link.cancel(call_id)
+        with pytest.raises(NodeLost):
+            while True:
+                await inbox.take()
+
+
 async def test_a_node_that_talks_garbage_is_dropped_and_connected_again(node: FakeNode):
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
