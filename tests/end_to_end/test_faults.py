@@ -153,11 +153,12 @@ def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fra
 
 def test_a_rank_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-    with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+    ranks = fragile.rank_pids(node_that_serves(fragile, "mid-stream"))
+    sticky = {"x-session-affinity": "mid-stream"}
+    with fragile.client() as client, client.stream("POST", url, json=ENDLESS, headers=sticky) as response:
         events = events_of(response)
         next(events)
-        (busy,) = wait_for("a node says that it is busy", lambda: nodes_running(fragile), 3)
-        for rank in fragile.rank_pids(busy):
+        for rank in ranks:
             os.kill(rank, signal.SIGKILL)
         rest = list(events)
     assert "[DONE]" not in rest
