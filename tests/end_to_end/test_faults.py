@@ -135,7 +135,7 @@ def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fra
         with fragile.client() as client:
             url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
             # An input of its own for each way to die: one that was in two deaths is taken for their cause.
-            body = ENDLESS | {"stream": False, "max_tokens": 400, "seed": int(number)}
+            body = ENDLESS | {"stream": False, "max_tokens": 1500, "seed": int(number)}
             answers.append(client.post(url, json=body, headers={"x-session-affinity": affinity}))
 
     caller = threading.Thread(target=ask)
@@ -146,7 +146,7 @@ def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fra
     caller.join(timeout=60)
     assert answers[0].status_code == 200, answers[0].text
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[0].headers["cf-ai-req-id"]))
-    assert (row["node_id"] != node_id, row["attempts"], row["completion_tokens"]) == (True, 2, 400)
+    assert (row["node_id"] != node_id, row["attempts"], row["completion_tokens"]) == (True, 2, 1500)
     wait_for("the rank is back", lambda: fragile.rank_pids(node_id) not in ([], ranks))
     wait_for("both are hot", lambda: fragile.num_hot == 2, 30)
 
