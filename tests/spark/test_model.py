@@ -11,7 +11,7 @@ from spark.batches import make_steps
 from spark.evaluate import GATES, evaluate, has_arguments, is_sum_right, read_call, report_real_text
 from spark.export import COMMITTED, export, hash_file, load
 from spark.generator.greetings import SHOWCASE
-from spark.model import Shape, Spark, generate
+from spark.model import DRAFT, Shape, Spark, generate
 from spark.optimizer import orthogonalize
 from spark.tokenizer import render_prompt
 from spark.train import compute_loss, make_trainer
@@ -69,6 +69,20 @@ def test_a_few_steps_of_training_lower_the_loss_and_can_be_resumed(
     resumed = make_trainer(1, 0, tmp_path, True)
     assert resumed.progress.step == 4
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), resumed.model.parameters(), strict=True))
+
+
+def test_a_draft_model_learns_from_its_teacher(tmp_path: Path, committed: tuple[Spark, Tokenizer]) -> None:
+    """Half of the loss is the distance from the teacher, which is nothing for the teacher itself."""
+    model, tokenizer = committed
+    trainer = make_trainer(1, 0, tmp_path, False, tokenizer, shape=DRAFT, teacher=model)
+    batches = next(make_steps(tokenizer, 0, "mix", 320, 160))
+    with torch.no_grad():
+        alone, taught = compute_loss(model, batches[0]), compute_loss(model, batches[0], model)
+    assert taught.item() == pytest.approx(0.5 * alone.item(), rel=1e-3)
+    before = compute_loss(trainer.model, batches[0], model).item()
+    for _ in range(4):
+        trainer.step(batches, 0.1)
+    assert compute_loss(trainer.model, batches[0], model).item() < before
 
 
 def test_training_can_begin_with_exported_weights(tmp_path: Path, committed: tuple[Spark, Tokenizer]) -> None:
