@@ -29,18 +29,6 @@ class Pet(BaseModel):
     is_good: bool
 
 
-@pytest.fixture
-def openai(platform: Platform):
-    with OpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
-        yield client
-
-
-@pytest.fixture
-def cloudflare(platform: Platform):
-    with Cloudflare(base_url=platform.base_url, api_token=platform.api_token) as client:
-        yield client
-
-
 def is_person(text: str) -> bool:
     return jsonschema_rs.is_valid(PERSON, json.loads(text))
 

@@ -13,18 +13,6 @@ from tests.end_to_end.platform import Platform
 GREETING = [{"role": "user", "content": "Hello"}]
 
 
-@pytest.fixture
-def cloudflare(platform: Platform):
-    with Cloudflare(base_url=platform.base_url, api_token=platform.api_token) as client:
-        yield client
-
-
-@pytest.fixture
-def openai(platform: Platform):
-    with OpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
-        yield client
-
-
 def test_cloudflare_client_runs_a_chat_model(platform: Platform, cloudflare: Cloudflare):
     result = cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, messages=GREETING, temperature=0)
     assert isinstance(result["response"], str)

@@ -33,18 +33,6 @@ GREETING = {"role": "user", "content": "Hello"}
 RESULT = '{"temperature": 12, "condition": "sunny"}'
 
 
-@pytest.fixture
-def openai(platform: Platform):
-    with OpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
-        yield client
-
-
-@pytest.fixture
-def cloudflare(platform: Platform):
-    with Cloudflare(base_url=platform.base_url, api_token=platform.api_token) as client:
-        yield client
-
-
 def called(answer: ChatCompletion) -> list[ChatCompletionMessageToolCall]:
     """The calls of an answer, which are all that there is to it."""
     choice = answer.choices[0]
