@@ -4,8 +4,10 @@ A step holds rows of two lengths, so that short dialogues do not pay for the att
 and the tokenizer; not the network, not the optimizer.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +31,9 @@ SHORT_ROW, ROUND = 128, 64
 shapes keep few prepared products, which are made and kept for each shape."""
 UNCOUNTED = -100
 
-Encoded = tuple[list[int], list[float]]
+Encoded = tuple[list[int], list[float], list[tuple[int, ...]]]
+"""Token ids, their weights, and looks: see `Batch.looks`, without the row."""
+_CALL, _NAMED = '<tool_call>\n{"name": "', '", "arguments"'
 
 
 @dataclass(frozen=True)
@@ -41,29 +45,53 @@ class Batch:
     mask: Tensor  # B T T
     counted: Tensor  # N, places in the flat B*T whose next token counts; at the end some that do not
     targets: Tensor  # N, the next token there, UNCOUNTED where it does not count
+    looks: Tensor
+    """K 6: row and place of a token that chooses a tool, first place and end of its schema, and of all schemas."""
     num_tokens: int
     num_counted: int
 
     def to(self, device: str) -> "Batch":
-        tensors = (self.ids, self.positions, self.mask, self.counted, self.targets)
+        tensors = (self.ids, self.positions, self.mask, self.counted, self.targets, self.looks)
         return Batch(*(tensor.to(device) for tensor in tensors), self.num_tokens, self.num_counted)
 
 
 def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
-    """Token ids of a dialogue and the weight of each in the loss."""
+    """Token ids of a dialogue, the weight of each in the loss, and where the tokens that choose a tool should look."""
     ids: list[int] = []
     weights: list[float] = []
+    looks: list[tuple[int, ...]] = []
+    shown: dict[str, tuple[int, int]] = {}
     for text, by_assistant in render(dialogue.messages, dialogue.tools):
         part = tokenizer.encode(text, add_special_tokens=False)
-        ids += part.ids
         if not by_assistant:
             weights += [OTHER_WEIGHT] * len(part.ids)
+            if dialogue.tools and not ids:
+                shown = find_schemas(text, part.offsets, dialogue.tools)
         elif text.startswith("<tool_call>"):
-            end = text.index('", "arguments"')
+            end = text.index(_NAMED)
             weights += [NAME_WEIGHT if start < end else CALL_WEIGHT for start, _ in part.offsets]
+            first, last = shown[text[len(_CALL) : end]]
+            everything = (min(span[0] for span in shown.values()), max(span[1] for span in shown.values()))
+            looks += [
+                (len(ids) + i - 1, first, last, *everything)
+                for i, (start, _) in enumerate(part.offsets)
+                if len(_CALL) <= start < end
+            ]
         else:
             weights += [min(MAX_WEIGHT, max(1.0, FULL_LENGTH / len(part.ids)))] * len(part.ids)
-    return ids, weights
+        ids += part.ids
+    return ids, weights, looks
+
+
+def find_schemas(text: str, offsets: list[tuple[int, int]], tools: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
+    """The first token and the end of each tool's schema in the rendered `text`, by the tool's name."""
+    found = {}
+    for tool in tools:
+        written = json.dumps(tool, ensure_ascii=False)
+        start = text.index(written)
+        places = [i for i, (begin, _) in enumerate(offsets) if start <= begin < start + len(written)]
+        found[tool["function"]["name"]] = (places[0], places[-1] + 1)
+    return found
 
 
 def make_steps(tokenizer: Tokenizer, seed: int, phase: str, num_tokens: int, max_length: int) -> Iterator[list[Batch]]:
@@ -80,7 +108,7 @@ def make_steps(tokenizer: Tokenizer, seed: int, phase: str, num_tokens: int, max
                 total += len(encoded[0])
         short = [entry for entry in drawn if len(entry[0]) <= SHORT_ROW]
         long = [entry for entry in drawn if len(entry[0]) > SHORT_ROW]
-        longest = _round_up(max((len(ids) for ids, _ in long), default=0), ROUND)
+        longest = _round_up(max((len(ids) for ids, *_ in long), default=0), ROUND)
         groups = ((short, SHORT_ROW), (long, longest))
         yield [_build(_pack(entries, length), length, random) for entries, length in groups if entries]
 
@@ -108,26 +136,31 @@ def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) 
     positions = np.zeros((num_rows, length), dtype=np.int64)
     document = np.zeros((num_rows, length), dtype=np.int64)
     weight = np.zeros((num_rows, length))  # of this place's next token
+    looks: list[tuple[int, ...]] = []
     for r, row in enumerate(rows):
         start = 0
-        for number, (tokens, weights) in enumerate(row, 1):
+        for number, (tokens, weights, places) in enumerate(row, 1):
             end = start + len(tokens)
             ids[r, start:end] = tokens
             positions[r, start:end] = np.arange(len(tokens))
             document[r, start:end] = number
             weight[r, start : end - 1] = weights[1:]
+            looks += [(r, *(start + place for place in look)) for look in places]
             start = end
     times = np.floor(weight + random.random(weight.shape)).astype(np.int64).ravel()
     counted = np.repeat(np.arange(times.size), times)
     documents = torch.from_numpy(document)
     mask = (documents[:, :, None] == documents[:, None, :]) & torch.ones(length, length, dtype=torch.bool).tril()
     flat = torch.from_numpy(ids).reshape(-1)
-    places = torch.zeros(_round_up(len(counted), ROUND), dtype=torch.int64)
-    targets = torch.full_like(places, UNCOUNTED)
-    places[: len(counted)] = torch.from_numpy(counted)
-    targets[: len(counted)] = flat[places[: len(counted)] + 1]
+    chosen = torch.zeros(_round_up(len(counted), ROUND), dtype=torch.int64)
+    targets = torch.full_like(chosen, UNCOUNTED)
+    chosen[: len(counted)] = torch.from_numpy(counted)
+    targets[: len(counted)] = flat[chosen[: len(counted)] + 1]
     num_tokens = int((document > 0).sum())
-    return Batch(torch.from_numpy(ids), torch.from_numpy(positions), mask, places, targets, num_tokens, len(counted))
+    return Batch(
+        torch.from_numpy(ids), torch.from_numpy(positions), mask, chosen, targets,
+        torch.tensor(looks, dtype=torch.int64).reshape(-1, 6), num_tokens, len(counted),
+    )  # fmt: skip
 
 
 def _round_up(count: int, step: int) -> int:

@@ -67,6 +67,8 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
+        self.is_watched, self.seen_weights = False, torch.empty(0)
+        """Set the first to find in the second, after a pass, how every head spread its attention: [B, H, T, keys]."""
         queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         self.q_proj = nn.Linear(shape.hidden_size, queries, bias=False)
         self.k_proj = nn.Linear(shape.hidden_size, keys, bias=False)
@@ -89,6 +91,8 @@ class Attention(nn.Module):
             bias, q.reshape(batch * num_kv, -1, size), k.reshape(batch * num_kv, -1, size).mT, alpha=size**-0.5
         )
         weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
+        if self.is_watched:
+            self.seen_weights = weights.view(batch, -1, length, weights.shape[-1])
         y = torch.bmm(weights, v.reshape(batch * num_kv, -1, size)).view(batch, -1, length, size)  # B H T D
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1)), (k, v)
 

@@ -12,7 +12,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -26,17 +26,19 @@ from torch.nn import functional
 from spark.batches import UNCOUNTED, Batch, make_steps
 from spark.evaluate import WATCHED, evaluate
 from spark.export import export, load
+from spark.looking import find_looking_heads, looking_loss, watch
 from spark.model import DRAFT, Shape, Spark
 from spark.optimizer import Muon
 from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import train_tokenizer
 
 # name, share of the budget at which it ends, tokens of the longest dialogue
-PHASES = (("copying", 0.10, 256), ("answers", 0.86, 640), ("long", 1.0, 768))
+PHASES = (("copying", 0.10, 256), ("answers", 0.86, 704), ("long", 1.0, 768))
 STEP_TOKENS = 2048
 """Tokens of one process in one step."""
 WARM_UP, DECAY_FROM = 0.01, 0.45
-PEAK_RATE, FLOOR_RATE = 4e-3, 0.02
+PEAK_RATE, WARM_PEAK_RATE, FLOOR_RATE = 4e-3, 3e-3, 0.02
+"""The second for a run that begins with trained weights; the floor is a share of the peak."""
 SHAPES = {"spark": Shape(), "draft": DRAFT}
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -45,6 +47,8 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
+LOOK_WEIGHT, NUM_LOOKING = 1.0, 2
+"""Weight of a token that chooses a tool looking at another tool's schema, and how many heads are held to it."""
 TEACHER_WEIGHT = 0.5
 """Share of the draft model's loss that comes from its teacher's scores."""
 
@@ -58,6 +62,10 @@ class Progress:
     elapsed_s: float = 0.0
     num_starts: int = 0
     log: list[dict[str, Any]] = field(default_factory=list)
+    is_warm: bool = False
+    """Began with trained weights: has no copying phase, and the rate falls from the start."""
+    looking: list[tuple[int, int]] = field(default_factory=list)
+    """Layer and head of those that are taught to look at the schema of the tool that is called."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +119,14 @@ class Trainer:
         self.progress.num_starts += 1
         last = time.monotonic()
         while (share := self.progress.elapsed_s / self.budget_s) < 1:
-            name, _, max_length = next(entry for entry in PHASES if share < entry[1])
+            phases = PHASES[1:] if self.progress.is_warm else PHASES
+            name, _, max_length = next(entry for entry in phases if share < entry[1])
             if name != phase or steps is None:
                 phase = name
                 seed = self.seed + 1000 * self.progress.num_starts + 100 * self.world.rank
                 steps = make_steps(self.tokenizer, seed, phase, STEP_TOKENS, max_length)
+                if phase != "copying" and not self.progress.looking and self.teacher is None:
+                    self.progress.looking = find_looking_heads(self.model, self.tokenizer, self.seed, NUM_LOOKING)
             current = self.step(next(steps), share)
             loss = current if loss == 0 else 0.98 * loss + 0.02 * current
             if since_report > report_every_s:
@@ -139,13 +150,15 @@ class Trainer:
     def step(self, batches: list[Batch], share: float) -> float:
         """One update from the batches of this process and the others; returns this process's loss."""
         warm = min(1.0, share / WARM_UP + 0.02)
-        rate = PEAK_RATE * warm * min(1.0, max(FLOOR_RATE, (1 - share) / (1 - DECAY_FROM)))
+        peak, decay_from = (WARM_PEAK_RATE, WARM_UP) if self.progress.is_warm else (PEAK_RATE, DECAY_FROM)
+        rate = peak * warm * min(1.0, max(FLOOR_RATE, (1 - share) / (1 - decay_from)))
         for group in self.muon.param_groups + self.adam.param_groups:
             group["lr"] = rate
         num_counted = sum(batch.num_counted for batch in batches)
         total = 0.0
         for batch in batches:
-            loss = compute_loss(self.model, batch.to(self.world.device), self.teacher) / num_counted
+            batch = batch.to(self.world.device)
+            loss = compute_loss(self.model, batch, self.teacher, self.progress.looking) / num_counted
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.item()
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -203,18 +216,25 @@ class Trainer:
         (self.folder / "checkpoint.part").replace(self.folder / "checkpoint.pt")
 
 
-def compute_loss(model: Spark, batch: Batch, teacher: Spark | None = None) -> Tensor:
+def compute_loss(
+    model: Spark, batch: Batch, teacher: Spark | None = None, looking: Sequence[tuple[int, int]] = ()
+) -> Tensor:
     """Summed cross entropy of the counted tokens; products in bf16, scores in float32.
 
-    With a teacher, part of it is the distance from the teacher's distribution.
+    With a teacher, part of it is the distance from the teacher's distribution; heads (layer, number) in `looking` add
+    what they look at beside the tool that is called.
     """
     with torch.autocast(batch.ids.device.type, torch.bfloat16):
-        scores = _score(model, batch)
+        with watch(model, {layer for layer, _ in looking}):
+            scores = _score(model, batch)
+            looked = looking_loss(model, batch, looking)
         wanted = None
         if teacher is not None:
             with torch.no_grad():
                 wanted = _score(teacher, batch)
-    loss = functional.cross_entropy(scores, batch.targets, ignore_index=UNCOUNTED, reduction="sum")
+    loss = (
+        functional.cross_entropy(scores, batch.targets, ignore_index=UNCOUNTED, reduction="sum") + LOOK_WEIGHT * looked
+    )
     if wanted is None:
         return loss
     given, taught = (part[: batch.num_counted].log_softmax(-1) for part in (scores, wanted))
@@ -288,6 +308,7 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
         options.minutes, options.seed, options.folder, options.resume, tokenizer,
         world=world, shape=SHAPES[options.shape], teacher=teacher, start=start,
     )  # fmt: skip
+    trainer.progress.is_warm = trainer.progress.is_warm or start is not None
     trainer.run(options.report_minutes * 60, options.prompts)
     if world.size > 1:
         distributed.barrier()

@@ -5,20 +5,20 @@ list entirely; training never shows either. Knows no tokens.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from spark.generator.checks import make_check
-from spark.generator.dialogue import Dialogue, Message, Source, system
+from spark.generator.dialogue import Dialogue, Source, system
 from spark.generator.extract import make_extraction, make_json_list
 from spark.generator.facts import make_fact
 from spark.generator.followups import make_followup
 from spark.generator.greetings import SHOWCASE, make_greeting, make_intent, make_showcase
+from spark.generator.held_out import is_held_out
 from spark.generator.labels import make_sentiment
 from spark.generator.lists import make_list
-from spark.generator.memory import make_memory
+from spark.generator.memory import make_memory, make_memory_drill
 from spark.generator.numbers import make_number
 from spark.generator.obey import draw_plain, make_obedience
 from spark.generator.reading import make_reading
@@ -32,11 +32,10 @@ from spark.generator.topics import make_topic
 KINDS: dict[str, Callable[[Source], Dialogue]] = {
     "induction": make_induction, "greeting": make_greeting, "intent": make_intent, "showcase": make_showcase,
     "fact": make_fact, "check": make_check, "list": make_list, "followup": make_followup, "sum": make_sum, "number": make_number,
-    "memory": make_memory, "reading": make_reading, "copy": make_copy, "text": make_text, "sentiment": make_sentiment, "topic": make_topic,
+    "memory": make_memory, "memory_drill": make_memory_drill, "reading": make_reading, "copy": make_copy, "text": make_text, "sentiment": make_sentiment, "topic": make_topic,
     "tool": make_tool_call, "tool_drill": make_tool_drill, "extract": make_extraction, "json_list": make_json_list, "story": make_story, "obey": make_obedience, "refusal": make_refusal,
 }  # fmt: skip
 """Families of kinds: "sum", "number" and "text" draw from 6, 9 and 14 kinds of their own, "tool" from 4."""
-HELD_OUT_ONE_IN = 20
 
 # phase -> family -> weight (by dialogue); "mix" is what the tokenizer learns from
 MIX: dict[str, dict[str, float]] = {
@@ -44,20 +43,14 @@ MIX: dict[str, dict[str, float]] = {
         "induction": 26, "copy": 24, "memory": 14, "fact": 12, "greeting": 6, "showcase": 1, "sentiment": 4, "extract": 4, "sum": 4, "tool": 5, "reading": 3, "text": 2,
     },
     "answers": {
-        "greeting": 11, "intent": 3, "showcase": 1.5, "fact": 24, "check": 3, "list": 1.5, "followup": 3, "sum": 10, "number": 4, "memory": 14, "reading": 4,
-        "copy": 8, "text": 6, "sentiment": 8, "topic": 2, "tool": 6, "tool_drill": 9, "extract": 4, "json_list": 1, "story": 1.5, "obey": 4, "refusal": 6,
+        "greeting": 9, "intent": 3, "showcase": 1.5, "fact": 20, "check": 3, "list": 1.5, "followup": 3, "sum": 7, "number": 4, "memory": 14, "memory_drill": 8, "reading": 4,
+        "copy": 9, "text": 6, "sentiment": 7, "topic": 2, "tool": 7, "tool_drill": 9, "extract": 4, "json_list": 2, "story": 1, "obey": 4, "refusal": 6,
     },
 }  # fmt: skip
-MIX["mix"] = dict(MIX["answers"], number=5, memory=9, text=9, sentiment=6, tool=10, tool_drill=0)
+MIX["mix"] = dict(MIX["answers"], number=5, memory=9, memory_drill=0, text=9, sentiment=6, tool=10, tool_drill=0)
 MIX["long"] = MIX["answers"]
 SYSTEM_SHARE = {"copying": 0.0, "mix": 0.35, "answers": 0.2, "long": 0.35}
 """The share of dialogues that get a plain system prompt."""
-
-
-def is_held_out(prompt: list[Message]) -> bool:
-    """True for one prompt in twenty, by content."""
-    said = json.dumps([[message["role"], message["content"]] for message in prompt], ensure_ascii=False)
-    return int.from_bytes(hashlib.sha256(said.encode()).digest()[:4], "big") % HELD_OUT_ONE_IN == 0
 
 
 _OPEN_KINDS = ("tool_drill", "followup")
@@ -104,7 +97,7 @@ def _join(source: Source, dialogue: Dialogue, kinds: list[str], weights: list[fl
         return dialogue
     for _ in range(source.randrange(1, 3)):
         before = _draw(source, source.choices(kinds, weights)[0])
-        if before.can_join and before.kind != "memory":
+        if before.can_join and not before.kind.startswith("memory"):
             dialogue = replace(dialogue, messages=before.messages + dialogue.messages)
     return dialogue
 

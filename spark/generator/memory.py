@@ -10,8 +10,9 @@ import re
 from spark.generator.dialogue import Dialogue, Message, Source, assistant, user
 from spark.generator.facts import draw_fact
 from spark.generator.greetings import make_greeting
+from spark.generator.held_out import is_held_out
 from spark.generator.memory_table import TOPICS, Topic
-from spark.generator.relations import RELATIONS, draw_absent, draw_facts, fix_articles
+from spark.generator.relations import RELATIONS, Fact, draw_absent, draw_facts, fix_articles
 from spark.generator.values import draw_value
 from spark.generator.wording import dress
 
@@ -54,6 +55,41 @@ def make_memory(source: Source) -> Dialogue:
         if other is not asked:
             messages += [user(_question(source, other)), assistant(_answer(other))]
     return _ask(source, messages, asked)
+
+
+def make_memory_drill(source: Source) -> Dialogue:
+    """Several facts about the user and about others, then question after question: to learn which fact is meant."""
+    topics = [_fill(source, topic) for topic in _sample_topics(source, source.randrange(0, 5))]
+    others = draw_facts(source, source.choice(RELATIONS), source.randrange(2, 4)) if source.random() < 0.75 else []
+    if len(topics) + len(others) < 2:
+        topics += [_fill(source, topic) for topic in _sample_topics(source, 2)]
+    told = [*(entry[3] for entry in topics), *(fact.text for fact in others)]
+    source.shuffle(told)
+    messages = [user(" ".join(told)), assistant(_acknowledge(" ".join(told)))]
+    if source.random() < 0.4:
+        messages = [part for text in told for part in (user(text), assistant(_acknowledge(text)))]
+    for _ in range(source.randrange(3, 8)):
+        messages += _ask_one(source, topics, others)
+    return Dialogue("memory_drill", messages, [], source.used_new_phrasing)
+
+
+def _ask_one(source: Source, topics: list[Filled], others: list[Fact]) -> list[Message]:
+    """One question of a drill and its answer; one in eight asks for what nobody told."""
+    draw = source.random()
+    if draw < 0.04 and others:
+        return [user(draw_absent(source, others, others)), assistant(UNKNOWN)]
+    if draw < 0.12:
+        topic = source.choice(TOPICS)
+        while any(set(topic.questions) & set(other.questions) for other, *_ in topics):
+            topic = source.choice(TOPICS)
+        asked = _fill(source, topic)
+        if asked[1] not in [fact.fields["p"] for fact in others]:
+            return [user(_question(source, asked)), assistant(UNKNOWN)]
+    if others and (not topics or source.random() < 0.6):
+        fact = source.choice(others)
+        return [user(fact.draw_question(source, by_value=source.random() < 0.5)), assistant(fact.answer)]
+    asked = source.choice(topics)
+    return [user(_question(source, asked)), assistant(_answer(asked))]
 
 
 def _sample_topics(source: Source, count: int) -> list[Topic]:
@@ -105,10 +141,12 @@ def _acknowledge(text: str) -> str:
 
 
 def _other_talk(source: Source) -> list[Message]:
-    if source.random() < 0.4:
-        return make_greeting(source).messages
-    question, answer = draw_fact(source)
-    return [user(question), assistant(answer)]
+    """A greeting or a fact whose prompt, alone, is not held out."""
+    while True:
+        question, answer = draw_fact(source)
+        messages = [user(question), assistant(answer)] if source.random() > 0.4 else make_greeting(source).messages
+        if not is_held_out(messages[:1]):
+            return messages
 
 
 def _ask(source: Source, messages: list[Message], asked: Filled) -> Dialogue:

@@ -95,9 +95,9 @@ def make_tool_drill(source: Source) -> Dialogue:
 
     A prompt that shows tools is long; this way it teaches many choices instead of one.
     """
-    shown = draw_tools(source, source.choices((2, 3, 4, 5), (50, 32, 12, 6))[0])
+    shown = draw_tools(source, source.choices((2, 3, 4, 5), (40, 34, 16, 10))[0])
     messages: list[Message] = []
-    for _ in range(source.randrange(3, 7)):
+    for _ in range(source.randrange(4, 9)):
         draw = source.random()
         if draw < 0.12:
             messages += _no_tool(source, [], shown).messages

@@ -1,5 +1,8 @@
 """Laws of what a training step is given, and of tokens that belong together."""
 
+import json
+from itertools import islice
+
 import torch
 from tokenizers import Tokenizer
 
@@ -11,11 +14,14 @@ from spark.tokenizer import END_ID, END_OF_TEXT_ID
 
 def test_only_the_assistants_tokens_weigh_fully(tokenizer: Tokenizer) -> None:
     """The question weighs a tenth; a one-word answer weighs more than its length."""
-    ids, weights = encode(tokenizer, Dialogue("sentiment", [user("Sentiment: A bad film."), assistant("negative")]))
+    ids, weights, looks = encode(
+        tokenizer, Dialogue("sentiment", [user("Sentiment: A bad film."), assistant("negative")])
+    )
     heavy = [token_id for token_id, weight in zip(ids, weights, strict=True) if weight > OTHER_WEIGHT]
     assert heavy[-1] == END_ID
     assert tokenizer.decode(heavy) == "negative"
     assert max(weights) == MAX_WEIGHT
+    assert not looks
 
 
 def test_a_step_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) -> None:
@@ -32,6 +38,20 @@ def test_a_step_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) ->
         assert is_start.sum() >= len(batch.ids)
         assert batch.mask.sum(dim=-1)[is_start].unique().tolist() == [1]
     assert batches[0].ids.shape[1] == SHORT_ROW
+
+
+def test_a_look_goes_from_the_token_before_a_name_to_the_schema_of_that_name(tokenizer: Tokenizer) -> None:
+    """In a row that other dialogues share, what a look says is found there again."""
+    found = 0
+    for batches in islice(make_steps(tokenizer, 3, "answers", 2048, 704), 3):
+        for batch in batches:
+            for row, place, start, end, first, last in batch.looks.tolist():
+                schema = json.loads(tokenizer.decode(batch.ids[row, start:end].tolist()).strip())
+                assert tokenizer.decode(batch.ids[row, place + 1 : place + 2].tolist()) in schema["function"]["name"]
+                assert first <= start < end <= last <= place
+                assert batch.mask[row, place, first]
+                found += 1
+    assert found > 20
 
 
 def test_the_same_word_with_and_without_a_blank_is_one_family(tokenizer: Tokenizer) -> None:

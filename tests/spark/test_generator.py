@@ -10,9 +10,9 @@ from spark.generator.corpus import (
     generate_evaluation,
     generate_training,
     has_held_out_part,
-    is_held_out,
 )
 from spark.generator.dialogue import Dialogue
+from spark.generator.held_out import is_held_out
 from spark.generator.sums import work_difference, work_sum
 from spark.tokenizer import render
 

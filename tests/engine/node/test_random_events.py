@@ -4,6 +4,7 @@ place for each other, in random order; every call ends once, and in the end noth
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import random
@@ -168,12 +169,14 @@ async def play(seed: int, num_events: int) -> World:
 
 def check_a_run(seed: int, num_events: int) -> World:
     logging.disable(logging.ERROR)  # thousands of crashes, told one by one
+    gc.collect()  # sockets that earlier tests dropped are not closed while this one counts
     descriptors = set(os.listdir("/proc/self/fd"))
     try:
         world = run_virtually(play(seed, num_events))
     finally:
         logging.disable(logging.NOTSET)
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    gc.collect()
+    assert set(os.listdir("/proc/self/fd")) <= descriptors
     blocked = [end for end in world.ends.values() if isinstance(end, Failed) and end.is_blocked]
     assert all(end.num_deaths >= MAX_DEATHS for end in blocked)
     return world
