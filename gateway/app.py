@@ -21,6 +21,7 @@ from gateway.api.run import RUN
 from gateway.call import Door
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.exchange import Exchange, Receive, Scope, Send
+from gateway.guard import HeadGuard
 from gateway.middleware import AccessLog, App, RequestIdentity
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
@@ -67,6 +68,8 @@ class _Front:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._router = Router(ROUTES)
+        hosts = services.settings.allowed_hosts.split(",")
+        self._guard = HeadGuard([host.strip() for host in hosts if host.strip()])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -89,7 +92,7 @@ class _Front:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
         exchange.is_openai = _is_openai(scope["raw_path"]) is not None
-        exchange.check_size_of_head()
+        self._guard.check(scope)
         route, parameters = self._router.match(scope["method"], scope["raw_path"])
         scope["hearth.route"] = route.path
         if isinstance(route.endpoint, Door):
@@ -98,6 +101,7 @@ class _Front:
             return
         if route.access is Access.RUN_MODELS:
             principal = await authentication.prove(self._services.verifier, exchange.headers)
+            exchange.trust_client()
             authentication.permit(principal, parameters["account_id"], authentication.RUN_MODELS_SCOPE)
         scope["path_params"] = parameters
         endpoint: Endpoint = route.endpoint

@@ -22,6 +22,7 @@ class Row:
 
     `is_ai` marks failures of the AI run itself: their message carries `AiError: ` and their envelope `result: {}`.
     `should_retry` becomes `x-should-retry`: False stops clients that would repeat what cannot succeed.
+    `closes`: the connection is closed after it, since what follows on it cannot be trusted.
     """
 
     status: int
@@ -29,6 +30,7 @@ class Row:
     message: str
     is_ai: bool = False
     should_retry: bool | None = None
+    closes: bool = False
 
 
 class Reason(enum.Enum):
@@ -37,8 +39,14 @@ class Reason(enum.Enum):
     NO_ROUTE = Row(400, 7000, "No route for that URI")
     METHOD_NOT_ALLOWED = Row(405, 7001, "{detail} not supported for requested URI.")
     ACCOUNT_ID_MALFORMED = Row(404, 7003, "Could not route to {detail}, perhaps your object identifier is invalid?")
-    TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes")
-    HEADERS_TOO_LARGE = Row(431, 3006, "The headers are more than 100 or larger than 32768 bytes")
+    HEAD_UNREADABLE = Row(400, 3003, "The request cannot be read as HTTP", closes=True)
+    HEAD_INVALID = Row(400, 3003, "{detail}", closes=True)
+    HEAD_SLOW = Row(408, 3007, "The head of the request did not arrive in time", should_retry=False, closes=True)
+    METHOD_UNKNOWN = Row(501, 7001, "This method is not known here", closes=True)
+    VERSION_UNSUPPORTED = Row(505, 3003, "The HTTP version must be 1.1 or 1.0", closes=True)
+    EXPECTATION_UNKNOWN = Row(417, 3003, "The Expect header must be 100-continue", closes=True)
+    TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes", closes=True)
+    HEADERS_TOO_LARGE = Row(431, 3006, "The headers are more than 100 or larger than 32768 bytes", closes=True)
     CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)")
     CREDENTIAL_REPEATED = Row(400, 3003, "More than one Authorization header")
     CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error")

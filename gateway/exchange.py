@@ -19,18 +19,15 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-MAX_TARGET_BYTES = 8 * 1024
-MAX_HEADERS = 100
-MAX_HEADER_BYTES = 32 * 1024
-
 _CLOSE = (b"connection", b"close")
 _MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost the connection
 
 
 class Connection(Protocol):
-    """What the server lets the app do with a client's connection (`server.py`)."""
+    """What the server lets the app do with a client's connection (`connection.py`)."""
 
     def when_lost(self, callback: Callable[[], None] | None) -> None: ...
+    def trust(self) -> None: ...
     def abort(self) -> None: ...
 
 
@@ -43,7 +40,6 @@ class Exchange:
         self.answer_headers: Headers = []
         self.is_openai = False
         self.has_started = False
-        self._target_size = len(scope["raw_path"]) + len(scope["query_string"])
         self._connection: Connection = scope["hearth.connection"]
         self._receive = receive
         self._send = send
@@ -59,14 +55,6 @@ class Exchange:
             if key == name:
                 return value
         return None
-
-    def check_size_of_head(self) -> None:
-        """Refuse a target or headers that are too large. Raises Refusal."""
-        if self._target_size > MAX_TARGET_BYTES:
-            raise Refusal(Reason.TARGET_TOO_LONG)
-        headers = self.headers
-        if len(headers) > MAX_HEADERS or sum([len(name) + len(value) for name, value in headers]) > MAX_HEADER_BYTES:
-            raise Refusal(Reason.HEADERS_TOO_LARGE)
 
     def check_announced_body(self, max_bytes: int) -> None:
         """Refuse by what the headers say, before anything is read. Raises Refusal."""
@@ -109,6 +97,10 @@ class Exchange:
                 return bytes(body)
             message = await self._receive()
 
+    def trust_client(self) -> None:
+        """The credential that came is good: the connection counts as known from now on."""
+        self._connection.trust()
+
     def when_client_leaves(self, callback: Callable[[], None] | None) -> None:
         """Call back if the client closes its connection; None when nobody waits for that any more."""
         self._connection.when_lost(callback)
@@ -122,9 +114,10 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Send an error. The connection is closed when much of the request's body is still to come."""
+        """Send an error. The connection is closed where the refusal says so, and when much of the body is still to
+        come."""
         headers = refusal.headers()
-        if not self._has_whole_body and self._may_be_long():
+        if refusal.row.closes or (not self._has_whole_body and self._may_be_long()):
             headers.append(_CLOSE)
         with contextlib.suppress(ClientLeft):
             await self.answer(refusal.row.status, envelope.error(refusal, is_openai=self.is_openai), headers)

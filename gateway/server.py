@@ -1,21 +1,21 @@
-"""The HTTP server under the app: uvicorn, with what it does not offer: word of a lost connection without a background
-job, a way to drop a connection, and signals that drain before they end.
+"""The HTTP server under the app: uvicorn, with our connections and with signals that drain before they end.
 
-Knows connections and signals, not requests.
+Knows signals, not requests; one client's connection is `connection.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import signal
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.connection import Connection
+from gateway.doorkeeper import Doorkeeper
 from gateway.middleware import App
 from gateway.services import Services
 
@@ -24,33 +24,6 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
 STOPPED_CALLS_TIMEOUT_S = 5.0
-
-
-class Connection(HttpToolsProtocol):
-    """One client's connection; the app finds it as `scope["hearth.connection"]`."""
-
-    _when_lost: Callable[[], None] | None = None
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self.scope["hearth.connection"] = self  # type: ignore[typeddict-unknown-key]
-
-    def when_lost(self, callback: Callable[[], None] | None) -> None:
-        """Call back if the connection closes before the answer is complete; None forgets the callback."""
-        self._when_lost = callback
-        if callback is not None:
-            self.flow.resume_reading()  # a connection that is not read never tells that it was closed
-            if self.transport.is_closing():
-                callback()
-
-    def abort(self) -> None:
-        """Drop the connection at once, with whatever is still unsent."""
-        self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._when_lost is not None:
-            self._when_lost()
 
 
 class _Server(uvicorn.Server):
@@ -99,9 +72,11 @@ class Stopper:
 
 async def serve(app: App, services: Services, listener: Any) -> None:
     """Serve on a bound socket until a signal has been obeyed."""
+    settings = services.settings
+    doorkeeper = Doorkeeper(settings.head_timeout_s, settings.max_strangers)
     config = uvicorn.Config(
         app,
-        http=Connection,
+        http=functools.partial(Connection, doorkeeper),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         log_config=None,

@@ -48,6 +48,20 @@ class GatewaySettings:
     max_body_bytes: int = setting(
         "HEARTH_MAX_BODY_BYTES", "largest request body", default=10 * 1024 * 1024, check=at_least(1024)
     )
+    head_timeout_s: float = setting(
+        "HEARTH_HEAD_TIMEOUT_S", "time for a request's head to arrive", default=10.0, check=at_least(0.1)
+    )
+    max_strangers: int = setting(
+        "HEARTH_MAX_STRANGERS",
+        "connections of one address that have shown no credential; the oldest beyond it are dropped",
+        default=100,
+        check=at_least(1),
+    )
+    allowed_hosts: str = setting(
+        "HEARTH_ALLOWED_HOSTS",
+        "names that a request's Host may have, with commas between; empty allows any",
+        default="",
+    )
     body_timeout_s: float = setting(
         "HEARTH_BODY_TIMEOUT_S", "time for a request body to arrive", default=60.0, check=at_least(0.1)
     )

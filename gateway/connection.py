@@ -1,0 +1,163 @@
+"""One client's connection: uvicorn's, with what it does not offer. The app finds it as `scope["hearth.connection"]`.
+
+Word of a lost connection without a background job; a way to drop it; bounds on the time and size of a head that is
+still arriving; no answer to what cannot be read but one refusal, and nothing after it is run. What a head says is
+judged in `guard.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from asyncio import BaseTransport
+from collections.abc import Callable
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from gateway import envelope
+from gateway.doorkeeper import Doorkeeper
+from gateway.errors import Reason, Refusal
+from gateway.guard import MAX_HEADER_BYTES, MAX_TARGET_BYTES
+from storage.columns import uuid7
+from telemetry import metrics
+
+MAX_HEAD_BYTES = MAX_TARGET_BYTES + MAX_HEADER_BYTES + 4096  # while it arrives; the guard counts exactly
+
+_METHOD = re.compile(rb"(?:\r\n)*[A-Z-]{1,32} \S")
+
+
+class Connection(HttpToolsProtocol):
+    """Built by the server for each connection that is opened."""
+
+    _when_lost: Callable[[], None] | None = None
+    _is_in_head = False
+    _num_head_bytes = 0
+    _body_left: int | None = None  # bytes of a body that the parser leaves to us
+    _is_deaf = False  # nothing that arrives is looked at any more
+    address = ""
+
+    def __init__(self, doorkeeper: Doorkeeper, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._doorkeeper = doorkeeper
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self.address = self.client[0] if self.client else ""
+        self._doorkeeper.arrive(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._doorkeeper.leave(self)
+        if self._when_lost is not None:
+            self._when_lost()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_deaf:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            if self._body_left is None:
+                self.parser.feed_data(data)
+            else:
+                self._take_body(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            self._refuse_unreadable(error, data)
+            return
+        if self._is_in_head or self.cycle is None or self.cycle.response_complete:
+            self._go_on_waiting(len(data))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self.scope["hearth.connection"] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._num_head_bytes = 0
+        self._doorkeeper.have_head(self)
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False
+
+    def _go_on_waiting(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse(Refusal(Reason.HEADERS_TOO_LARGE))
+        else:
+            self._doorkeeper.wait_for_head(self)
+
+    def _ignore_upgrade(self, data: bytes) -> None:
+        """The parser reads nothing after a head that asks for another protocol: the body is taken here, the request
+        answered like any other, and nothing after it is looked at."""
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        self._body_left = int(length)
+        self.cycle.more_body = True
+        self._take_body(data)
+
+    def _take_body(self, data: bytes) -> None:
+        assert self._body_left is not None
+        body = data[: self._body_left]
+        self._body_left -= len(body)
+        self.on_body(body)
+        if not self._body_left:
+            self.on_message_complete()
+            self._is_deaf = True
+
+    def _refuse_unreadable(self, error: httptools.HttpParserError, data: bytes) -> None:
+        is_unknown_method = isinstance(error, httptools.HttpParserInvalidMethodError) and _METHOD.match(data)
+        self._refuse(Refusal(Reason.METHOD_UNKNOWN if is_unknown_method else Reason.HEAD_UNREADABLE))
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer what can be read no further, unless an earlier request is still being answered, and close."""
+        self._is_deaf = True
+        self.pipeline.clear()
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete and not cycle.more_body:
+            cycle.keep_alive = False
+            return
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(_rendered(refusal))
+            metrics.REQUESTS.labels("", str(refusal.row.status)).inc()
+        self.transport.close()
+
+    def when_lost(self, callback: Callable[[], None] | None) -> None:
+        """Call back if the connection closes before the answer is complete; None forgets the callback."""
+        self._when_lost = callback
+        if callback is not None:
+            self.flow.resume_reading()  # a connection that is not read never tells that it was closed
+            if self.transport.is_closing():
+                callback()
+
+    def trust(self) -> None:
+        """A credential that came over this connection is good."""
+        self._doorkeeper.trust(self)
+
+    def abort(self) -> None:
+        """Drop the connection at once, with whatever is still unsent."""
+        self.transport.abort()
+
+    def give_up_on_head(self) -> None:
+        """The head did not come in time."""
+        if self._num_head_bytes:
+            self._refuse(Refusal(Reason.HEAD_SLOW))
+        else:
+            self.transport.close()
+
+
+def _rendered(refusal: Refusal) -> bytes:
+    """A whole answer, for a request that reaches no app."""
+    body = envelope.error(refusal, is_openai=False)
+    request_id = uuid7().encode()
+    headers = [
+        envelope.JSON_HEADER,
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id),
+        (b"x-hearth-request-id", request_id),
+        (b"connection", b"close"),
+        *refusal.headers(),
+    ]
+    head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+    return STATUS_LINE[refusal.row.status] + head + b"\r\n" + body
