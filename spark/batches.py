@@ -6,7 +6,7 @@ and the tokenizer; not the network, not the optimizer.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ class Batch:
     num_counted: int
 
     def to(self, device: str) -> "Batch":
-        tensors = (self.ids, self.positions, self.mask, self.counted, self.targets, self.looks)
-        return Batch(*(tensor.to(device) for tensor in tensors), self.num_tokens, self.num_counted)
+        names = ("ids", "positions", "mask", "counted", "targets", "looks")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:

@@ -22,7 +22,7 @@ _LEAST = 1e-4
 @contextmanager
 def watch(model: Spark, layers: Collection[int]) -> Iterator[None]:
     """Keep the attention of these layers' passes while this lasts."""
-    watched = [model.model.layers[number].self_attn for number in layers]
+    watched = [model.model.each_layer()[number].self_attn for number in layers]
     for attention in watched:
         attention.is_watched = True
     try:
@@ -43,7 +43,7 @@ def looking_loss(model: Spark, batch: Batch, heads: Sequence[tuple[int, int]]) -
 def _loss_of_heads(model: Spark, batch: Batch, layer: int) -> Tensor:
     """[H], summed over the looks."""
     row, place, start, end, first, last = batch.looks.unbind(1)
-    attention = model.model.layers[layer].self_attn.seen_weights[row, :, place].float()  # K H keys
+    attention = model.model.each_layer()[layer].self_attn.seen_weights[row, :, place].float()  # K H keys
     keys = torch.arange(attention.shape[-1], device=attention.device)
     right = (keys >= start[:, None]) & (keys < end[:, None])
     shown = (keys >= first[:, None]) & (keys < last[:, None])

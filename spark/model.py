@@ -6,7 +6,7 @@ token ids only. Letters: B batch, T tokens, H heads, D head size, C hidden.
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -125,6 +125,10 @@ class Body(nn.Module):
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
+    def each_layer(self) -> list[Layer]:
+        """The layers in order, with their type."""
+        return cast("list[Layer]", list(self.layers))
+
 
 class Spark(nn.Module):
     """The whole network; `hidden` gives final states, `logits` turns states into scores of tokens."""
@@ -149,7 +153,7 @@ class Spark(nn.Module):
         bias = self._make_bias(mask, torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype)
         cos, sin = make_rotation(positions, self.shape)
         cache: Cache = []
-        for i, layer in enumerate(self.model.layers):
+        for i, layer in enumerate(self.model.each_layer()):
             y, seen = layer.self_attn(layer.input_layernorm(x), cos, sin, bias, past[i] if past else None)
             x = x + y
             x = x + layer.mlp(layer.post_attention_layernorm(x))

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor, distributed
+from torch.multiprocessing.spawn import spawn
 from torch.nn import functional
 
 from spark.batches import UNCOUNTED, Batch, make_steps
@@ -159,7 +160,7 @@ class Trainer:
         for batch in batches:
             batch = batch.to(self.world.device)
             loss = compute_loss(self.model, batch, self.teacher, self.progress.looking) / num_counted
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.item()
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         self.world.average(gradients)
@@ -335,7 +336,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    multiprocessing.spawn(train, (options, port), options.processes)
+    spawn(train, (options, port), options.processes)
 
 
 if __name__ == "__main__":
