@@ -29,4 +29,5 @@ class EngineConfig:
     max_model_len: int = 0
     num_threads: int = 1
     is_prefix_cache_enabled: bool = True
+    adapter_memory_bytes: int = 512 * 1024 * 1024  # of LoRA matrices kept beside the model; the oldest idle ones leave
     step_timeout_s: float = 15.0  # silence after which a rank that does not compute is killed; see engine/child_link.py

@@ -99,6 +99,7 @@ class StepInputs:
     sequence_ids: Longs  # [R]
     num_decode_rows: int
     sampling: SamplingInputs
+    adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
 
     @property
     def num_rows(self) -> int:
@@ -154,7 +155,13 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         sequence_ids=table.sequence_id[slots],
         num_decode_rows=num_decode_rows,
         sampling=_sampling(slots[sampled], table, constraints),
+        adapters=_adapters(slots, table) if table.has_adapters else None,
     )
+
+
+def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
+    handles = table.adapter[slots]
+    return handles if handles.any() else None
 
 
 def _sampling(slots: Ints, table: SlotTable, constraints: BeginsConstraints | None) -> SamplingInputs:

@@ -17,9 +17,11 @@ from engine import inputs
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.constraints.matchers import Matchers
+from engine.local_adapter import LocalAdapter
 from engine.prefix_hash import PrefixHasher
 from engine.report import (
     ABORTED,
+    BAD_ADAPTER,
     CONTEXT_TOO_LONG,
     ERROR,
     LENGTH,
@@ -54,11 +56,24 @@ class RunsSteps(Protocol):
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
 
 
+class HoldsAdapters(Protocol):
+    """What an AdapterBank offers: adapters by handle, read beside the steps and held by the sequences that use them."""
+
+    @property
+    def sites(self) -> dict[str, tuple[int, int]]: ...
+    def prepare(self, sequence_id: int, adapter: LocalAdapter) -> int: ...
+    def is_waiting(self, sequence_id: int) -> bool: ...
+    def take_ready(self, timeout_s: float = 0.0) -> list[tuple[int, int, int]]: ...
+    def forget(self, sequence_id: int) -> None: ...
+
+
 class Engine:
     """One loaded model and the sequences it works on. Not thread-safe; whoever owns it calls `step` while
     `has_work`."""
 
-    def __init__(self, runner: RunsSteps, config: EngineConfig, revision: str = "") -> None:
+    def __init__(
+        self, runner: RunsSteps, config: EngineConfig, revision: str = "", adapters: HoldsAdapters | None = None
+    ) -> None:
         max_model_len = min(runner.max_model_len, runner.num_blocks * runner.block_size)
         self.info = EngineInfo(
             max_model_len=max_model_len,
@@ -67,12 +82,14 @@ class Engine:
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
             layout_tag=runner.layout_tag,
+            adapter_sites=adapters.sites if adapters is not None else {},
         )
         self.table = SlotTable(config.max_sequences, max_model_len, runner.block_size)
         self.blocks = BlockManager(runner.num_blocks)
 
-        def make_hasher(namespace: bytes) -> PrefixHasher:
-            return PrefixHasher(namespace, revision, runner.layout_tag, runner.block_size)
+        def make_hasher(request: SequenceRequest) -> PrefixHasher:
+            adapter = request.adapter.digest if request.adapter is not None else ""
+            return PrefixHasher(request.namespace, revision, runner.layout_tag, runner.block_size, adapter)
 
         self.scheduler = Scheduler(
             self.table,
@@ -84,6 +101,8 @@ class Engine:
         self.num_computed_tokens = 0
         self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
         self._runner = runner
+        self._adapters = adapters
+        self._num_unadapted = 0  # sequences that wait for their adapter
         self._sequences: dict[int, Sequence] = {}
         self._ended: list[tuple[int, int, int]] = []  # (sequence id, finish code, cached tokens), for the next report
         self._max_open_tokens = 0  # sum of what the open sequences may grow to
@@ -112,6 +131,16 @@ class Engine:
         )
         self._sequences[request.sequence_id] = sequence
         self._max_open_tokens += sequence.max_total_len
+        if request.adapter is not None and self._adapters is not None:
+            sequence.adapter = self._adapters.prepare(request.sequence_id, request.adapter)
+            if not sequence.adapter:
+                self._num_unadapted += 1
+                return
+        self._go_on(sequence)
+
+    def _go_on(self, sequence: Sequence) -> None:
+        """It has its adapter, if any; now it waits for its matcher, or joins the others."""
+        request = sequence.request
         if request.constraint is None:
             self._queue(sequence)
         else:
@@ -125,12 +154,16 @@ class Engine:
         """End a sequence now: no forward pass sees it any more. Unknown ids have ended already and are ignored."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
-            if not self.matchers.is_waiting(sequence_id):
+            if self._adapters is not None and self._adapters.is_waiting(sequence_id):
+                self._num_unadapted -= 1
+            elif not self.matchers.is_waiting(sequence_id):
                 self.scheduler.remove(sequence)
             self._forget(sequence, ABORTED)
 
     def step(self) -> StepReport:
         """Plan, run, and report every sequence that got a token or ended."""
+        if self._num_unadapted:
+            self._take_adapters()
         if self.matchers.is_preparing:
             self._queue_prepared()
         scheduled = self.scheduler.plan()
@@ -162,6 +195,19 @@ class Engine:
         if refused is not None:
             self._forget(refused, OUT_OF_CAPACITY)
 
+    def _take_adapters(self) -> None:
+        """Sequences whose adapter is here go on; waits a little for one if there is nothing else to do."""
+        assert self._adapters is not None
+        is_idle = not (self.scheduler.has_sequences or self._ended or self.matchers.is_preparing)
+        for sequence_id, handle, code in self._adapters.take_ready(_MAX_WAIT_S if is_idle else 0):
+            self._num_unadapted -= 1
+            sequence = self._sequences[sequence_id]
+            if code == RUNNING:
+                sequence.adapter = handle
+                self._go_on(sequence)
+            else:
+                self._forget(sequence, code)
+
     def _queue_prepared(self) -> None:
         """Sequences whose matcher is ready join the others; waits a little for one if there are no others."""
         is_idle = not self.scheduler.has_sequences and not self._ended
@@ -176,6 +222,8 @@ class Engine:
         prompt, sampling = request.prompt, request.sampling
         if len(prompt) >= self.info.max_model_len:
             return CONTEXT_TOO_LONG
+        if request.adapter is not None and self._adapters is None:
+            return BAD_ADAPTER
         floats = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
         floats += [sampling.presence_penalty, sampling.frequency_penalty]
         limit = np.iinfo(np.int32).max
@@ -246,6 +294,8 @@ class Engine:
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
         self.matchers.forget(sequence.sequence_id)
+        if sequence.request.adapter is not None and self._adapters is not None:
+            self._adapters.forget(sequence.sequence_id)
         del self._sequences[sequence.sequence_id]
         self._max_open_tokens -= sequence.max_total_len
         self.scheduler.counters.leave(sequence.tenant_index)

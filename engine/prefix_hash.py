@@ -20,11 +20,11 @@ _NO_ADAPTER = b"none"
 
 class PrefixHasher:
     """Names the blocks of one namespace. `namespace` is 1 to 64 secret bytes; `revision` and `layout_tag` say which
-    weights and which KV format (data type, tensor-parallel layout)."""
+    weights and which KV format (data type, tensor-parallel layout), `adapter` which adapter, by its digest."""
 
-    def __init__(self, namespace: bytes, revision: str, layout_tag: str, block_size: int) -> None:
+    def __init__(self, namespace: bytes, revision: str, layout_tag: str, block_size: int, adapter: str = "") -> None:
         root = hashlib.blake2b(key=namespace, digest_size=32, person=b"hearth-prefix-1")
-        for part in (revision.encode(), layout_tag.encode(), _NO_ADAPTER, str(block_size).encode()):
+        for part in (revision.encode(), layout_tag.encode(), adapter.encode() or _NO_ADAPTER, str(block_size).encode()):
             root.update(len(part).to_bytes(4, "little") + part)
         self._keyed = hashlib.blake2b(key=root.digest(), digest_size=DIGEST_BYTES)
         self._block_size = block_size

@@ -16,6 +16,7 @@ import time
 import msgspec
 
 from engine import rank_wire
+from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.runner import Runner
 
@@ -30,7 +31,7 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     config, revision = rank_wire.decode_arguments(arguments)
     started = time.monotonic()
     try:
-        engine = Engine(Runner(config), config, revision)
+        engine = _engine(config, revision)
     except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
         logger.error("loading failed: %s", type(error).__name__)
         connection.sendall(rank_wire.encode_frame(rank_wire.LoadFailed(f"{type(error).__name__}: {error}")))
@@ -42,6 +43,11 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     except (BrokenPipeError, ConnectionResetError):
         return  # the replica was closed meanwhile
     serve(connection, engine)
+
+
+def _engine(config: EngineConfig, revision: str) -> Engine:
+    runner = Runner(config)
+    return Engine(runner, config, revision, runner.adapters)
 
 
 def serve(connection: socket.socket, engine: Engine) -> None:

@@ -20,6 +20,7 @@ from msgspec import Raw, Struct
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
+from engine.local_adapter import LocalAdapter
 from engine.protocol.tasks import Constraint, Sampling
 from engine.report import EngineInfo, EngineStatus, StepReport
 from engine.sequence import SequenceRequest
@@ -64,6 +65,7 @@ class _Add(Struct, frozen=True, array_like=True):
     tenant: int
     stop_token_ids: tuple[int, ...]
     constraint: Constraint | None = None
+    adapter: LocalAdapter | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -113,6 +115,7 @@ def encode_request(request: SequenceRequest) -> Raw:
         request.tenant,
         request.stop_token_ids,
         request.constraint,
+        request.adapter,
     )
     return Raw(_encoder.encode(add))
 
@@ -128,6 +131,7 @@ def decode_request(raw: Raw) -> SequenceRequest:
         tenant=add.tenant,
         stop_token_ids=add.stop_token_ids,
         constraint=add.constraint,
+        adapter=add.adapter,
     )
 
 

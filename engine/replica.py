@@ -24,7 +24,9 @@ from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
 
-Finish = Literal["stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "unclosed", "crashed"]
+Finish = Literal[
+    "stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "unclosed", "bad_adapter", "crashed"
+]
 
 
 class ReplicaLoadError(Exception):

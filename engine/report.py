@@ -12,8 +12,18 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 # Finish codes; the index is the code. "crashed" is never reported by an engine: a replica says it of a dead rank.
-FINISHES = (None, "stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "unclosed")
-RUNNING, STOP, LENGTH, ABORTED, OUT_OF_CAPACITY, CONTEXT_TOO_LONG, ERROR, UNCLOSED = range(len(FINISHES))
+FINISHES = (
+    None,
+    "stop",
+    "length",
+    "aborted",
+    "out_of_capacity",
+    "context_too_long",
+    "error",
+    "unclosed",
+    "bad_adapter",
+)
+RUNNING, STOP, LENGTH, ABORTED, OUT_OF_CAPACITY, CONTEXT_TOO_LONG, ERROR, UNCLOSED, BAD_ADAPTER = range(len(FINISHES))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,4 +68,5 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     num_blocks: int
     block_size: int
     layout_tag: str
+    adapter_sites: dict[str, tuple[int, int]] = {}  # modules that adapters can change, and their (in, out)
     load_s: float = 0.0

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from engine import weights
+from engine.adapters.bank import AdapterBank
 from engine.config import EngineConfig
 from engine.inputs import StepInputs, StepOutput
 from engine.kernels.cpu import CpuKernels
@@ -57,11 +58,12 @@ class Runner:
             self._model.bind(kernels, self.max_model_len)
             self._pool = self._allocate_pool()
             self._attention = self._model.attention(kernels, self._pool)
+        self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:
         """One forward pass over `inputs.num_tokens` tokens, and one token for each row that samples."""
-        logits = self._model.forward(inputs, self._attention)  # float32 [K, V]
+        logits = self._logits(inputs)  # float32 [K, V]
         self.num_forward_tokens += inputs.num_tokens
         self.num_steps += 1
         return sample(logits, inputs.sampling)
@@ -69,7 +71,12 @@ class Runner:
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """The logits themselves, float32 [K, V]: what parity is measured on."""
         with torch.inference_mode():
-            return self._model.forward(inputs, self._attention)
+            return self._logits(inputs)
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        handles = inputs.adapters
+        adapted = None if handles is None else self.adapters.begin(handles, inputs.query_starts)
+        return self._model.forward(inputs, self._attention, adapted)
 
     @torch.inference_mode()
     def poison_kv(self, block_ids: Sequence[int] | None = None) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from engine.block_manager import BlockManager
 from engine.fairness import TenantCounters
 from engine.prefix_hash import ROOT, PrefixHasher
-from engine.sequence import Ints, Sequence, SlotTable
+from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable
 from engine.waiting import WaitingQueue
 
 MAX_PREEMPTIONS = 3
@@ -42,7 +42,7 @@ class ScheduledStep:
 class Scheduler:
     """Owns the slots, and through the block manager the blocks, of the sequences it was given.
 
-    `make_hasher` gives the names of a namespace's blocks; None switches the prefix cache off.
+    `make_hasher` names the blocks of a request's namespace and adapter; None switches the prefix cache off.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Scheduler:
         *,
         max_step_tokens: int,
         max_waiting: int,
-        make_hasher: Callable[[bytes], PrefixHasher] | None,
+        make_hasher: Callable[[SequenceRequest], PrefixHasher] | None,
     ) -> None:
         self.table = table
         self.blocks = blocks
@@ -249,7 +249,7 @@ class Scheduler:
         size, length = self.table.block_size, len(sequence.token_ids)
         if len(sequence.prefix_hashes) < length // size:
             rest = sequence.token_ids[len(sequence.prefix_hashes) * size :]
-            self._make_hasher(sequence.request.namespace).extend(sequence.prefix_hashes, rest)
+            self._make_hasher(sequence.request).extend(sequence.prefix_hashes, rest)
         return sequence.prefix_hashes[: (length - 1) // size]
 
     def _fits_and_runs(self, sequence: Sequence) -> bool:
@@ -296,7 +296,7 @@ class Scheduler:
         self._running[self._num_running] = slot
         self._num_running += 1
         if self._make_hasher is not None:
-            self._hashers[slot] = self._make_hasher(sequence.request.namespace)
+            self._hashers[slot] = self._make_hasher(sequence.request)
             for name in sequence.prefix_hashes[len(matched) :]:
                 self._computing.setdefault(name, slot)
 

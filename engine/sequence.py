@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.local_adapter import LocalAdapter
 from engine.protocol.tasks import Constraint, Sampling
 
 Ints = NDArray[np.int32]
@@ -33,7 +34,8 @@ class SequenceRequest:
 
     With a `constraint` the completion's text matches it from its first token to its last, and end tokens count whatever
     `ignore_eos` says. It ends with "stop" once nothing more may follow, in an entry without a token; with "unclosed" if
-    the limit came while the text was not yet a match.
+    the limit came while the text was not yet a match. With an `adapter` every token goes through it; one that cannot
+    be had ends the sequence with "bad_adapter".
     """
 
     sequence_id: int
@@ -43,6 +45,7 @@ class SequenceRequest:
     tenant: int
     stop_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
+    adapter: LocalAdapter | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +65,7 @@ class Sequence:
     slot: int = -1  # -1: waiting or preempted
     num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1: never admitted
     num_preemptions: int = 0
+    adapter: int = 0  # the handle of its adapter, once the rank has it; 0 without one
     num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
     prefix_hashes: list[bytes] = field(default_factory=list)
 
@@ -119,6 +123,8 @@ class SlotTable:
         self.top_k = ints(num_slots)
         self.num_logprobs = ints(num_slots)  # -1: none asked
         self.seed = np.zeros(num_slots, dtype=np.uint64)
+        self.adapter = ints(num_slots)  # handle, 0 without one
+        self.has_adapters = False  # whether any slot ever had one
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
         """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
@@ -133,6 +139,8 @@ class SlotTable:
         self.num_cached[slot] = sequence.num_cached
         self.num_matched[slot] = num_matched
         self.max_total_len[slot] = sequence.max_total_len
+        self.adapter[slot] = sequence.adapter
+        self.has_adapters = self.has_adapters or sequence.adapter > 0
         self.num_blocks[slot] = 0
         self.num_registered[slot] = num_matched // self.block_size
         self.last_step[slot] = 0

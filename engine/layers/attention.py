@@ -73,13 +73,17 @@ class SelfAttention:
             self._rearrange(self._head_order)
         self._qkv.bind(kernels)
         self._out.bind(kernels)
-        self.project = self._out.forward
+        self.link()
         self._bind_norms(kernels)
         width = self._query_width
         if self._positions == "rotary":
             self._place = kernels.rotation(self._num_keyed_heads)
         elif self._positions == "temperature":
             self._place = lambda qkv, facts: qkv[:, :width].mul_(facts[0])
+
+    def link(self) -> None:
+        """Keep what is called every step where it is found at once."""
+        self.project = self._out.forward
 
     def mix(self, index: int, x: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
         """x [T, C] -> each token's mix of values [T, H D]."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 import torch
 
 from engine.kernels.interface import Kernels, Operator
+
+T = TypeVar("T")
 
 
 class Linear:
@@ -21,7 +25,8 @@ class Linear:
     def __init__(
         self, parts: Mapping[str, int], num_in: int, has_bias: bool, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._parts = parts
+        self.parts = parts
+        self.order: torch.Tensor | None = None  # [out], see `reorder`
         self.shape = (sum(parts.values()), num_in)
         self._weight = torch.empty(self.shape, dtype=dtype, device=device)  # [out, C]
         self._bias = torch.empty(self.shape[0], dtype=dtype, device=device) if has_bias else None  # [out]
@@ -29,7 +34,7 @@ class Linear:
     def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Checkpoint name and the slice it fills, for every part."""
         first = 0
-        for name, num_out in self._parts.items():
+        for name, num_out in self.parts.items():
             rows = slice(first, first + num_out)
             yield f"{prefix}{name}.weight", self._weight[rows]
             if self._bias is not None:
@@ -38,6 +43,7 @@ class Linear:
 
     def reorder(self, order: torch.Tensor) -> None:
         """Output i becomes what output order[i] was. Before `bind`."""
+        self.order = order if self.order is None else self.order[order]
         order = order.to(self._weight.device)
         self._weight = self._weight.index_select(0, order)
         if self._bias is not None:
@@ -48,7 +54,29 @@ class Linear:
         weight, self._weight = self._weight, self._weight.new_empty(0)
         return weight
 
+    def with_forward(self, forward: Operator) -> Linear:
+        """A bound layer's twin that runs through `forward`."""
+        made = copy.copy(self)
+        made.forward = forward
+        return made
+
     def bind(self, kernels: Kernels) -> None:
         """Hand the weight to the device's operator; this layer then no longer holds it."""
         self.forward = kernels.linear(self.take(), self._bias)
         self._bias = None
+
+
+def with_linears(part: T, change: Callable[[Linear], Linear]) -> T:
+    """A copy of a bound part of a layer that shares its weights and runs through other linear maps, at any depth.
+
+    A part that keeps operators of its linear maps takes them anew in `link`.
+    """
+    made = copy.copy(part)
+    for name, value in vars(part).items():
+        if isinstance(value, Linear):
+            setattr(made, name, change(value))
+        elif hasattr(value, "bind"):
+            setattr(made, name, with_linears(value, change))
+    if hasattr(made, "link"):
+        made.link()
+    return made

@@ -9,7 +9,7 @@ Letters: T tokens, K sampled rows, C channels, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Protocol
 
 import torch
@@ -20,7 +20,7 @@ from engine.layers.config import MoeConfig
 from engine.layers.embedding import Embedding
 from engine.layers.feed_forward import Mlp
 from engine.layers.latent_attention import LatentAttention
-from engine.layers.linear import Linear
+from engine.layers.linear import Linear, with_linears
 from engine.layers.moe import Moe
 from engine.layers.norm import NoNorm, Norm
 from engine.layers.rotary import Rotary, Temperature
@@ -44,6 +44,16 @@ class ModelStep(AttentionStep, Protocol):
     def positions(self) -> torch.Tensor: ...  # int64 [T]
     @property
     def logit_rows(self) -> torch.Tensor: ...  # int64 [K]
+
+
+class AdaptedLayers(Protocol):
+    """Layers made by `layers_with`, for steps in which some tokens go through an adapter."""
+
+    @property
+    def layers(self) -> list[Layer]: ...
+
+    def narrow(self, rows: torch.Tensor) -> None:
+        """From here on only these of the step's tokens are left."""
 
 
 class Decoder:
@@ -106,7 +116,16 @@ class Decoder:
         sinks = [layer.sinks for layer in self._layers if layer.sinks is not None]
         return kernels.attention(pool, self.attention_shape, sinks)
 
-    def forward(self, step: ModelStep, attention: Attention) -> torch.Tensor:
+    def sites(self) -> Iterator[tuple[str, Linear]]:
+        """The linear maps that adapters can change: `layers.0.self_attn.` and the one that queries come from."""
+        for index, layer in enumerate(self._layers):
+            yield from layer.sites(f"layers.{index}.")
+
+    def layers_with(self, change: Callable[[Linear], Linear]) -> list[Layer]:
+        """The layers once more, on the same weights, through other linear maps: to be given to `forward`."""
+        return [with_linears(layer, change) for layer in self._layers]
+
+    def forward(self, step: ModelStep, attention: Attention, adapted: AdaptedLayers | None = None) -> torch.Tensor:
         """float32 logits [K, V] of the rows that sample; the KV of all T tokens is stored on the way."""
         stream = self._embedding.forward(step.token_ids)  # float32 [T, C]
         if self.config.embedding_multiplier != 1:
@@ -114,14 +133,17 @@ class Decoder:
         tables: list[Facts] = [table.at(step.positions) for table in self._tables]
         attention.begin(step)
         logit_rows = step.logit_rows
-        num_sampled, last = logit_rows.shape[0], len(self._layers) - 1
+        layers = self._layers if adapted is None else adapted.layers
+        num_sampled, last = logit_rows.shape[0], len(layers) - 1
         is_every_row_sampled = num_sampled == stream.shape[0]
-        for index, (layer, table) in enumerate(zip(self._layers, self._table_of, strict=True)):
+        for index, (layer, table) in enumerate(zip(layers, self._table_of, strict=True)):
             mixed = layer.attend(index, stream, () if table is None else tables[table], attention)  # [T, H ·]
             if index == last and not is_every_row_sampled:  # the rest of T has served its purpose
                 if num_sampled == 0:
                     return stream.new_empty(0, self.config.vocab_size)
                 mixed, stream = mixed.index_select(0, logit_rows), stream.index_select(0, logit_rows)
+                if adapted is not None:
+                    adapted.narrow(logit_rows)
             layer.feed_forward(stream, mixed)
         return self._logits(self._norm.forward(stream))  # [K, V]
 
@@ -198,14 +220,25 @@ class Layer:
     def bind(self, kernels: Kernels) -> None:
         for part in (self._attention, self._feed_forward, self._before_attention, self._before_feed_forward):
             part.bind(kernels)
-        self._output = self._attention.project
-        self._feed = self._feed_forward.forward
+        for norm in (self._after_attention, self._after_feed_forward):
+            if norm is not None:
+                norm.bind(kernels)
+        self.link()
+
+    def link(self) -> None:
+        """Put together what is called every step."""
+        self._output, self._feed = self._attention.project, self._feed_forward.forward
         if self._after_attention is not None:
-            self._after_attention.bind(kernels)
             self._output = _then(self._output, self._after_attention)
         if self._after_feed_forward is not None:
-            self._after_feed_forward.bind(kernels)
             self._feed = _then(self._feed, self._after_feed_forward)
+
+    def sites(self, prefix: str) -> Iterator[tuple[str, Linear]]:
+        """The linear maps that adapters can change, and what the names of their parts begin with. Not those of experts,
+        nor those that are bound as something else."""
+        yield from ((f"{prefix}self_attn.", linear) for linear in self._attention.linears if hasattr(linear, "forward"))
+        if not isinstance(self._feed_forward, Moe):
+            yield from ((f"{prefix}{self._names.feed_forward}.", linear) for linear in self._feed_forward.linears)
 
     def attend(self, index: int, stream: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
         """stream [T, C] -> each token's mix of values [T, H ·]."""

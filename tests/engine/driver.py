@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.config import EngineConfig
+from engine.local_adapter import LocalAdapter
 from engine.loop import Engine, RunsSteps
 from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport
@@ -28,7 +29,7 @@ class Driver:
         self.runner = runner or FakeRunner(num_blocks=num_blocks)
         defaults = {"model_dir": Path(), "max_step_tokens": 64, "max_sequences": 16}
         self.config = EngineConfig(**(defaults | settings))  # type: ignore[arg-type]
-        self.engine = Engine(self.runner, self.config, revision="r1")
+        self.engine = Engine(self.runner, self.config, "r1", getattr(self.runner, "adapters", None))
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, str | None] = {}
         self.num_cached: dict[int, int] = {}
@@ -43,6 +44,7 @@ class Driver:
         tenant: int = 1,
         stop_token_ids: tuple[int, ...] = (),
         constraint: Constraint | None = None,
+        adapter: LocalAdapter | None = None,
         **sampling: object,
     ) -> int:
         """Returns the new sequence's id."""
@@ -57,6 +59,7 @@ class Driver:
             tenant=tenant,
             stop_token_ids=stop_token_ids,
             constraint=constraint,
+            adapter=adapter,
         )
         self.engine.add(request)
         self.check()

@@ -1,0 +1,112 @@
+"""A model with an adapter on top says what the model with the adapter merged into its weights says, in every family,
+whatever the adapter changes and however the tokens come; and nobody else in the batch notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from engine.local_adapter import LocalAdapter
+from engine.report import RUNNING
+from engine.runner import Runner
+from tests.engine.adapters.made import named, random_matrices, save_adapter, save_merged
+from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random
+from tests.engine.driver import Driver
+
+PROMPT = np.random.default_rng(5).integers(0, 199, 45).tolist()
+# Layouts of the loader: parts fused by us, fused in the file, rearranged heads, latent attention, experts beside.
+FAMILIES = ["wide heads", "tied, with biases", "phi3", "glm4", "gpt-oss", "cohere2", "deepseek v3", "qwen2 moe"]
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
+def take(runner: Runner, adapter: LocalAdapter, sequence_id: int = 1) -> int:
+    """Have the adapter read, and hold it."""
+    handle = runner.adapters.prepare(sequence_id, adapter)
+    if handle:
+        return handle
+    while True:
+        for _, handle, code in runner.adapters.take_ready(5.0):
+            assert code == RUNNING
+            return handle
+
+
+def logits_of(runner: Runner, handle: int, chunk: int) -> torch.Tensor:
+    """After each chunk of the prompt, [chunks, V]."""
+    pusher = Pusher(runner, seed=chunk, sequence_id=chunk + 1 + 1000 * handle)
+    pusher.table.adapter[0], pusher.table.has_adapters = handle, handle > 0
+    return torch.stack([pusher.push(PROMPT[first : first + chunk]) for first in range(0, len(PROMPT), chunk)])
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in FAMILIES else pytest.mark.full) for kind in KINDS]
+)
+def test_logits_are_those_of_merged_weights(kind: str, tmp_path: Path) -> None:
+    save_random(kind, tmp_path / "base")
+    runner = runner_of(tmp_path / "base")
+    matrices = random_matrices(runner.adapters.sites)
+    adapter = save_adapter(tmp_path / "adapter", matrices)
+    merged = runner_of(save_merged(tmp_path / "base", tmp_path / "merged", matrices, scale=2.0))
+    handle = take(runner, adapter)
+    for chunk in (1, 5, 45):
+        expected = logits_of(merged, 0, chunk)
+        torch.testing.assert_close(logits_of(runner, handle, chunk), expected, atol=2e-4, rtol=1e-4)
+        assert (logits_of(runner, 0, chunk) - expected).abs().max() > 0.05, "the adapter changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("targets", "changes", "scale"),
+    [
+        (["q_proj", "v_proj"], {"lora_alpha": 6}, 1.5),
+        (["k_proj", "down_proj"], {"lora_alpha": 4, "use_rslora": True}, 2.0),
+        (["up_proj"], {"lora_alpha": 1, "target_modules": "all-linear"}, 0.25),
+    ],
+)
+def test_any_choice_of_modules_and_any_scale(targets: list[str], changes: dict, scale: float, tmp_path: Path) -> None:
+    save_random("wide heads", tmp_path / "base")
+    runner = runner_of(tmp_path / "base")
+    matrices = random_matrices(named(runner.adapters.sites, targets))
+    adapter = save_adapter(tmp_path / "adapter", matrices, **changes)
+    merged = runner_of(save_merged(tmp_path / "base", tmp_path / "merged", matrices, scale))
+    handle = take(runner, adapter)
+    for chunk in (1, 45):
+        torch.testing.assert_close(logits_of(runner, handle, chunk), logits_of(merged, 0, chunk), atol=2e-4, rtol=1e-4)
+
+
+def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(tmp_path: Path) -> None:
+    """Ranks and targets differ, so that several kinds meet in one step; prompts are of every length, so that prefill
+    and decode do too."""
+    save_random("wide heads", tmp_path / "base")
+    sites = runner_of(tmp_path / "base").adapters.sites
+    adapters: list[LocalAdapter | None] = [None]
+    for seed, (rank, targets) in enumerate([(4, ["q_proj", "v_proj"]), (4, ["q_proj", "v_proj"]), (11, ["gate_proj"]),
+                                            (4, ["k_proj", "o_proj", "down_proj"])]):  # fmt: skip
+        matrices = random_matrices(named(sites, targets), rank, seed, size=0.8)
+        adapters.append(save_adapter(tmp_path / f"adapter{seed}", matrices))
+    prompts = [PROMPT[number:] for number in range(12)]
+
+    def run(numbers: list[int], max_step_tokens: int) -> list[list[int]]:
+        driver = Driver(runner_of(tmp_path / "base", num_blocks=128), max_step_tokens=max_step_tokens)
+        ids = [
+            driver.add(prompts[number], adapter=adapters[number % 5], max_tokens=12, temperature=0.0)
+            for number in numbers
+        ]
+        driver.run()
+        assert set(driver.finishes.values()) == {"length"}
+        assert not driver.runner.adapters._held
+        return [driver.tokens[each] for each in ids]
+
+    alone = [run([number], 64)[0] for number in range(12)]
+    assert run(list(range(12)), 64) == alone
+    assert run(list(range(12)), 17) == alone
+    plain = [number for number in range(12) if number % 5 == 0]
+    assert run(plain, 64) == [alone[number] for number in plain]
+    assert len({tuple(each[:4]) for each in alone}) > 6, "the adapters change nothing"
