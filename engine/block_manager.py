@@ -70,7 +70,8 @@ class BlockManager:
         return int(np.count_nonzero(self._references[blocks] == 0))
 
     def hold(self, blocks: Ints) -> None:
-        """Share named blocks that `match` gave: one more holder each. `blocks` are distinct, and of one owner."""
+        """One more holder each, of blocks that are held already or that `match` gave. They are distinct, and of one
+        owner."""
         self._cached.remove(blocks[self._references[blocks] == 0])
         self._references[blocks] += 1
 

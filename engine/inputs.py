@@ -34,6 +34,15 @@ class TokenHistory:
     num_prompt: int
 
 
+@dataclass(frozen=True, eq=False)
+class LogitBias:
+    """What is added to some logits of one sampling row."""
+
+    row: int  # index among the K sampling rows
+    token_ids: Ints  # each once
+    values: Floats
+
+
 class ConstrainedRows(Protocol):
     """The C of the K sampling rows whose text is held to a constraint."""
 
@@ -60,7 +69,7 @@ class SamplingInputs:
 
     `positions` is the index of the token being drawn, counted from the start of the prompt: with `seeds` it names the
     random number, so a row draws the same whatever its batch mates are. `histories` holds only the rows that have a
-    penalty. `num_logprobs` is -1 where none are asked. `constrained` is None if no row is.
+    penalty, `biases` those that have one. `num_logprobs` is -1 where none are asked, `constrained` None if no row is.
     """
 
     temperature: Floats  # [K], 0 is greedy
@@ -74,6 +83,7 @@ class SamplingInputs:
     positions: Longs  # [K]
     num_logprobs: Ints  # [K]
     histories: tuple[TokenHistory, ...]
+    biases: tuple[LogitBias, ...] = ()
     constrained: ConstrainedRows | None = None
 
     @property
@@ -100,6 +110,7 @@ class StepInputs:
     num_decode_rows: int
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
+    block_copies: Ints | None = None  # [C, 2], from and to: done before anything is read or written
 
     @property
     def num_rows(self) -> int:
@@ -156,6 +167,7 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         num_decode_rows=num_decode_rows,
         sampling=_sampling(slots[sampled], table, constraints),
         adapters=_adapters(slots, table) if table.has_adapters else None,
+        block_copies=step.block_copies,
     )
 
 
@@ -193,5 +205,12 @@ def _sampling(slots: Ints, table: SlotTable, constraints: BeginsConstraints | No
         positions=table.length[slots].astype(np.int64),
         num_logprobs=table.num_logprobs[slots],
         histories=histories,
+        biases=_biases(slots, table) if table.logit_biases else (),
         constrained=constrained,
     )
+
+
+def _biases(slots: Ints, table: SlotTable) -> tuple[LogitBias, ...]:
+    """Those of the K rows in `slots`."""
+    found = [(row, table.logit_biases.get(slot)) for row, slot in enumerate(slots.tolist())]
+    return tuple(LogitBias(row, *bias) for row, bias in found if bias is not None)

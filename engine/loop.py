@@ -39,6 +39,7 @@ from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_see
 _MAX_NAMESPACE_BYTES = 64
 _MAX_LOGPROBS = 20
 _MAX_STOP_TOKENS = 16
+_MAX_BIASES = 1024
 _MAX_WAIT_S = 0.005  # for a matcher, when there is nothing else to do
 _NO_ROWS = np.empty(0, dtype=np.int32)
 
@@ -128,6 +129,7 @@ class Engine:
             stop_token_ids=tuple(set(end_tokens + request.stop_token_ids)),
             token_ids=request.prompt,
             seed=draw_seed(sampling.seed),
+            twin=self._find_twin(request),
         )
         self._sequences[request.sequence_id] = sequence
         self._max_open_tokens += sequence.max_total_len
@@ -217,6 +219,13 @@ class Engine:
             else:
                 self._forget(self._sequences[sequence_id], ERROR)
 
+    def _find_twin(self, request: SequenceRequest) -> Sequence | None:
+        """The sequence whose prompt it is to share, if that is open and its prompt the very same."""
+        twin = self._sequences.get(request.twin_of)
+        if twin is None or (twin.request.namespace, twin.request.adapter) != (request.namespace, request.adapter):
+            return None
+        return twin if np.array_equal(twin.request.prompt, request.prompt) else None
+
     def _find_fault(self, request: SequenceRequest) -> int:
         """The finish code of a request that cannot be served; RUNNING for one that can."""
         prompt, sampling = request.prompt, request.sampling
@@ -240,6 +249,9 @@ class Engine:
             and (sampling.logprobs is None or 0 <= sampling.logprobs <= _MAX_LOGPROBS)
             and len(request.stop_token_ids) <= _MAX_STOP_TOKENS
             and all(0 <= token_id <= limit for token_id in request.stop_token_ids)
+            and len(sampling.logit_bias) <= _MAX_BIASES
+            and all(0 <= token_id < self.info.vocab_size for token_id, _ in sampling.logit_bias)
+            and all(math.isfinite(value) for _, value in sampling.logit_bias)
         )
         return RUNNING if is_sound else ERROR
 
@@ -293,6 +305,7 @@ class Engine:
 
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
+        sequence.is_over = True
         self.matchers.forget(sequence.sequence_id)
         if sequence.request.adapter is not None and self._adapters is not None:
             self._adapters.forget(sequence.sequence_id)

@@ -66,6 +66,7 @@ class _Add(Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...]
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
+    twin_of: int = 0
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -116,6 +117,7 @@ def encode_request(request: SequenceRequest) -> Raw:
         request.stop_token_ids,
         request.constraint,
         request.adapter,
+        request.twin_of,
     )
     return Raw(_encoder.encode(add))
 
@@ -132,6 +134,7 @@ def decode_request(raw: Raw) -> SequenceRequest:
         stop_token_ids=add.stop_token_ids,
         constraint=add.constraint,
         adapter=add.adapter,
+        twin_of=add.twin_of,
     )
 
 

@@ -63,6 +63,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:
         """One forward pass over `inputs.num_tokens` tokens, and one token for each row that samples."""
+        if inputs.block_copies is not None:
+            self._pool.copy_blocks(inputs.block_copies)
         logits = self._logits(inputs)  # float32 [K, V]
         self.num_forward_tokens += inputs.num_tokens
         self.num_steps += 1

@@ -4,7 +4,7 @@ A row's random number, one a token, comes from its seed and the index of the tok
 Where a filter is set, the likeliest candidates are taken first and the draw happens among them if they are all that it
 leaves. The vocabulary is never sorted and never filled with noise. Knows no sequences and no text.
 
-Letters: K rows, V vocabulary, M candidates, C constrained rows. Order: what a constraint allows, penalties,
+Letters: K rows, V vocabulary, M candidates, C constrained rows. Order: what a constraint allows, bias, penalties,
 temperature, top-k, top-p, min-p. Log-probabilities are of the model's own distribution, before all of these.
 """
 
@@ -30,12 +30,14 @@ Rows = NDArray[np.intp]
 
 
 def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
-    """float32 logits [K, V] -> one token a row. Rows that have penalties or a constraint are changed in place."""
+    """float32 logits [K, V] -> one token a row. Rows with a bias, penalties or a constraint are changed in place."""
     is_failed = ~np.isfinite(logits.sum(-1).numpy())  # [K]; a sum is finite only if every term is
     asked = np.flatnonzero(inputs.num_logprobs >= 0)
     raw = torch.log_softmax(logits[asked], -1) if len(asked) else None  # [rows asked, V]
     if inputs.constrained is not None:
         _rule_out(logits, inputs.constrained)
+    for bias in inputs.biases:
+        logits[bias.row].numpy()[bias.token_ids] += bias.values
     for history in inputs.histories:
         _penalise(logits[history.row].numpy(), history, inputs)
     token_ids = logits.numpy().argmax(1).astype(np.int32)  # [K]

@@ -29,10 +29,12 @@ MAX_DEFERRALS = 512  # steps a sequence waits for a prefix that another is compu
 
 @dataclass(frozen=True, eq=False)
 class ScheduledStep:
-    """R rows, those with one token first. A row samples iff its known tokens all have KV after the step."""
+    """R rows, those with one token first. A row samples iff its known tokens all have KV after the step. Blocks are
+    copied before anything else is done."""
 
     slots: Ints  # [R]
     num_tokens: Ints  # [R], at least 1 each
+    block_copies: Ints | None = None  # [C, 2], blocks whose content others begin with, and those others
 
     @property
     def num_rows(self) -> int:
@@ -70,6 +72,7 @@ class Scheduler:
         self._preempted: dict[int, Sequence] = {}
         self._computing: dict[bytes, int] = {}  # names of blocks that a running sequence is about to compute -> slot
         self._num_reserved = 0  # blocks promised to protected sequences and not yet theirs
+        self._copies: list[tuple[int, int]] = []  # for the next step
 
     # ── what it holds ──
 
@@ -118,6 +121,9 @@ class Scheduler:
         if step.num_rows:
             self.num_steps += 1
             self.table.last_step[step.slots] = self.num_steps
+        if self._copies:
+            step = ScheduledStep(step.slots, step.num_tokens, np.array(self._copies, dtype=np.int32))
+            self._copies = []
         return step
 
     def commit(self, step: ScheduledStep) -> None:
@@ -197,6 +203,7 @@ class Scheduler:
         for name in sequence.prefix_hashes[int(table.num_registered[slot]) :]:
             if self._computing.get(name) == slot:
                 del self._computing[name]
+        table.logit_biases.pop(slot, None)
         self._sequences[slot] = None
         self._hashers[slot] = None
         self._free_slots.append(slot)
@@ -233,14 +240,36 @@ class Scheduler:
             self.waiting.remove(candidate)
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
-        """Whether the next block of its prompt is just being computed by a sequence of its own namespace: then waiting
-        saves both the work and the memory of doing it twice."""
-        if self._make_hasher is None or not self._computing or sequence.num_deferrals >= MAX_DEFERRALS:
+        """Whether its twin has its prompt still to compute, or the next block of it is just being computed by another
+        of its own namespace: then waiting saves both the work and the memory of doing it twice."""
+        if sequence.num_deferrals >= MAX_DEFERRALS:
+            return False
+        twin = sequence.twin
+        if twin is not None and not twin.is_over and not self._has_prompt(twin):
+            return True
+        if self._make_hasher is None or not self._computing:
             return False
         for name in self._names(sequence):
             if self.blocks.find(name) is None:
                 return name in self._computing
         return False
+
+    def _has_prompt(self, sequence: Sequence) -> bool:
+        """Whether its slot holds the KV of its whole prompt."""
+        return sequence.slot >= 0 and int(self.table.num_computed[sequence.slot]) >= sequence.num_prompt
+
+    def _find_known(self, sequence: Sequence) -> tuple[Ints, int, int]:
+        """Blocks that it can share, how many of its tokens have their KV with them, and the block of which it needs a
+        copy for the last of those, -1 for none. Its last known token is always computed, to draw from."""
+        table, twin = self.table, sequence.twin
+        if twin is None or len(sequence.token_ids) > sequence.num_prompt or not self._has_prompt(twin):
+            matched = self.blocks.match(self._names(sequence))
+            return matched, len(matched) * table.block_size, -1
+        num_known = sequence.num_prompt - 1
+        num_full, num_more = divmod(num_known, table.block_size)
+        self._names(sequence)
+        shared = table.block_table[twin.slot, : num_full + 1]
+        return shared[:num_full].copy(), num_known, int(shared[num_full]) if num_more else -1
 
     def _names(self, sequence: Sequence) -> list[bytes]:
         """The names of its full blocks that may be shared. Its last known token is always computed, to draw from."""
@@ -254,8 +283,7 @@ class Scheduler:
 
     def _fits_and_runs(self, sequence: Sequence) -> bool:
         """Admit `sequence` if the KV of every token known of it fits now; else change nothing."""
-        names = self._names(sequence)
-        matched = self.blocks.match(names)
+        matched, num_known, copied = self._find_known(sequence)
         num_total = -(-len(sequence.token_ids) // self.table.block_size)
         num_new = num_total - len(matched)
         num_growth = self._max_blocks(sequence) - num_total
@@ -265,7 +293,10 @@ class Scheduler:
         if needed > self.blocks.num_available - self._num_reserved:
             return False
         self.blocks.hold(matched)
-        self._run(sequence, matched, self.blocks.allocate(num_new))
+        fresh = self.blocks.allocate(num_new)
+        self._run(sequence, matched, fresh, num_known)
+        if copied >= 0:
+            self._copies.append((copied, int(fresh[0])))
         if is_protected:
             self.table.is_protected[sequence.slot] = True
             self._num_reserved += num_growth
@@ -278,10 +309,9 @@ class Scheduler:
         may_grow = table.max_total_len[running] - 1 > table.num_blocks[running] * table.block_size
         return int(np.count_nonzero(may_grow & ~table.is_protected[running]))
 
-    def _run(self, sequence: Sequence, matched: Ints, fresh: Ints) -> None:
-        """Give `sequence` a slot with these blocks, the first of which have their KV already."""
+    def _run(self, sequence: Sequence, matched: Ints, fresh: Ints, num_matched: int) -> None:
+        """Give `sequence` a slot with these blocks, in which its first `num_matched` tokens have their KV already."""
         table, slot = self.table, self._free_slots.pop()
-        num_matched = len(matched) * table.block_size
         if sequence.num_cached < 0:
             sequence.num_cached = num_matched
             self.counters.charge_prompt(sequence.tenant_index, sequence.num_prompt - num_matched, num_matched)

@@ -21,6 +21,7 @@ Ints = NDArray[np.int32]
 _SEED_MASK = (1 << 64) - 1
 _LEAST_TEMPERATURE = 1e-4  # colder is greedy
 _MOST = 100.0  # of temperature and penalties
+_MOST_BIAS = 1e4  # of a logit
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +37,9 @@ class SequenceRequest:
     `ignore_eos` says. It ends with "stop" once nothing more may follow, in an entry without a token; with "unclosed" if
     the limit came while the text was not yet a match. With an `adapter` every token goes through it; one that cannot
     be had ends the sequence with "bad_adapter".
+
+    `twin_of` names an open sequence with the same prompt, namespace and adapter: this one waits until that prompt is
+    computed and then shares its blocks. Where there is no such sequence, it means nothing.
     """
 
     sequence_id: int
@@ -46,6 +50,7 @@ class SequenceRequest:
     stop_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
+    twin_of: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +72,8 @@ class Sequence:
     num_preemptions: int = 0
     adapter: int = 0  # the handle of its adapter, once the rank has it; 0 without one
     num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
+    twin: Sequence | None = None  # whose prompt it shares
+    is_over: bool = False
     prefix_hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -125,6 +132,7 @@ class SlotTable:
         self.seed = np.zeros(num_slots, dtype=np.uint64)
         self.adapter = ints(num_slots)  # handle, 0 without one
         self.has_adapters = False  # whether any slot ever had one
+        self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
         """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
@@ -162,6 +170,10 @@ class SlotTable:
         self.frequency_penalty[slot] = min(max(sampling.frequency_penalty, -_MOST), _MOST)
         self.top_k[slot] = sampling.top_k
         self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+        if sampling.logit_bias:
+            token_ids, values = zip(*sampling.logit_bias, strict=True)
+            bias = np.clip(np.array(values, dtype=np.float32), -_MOST_BIAS, _MOST_BIAS)
+            self.logit_biases[slot] = np.array(token_ids, dtype=np.int32), bias
 
     def _fill_stop_tokens(self, slot: int, token_ids: tuple[int, ...]) -> None:
         missing = len(token_ids) - len(self.stop_token_ids)

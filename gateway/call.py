@@ -79,4 +79,4 @@ def estimated_tokens_of(task: TaskInput) -> int:
         return sum(map(len, task.texts)) // CHARACTERS_PER_TOKEN
     num_characters = len(task.prompt or "") + sum(len(message.content) for message in task.messages or ())
     num_characters += sum(len(tool.description) + _CHARACTERS_PER_TOOL for tool in task.tools)
-    return num_characters // CHARACTERS_PER_TOKEN + task.sampling.max_tokens
+    return num_characters // CHARACTERS_PER_TOKEN + task.sampling.max_tokens * task.num_choices

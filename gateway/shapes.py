@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from engine.protocol import openai
-from engine.protocol.events import Finished, TokenLogprob, ToolCallDelta
-from engine.protocol.outcome import Outcome
+from engine.protocol.events import ChoiceEnded, Finished, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.outcome import Choice, Outcome
 from engine.protocol.tasks import ToolCall
 from gateway import envelope
 from gateway.errors import Reason, Refusal
@@ -25,12 +25,13 @@ _FILLED_ENDS = [f',"p":"{_FILLER[:size]}"}}\n\n'.encode() for size in range(1, 6
 
 
 class Shape(Protocol):
-    """One way to tell an outcome. `text`, `tool_call` and `end` give complete frames, `end` with the closing `[DONE]`.
-    `whole` raises Refusal when the outcome is not what was asked for."""
+    """One way to tell an outcome. `text`, `tool_call`, `choice_end` and `end` give complete frames, `end` with the
+    closing `[DONE]`. `whole` raises Refusal when the outcome is not what was asked for."""
 
     def whole(self, outcome: Outcome) -> bytes: ...
-    def text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes: ...
+    def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes: ...
     def tool_call(self, delta: ToolCallDelta) -> bytes: ...
+    def choice_end(self, ended: ChoiceEnded) -> bytes: ...
     def end(self, finished: Finished) -> bytes: ...
 
 
@@ -56,7 +57,7 @@ class NativeText:
             return outcome.text or None
         return _json_value(outcome.text) if self._is_json else outcome.text
 
-    def text(self, text: str, _logprobs: Sequence[TokenLogprob]) -> bytes:
+    def text(self, text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
         return b'data: {"response":' + envelope.encode(text) + _filled_end()
 
     def tool_call(self, delta: ToolCallDelta) -> bytes:
@@ -73,6 +74,9 @@ class NativeText:
 
     def _call_frame(self, entry: dict[str, Any]) -> bytes:
         return b'data: {"response":"","tool_calls":[' + envelope.encode(entry) + b"]" + _filled_end()
+
+    def choice_end(self, _ended: ChoiceEnded) -> bytes:
+        raise AssertionError("this shape has room for one choice")
 
     def end(self, finished: Finished) -> bytes:
         usage = envelope.encode(openai.usage_object(finished.usage))
@@ -120,6 +124,7 @@ class ChatText:
         has_logprobs: bool,
         is_bare: bool,
         is_legacy: bool = False,
+        num_choices: int = 1,
     ) -> None:
         self._id = f"chatcmpl-{request_id}"
         self._created = created
@@ -128,38 +133,54 @@ class ChatText:
         self._has_logprobs = has_logprobs
         self._is_bare = is_bare
         self._is_legacy = is_legacy
-        self._chunks = openai.ChatChunks(self._id, created, model, has_usage_chunk=has_usage_chunk, is_legacy=is_legacy)
+        self._chunks = [
+            openai.ChatChunks(
+                self._id, created, model, has_usage_chunk=has_usage_chunk, is_legacy=is_legacy, index=index
+            )
+            for index in range(num_choices)
+        ]
 
     def whole(self, outcome: Outcome) -> bytes:
-        completion = openai.chat_completion(
-            self._id,
-            self._created,
-            self._model,
-            outcome.text,
-            outcome.finished.reason,
-            outcome.finished.usage,
-            outcome.logprobs if self._has_logprobs else None,
-            outcome.tool_calls,
-            is_legacy=self._is_legacy,
+        completion = openai.with_choices(
+            [self._completion(choice, outcome.finished.usage) for choice in outcome.choices]
         )
         return envelope.encode(completion) if self._is_bare else envelope.success(completion)
 
-    def text(self, text: str, logprobs: Sequence[TokenLogprob]) -> bytes:
-        return b"data: " + self._chunks.text(text, logprobs) + b"\n\n"
+    def _completion(self, choice: Choice, usage: Usage) -> dict[str, Any]:
+        return openai.chat_completion(
+            self._id,
+            self._created,
+            self._model,
+            choice.text,
+            choice.why,
+            usage,
+            choice.logprobs if self._has_logprobs else None,
+            choice.tool_calls,
+            is_legacy=self._is_legacy,
+        )
+
+    def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
+        return b"data: " + self._chunks[choice].text(text, logprobs) + b"\n\n"
 
     def tool_call(self, delta: ToolCallDelta) -> bytes:
-        chunk = self._chunks.tool_call(delta)
+        chunk = self._chunks[delta.choice].tool_call(delta)
         return b"data: " + chunk + b"\n\n" if chunk else b""
 
+    def choice_end(self, ended: ChoiceEnded) -> bytes:
+        return b"data: " + self._chunks[ended.choice].end(ended.reason) + b"\n\n"
+
     def end(self, finished: Finished) -> bytes:
-        frames = b"data: " + self._chunks.end(finished.reason) + b"\n\n"
+        frames = self.choice_end(ChoiceEnded(0, finished.reason)) if len(self._chunks) == 1 else b""
         if self._has_usage_chunk:
-            frames += b"data: " + self._chunks.usage(finished.usage) + b"\n\n"
+            frames += b"data: " + self._chunks[0].usage(finished.usage) + b"\n\n"
         return frames + DONE
 
 
 class _NotStreamed:
-    def text(self, _text: str, _logprobs: Sequence[TokenLogprob]) -> bytes:
+    def text(self, _text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
+        raise AssertionError("this task does not stream")
+
+    def choice_end(self, _ended: ChoiceEnded) -> bytes:
         raise AssertionError("this task does not stream")
 
     def tool_call(self, _delta: ToolCallDelta) -> bytes:

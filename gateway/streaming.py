@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from engine.protocol.events import Event, Failed, Finished, Token, TokenLogprob, ToolCallDelta
+from engine.protocol.events import ChoiceEnded, Event, Failed, Finished, Token, TokenLogprob, ToolCallDelta
 from engine.protocol.outcome import Outcome
 from gateway import envelope
 from gateway.errors import Reason, Refusal, failure, refusal_of
@@ -61,23 +61,35 @@ async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, cli
             return
 
 
+class _Gathered:
+    """Texts that follow each other in one choice."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+
+
 def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
     """The bytes for a batch, and whether the stream ends with them."""
     frames = b""
-    texts: list[str] = []
-    logprobs: list[TokenLogprob] = []
+    gathered: dict[int, _Gathered] = {}
     end: Finished | Failed | None = None
     for event in batch:
         if isinstance(event, Token):
-            texts.append(event.text)
+            of_choice = gathered.get(event.choice)
+            if of_choice is None:
+                of_choice = gathered[event.choice] = _Gathered()
+            of_choice.texts.append(event.text)
             if event.logprobs:
-                logprobs += event.logprobs
+                of_choice.logprobs += event.logprobs
         elif isinstance(event, ToolCallDelta):
-            frames += _text_frame(texts, logprobs, shape) + shape.tool_call(event)
-            texts, logprobs = [], []
+            frames += _text_frame(gathered, event.choice, shape) + shape.tool_call(event)
+        elif isinstance(event, ChoiceEnded):
+            frames += _text_frame(gathered, event.choice, shape) + shape.choice_end(event)
         elif isinstance(event, Finished | Failed):
             end = event
-    frames += _text_frame(texts, logprobs, shape)
+    for choice in list(gathered):
+        frames += _text_frame(gathered, choice, shape)
     if isinstance(end, Finished):
         return frames + shape.end(end), True
     if isinstance(end, Failed):
@@ -85,10 +97,13 @@ def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
     return frames, False
 
 
-def _text_frame(texts: list[str], logprobs: list[TokenLogprob], shape: Shape) -> bytes:
-    """One frame for texts that follow each other; nothing for none."""
-    text = texts[0] if len(texts) == 1 else "".join(texts)
-    return shape.text(text, logprobs) if text or logprobs else b""
+def _text_frame(gathered: dict[int, _Gathered], choice: int, shape: Shape) -> bytes:
+    """One frame for the texts of a choice; nothing for none."""
+    found = gathered.pop(choice, None)
+    if found is None:
+        return b""
+    text = found.texts[0] if len(found.texts) == 1 else "".join(found.texts)
+    return shape.text(text, found.logprobs, choice) if text or found.logprobs else b""
 
 
 def error_frame(refusal: Refusal) -> bytes:

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
-from engine.protocol.fields import BadInput, boolean, integer, items
+from engine.protocol.fields import BadInput, boolean, integer
 from engine.protocol.tasks import Sampling
 
 MAX_CHOICES = 128
-MAX_STOP_TOKENS = 16
 
 # field -> why not, or what to do instead
 _REFUSED = {
@@ -23,7 +20,6 @@ _REFUSED = {
     "bad_words": "is not supported",
     "continue_final_message": "is not supported: use /v1/completions to continue a text",
     "documents": "is not supported",
-    "logit_bias": "is not supported",
     "logits_processors": "is not accepted from a caller",
     "return_token_ids": "is not supported",
     "return_tokens_as_token_ids": "is not supported",
@@ -56,29 +52,14 @@ def _is_nothing(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
-def with_engine_fields(body: Mapping[str, Any], sampling: Sampling) -> Sampling:
-    """`sampling` and what `stop_token_ids` and `min_tokens` add to it. Raises BadInput.
-
-    `min_tokens` is met wherever nothing can end an answer early, and refused elsewhere.
-    """
-    stop_token_ids = items(body.get("stop_token_ids"), "/stop_token_ids", maximum=MAX_STOP_TOKENS - len(sampling.stop))
-    for token_id in stop_token_ids:
-        if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < 1 << 31:
-            raise BadInput("'/stop_token_ids' must hold token ids")
+def check_min_tokens(body: Mapping[str, Any], sampling: Sampling) -> None:
+    """`min_tokens` is met wherever nothing can end an answer early, and refused elsewhere. Raises BadInput."""
     min_tokens = integer(body, "min_tokens", 0, minimum=0, maximum=sampling.max_tokens)
-    if min_tokens and (not sampling.ignore_eos or sampling.stop or stop_token_ids):
+    if min_tokens and (not sampling.ignore_eos or sampling.stop or sampling.stop_token_ids):
         raise BadInput("'/min_tokens' needs '/ignore_eos', and nothing in '/stop' and '/stop_token_ids'")
-    return msgspec.structs.replace(sampling, stop_token_ids=tuple(stop_token_ids))
 
 
 def num_choices(body: Mapping[str, Any]) -> int:
     """How many answers a prompt is to have. Raises BadInput."""
     count: int = integer(body, "n", 1, minimum=1, maximum=MAX_CHOICES)
     return count
-
-
-def of_choice(sampling: Sampling, choice: int) -> Sampling:
-    """`sampling` for one of several answers to a prompt: with a seed of its own, or all of them would be equal."""
-    if sampling.seed is None or not choice:
-        return sampling
-    return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % 2**63)

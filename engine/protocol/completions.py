@@ -39,16 +39,18 @@ class Completions:
     constraint: Constraint | None
 
     def tasks(self) -> list[TextGeneration]:
-        """All tries of the first prompt, then those of the second, …"""
-        return [self._task(prompt, attempt) for prompt in self.prompts for attempt in range(self.num_tries)]
+        """One for each prompt, with all its tries."""
+        return [self._task(prompt) for prompt in self.prompts]
 
-    def _task(self, prompt: Prompt, attempt: int) -> TextGeneration:
-        sampling = alone.of_choice(self.sampling, attempt)
+    def _task(self, prompt: Prompt) -> TextGeneration:
+        sampling, tries = self.sampling, self.num_tries
         if self.num_tries > self.num_choices and sampling.logprobs is None:
             sampling = msgspec.structs.replace(sampling, logprobs=0)  # what the best is chosen by
         if isinstance(prompt, str):
-            return TextGeneration(prompt=prompt, raw=True, sampling=sampling, constraint=self.constraint)
-        return TextGeneration(prompt_token_ids=prompt, sampling=sampling, constraint=self.constraint)
+            return TextGeneration(
+                prompt=prompt, raw=True, sampling=sampling, constraint=self.constraint, num_choices=tries
+            )
+        return TextGeneration(prompt_token_ids=prompt, sampling=sampling, constraint=self.constraint, num_choices=tries)
 
 
 def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int) -> Completions:
@@ -72,9 +74,10 @@ def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int
         raise BadInput("'/add_special_tokens' must be true: send token ids to choose every token")
     words = dict(body) | {"logprobs": num_tops is not None, "top_logprobs": num_tops}
     sampling = openai.sampling(words, default_max_tokens=DEFAULT_MAX_TOKENS, context_window=context_window)
+    alone.check_min_tokens(body, sampling)
     return Completions(
         prompts=prompts,
-        sampling=alone.with_engine_fields(body, sampling),
+        sampling=sampling,
         num_choices=num_choices,
         num_tries=num_tries,
         has_echo=has_echo,

@@ -1,5 +1,6 @@
 """What a node says about one call, in order: Started, then pieces (Token, ToolCallDelta) or one Result, then exactly
-one Finished or Failed.
+one Finished or Failed. Of a call for several choices each piece says whose it is, and each choice ends with a
+ChoiceEnded of its own before the call does.
 
 Started is sent together with the first piece of output, not at arrival: until the first event a gateway may give the
 call to another node. Knows nothing of HTTP status or of how a reply is rendered.
@@ -55,6 +56,7 @@ class Token(Struct, frozen=True, tag="token", omit_defaults=True):
     text: str
     num_tokens: int = 1
     logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
 
 
 class ToolCallDelta(Struct, frozen=True, tag="tool_call", omit_defaults=True, kw_only=True):
@@ -66,6 +68,14 @@ class ToolCallDelta(Struct, frozen=True, tag="tool_call", omit_defaults=True, kw
     name: str | None = None
     arguments: str = ""
     num_tokens: int = 0
+    choice: int = 0
+
+
+class ChoiceEnded(Struct, frozen=True, tag="choice_ended"):
+    """One of several choices has said all it has to say."""
+
+    choice: int
+    reason: FinishReason
 
 
 class Embeddings(Struct, frozen=True, tag="embeddings", omit_defaults=True):
@@ -83,7 +93,8 @@ class Result(Struct, frozen=True, tag="result"):
 
 
 class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
-    """The end of a call that went well."""
+    """The end of a call that went well. Of several choices, `reason` is the first one's; `usage` counts the prompt once
+    and what was generated for all of them."""
 
     reason: FinishReason
     usage: Usage = Usage()
@@ -106,4 +117,4 @@ class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
         return self.num_deaths > 0 and not self.is_retryable
 
 
-Event = Started | Token | ToolCallDelta | Result | Finished | Failed
+Event = Started | Token | ToolCallDelta | ChoiceEnded | Result | Finished | Failed

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from engine.protocol.events import Embeddings, FinishReason, TokenLogprob, ToolCallDelta, Usage
-from engine.protocol.fields import BadInput, boolean, integer, number
+from engine.protocol.fields import BadInput, boolean, integer, items, mapping, number
 from engine.protocol.messages import chat_messages
 from engine.protocol.output_format import output_constraint
 from engine.protocol.tasks import Sampling, TextEmbeddings, TextGeneration, ToolCall
@@ -25,6 +25,10 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
 MAX_TOP_LOGPROBS = 20
 MAX_TEXTS = 3000
+MAX_CHOICES = 8
+MAX_STOP_TOKENS = 16  # with stop strings
+MAX_BIASES = 1024
+MAX_BIAS = 100
 
 _MIN_TOP_P = 0.001
 _MIN_REPETITION_PENALTY = 0.01
@@ -34,18 +38,17 @@ _FORBIDDEN = ("chat_template", "prompt_embeds", "input_embeds", "prompt_token_id
 _encode = msgspec.json.Encoder().encode
 
 
-def text_generation(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> TextGeneration:
+def text_generation(
+    body: Mapping[str, Any], *, default_max_tokens: int, context_window: int, max_choices: int = MAX_CHOICES
+) -> TextGeneration:
     """The task in a chat completion body. Raises BadInput."""
     refuse_unsafe_fields(body)
-    num_choices = integer(body, "n", 1, minimum=1, maximum=8)
-    if num_choices != 1:
-        raise BadInput("'/n' must be <= 1")
-    if body.get("logit_bias"):
-        raise BadInput("'/logit_bias' is not supported")
+    num_choices = integer(body, "n", 1, minimum=1, maximum=max_choices)
     limit_name = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-    return conversation(
+    task = conversation(
         body, sampling(body, limit_name, default_max_tokens=default_max_tokens, context_window=context_window)
     )
+    return task if num_choices == 1 else msgspec.structs.replace(task, num_choices=num_choices)
 
 
 def conversation(body: Mapping[str, Any], sampling: Sampling) -> TextGeneration:
@@ -81,6 +84,8 @@ def sampling(
         logprobs = integer(body, "top_logprobs", 0, minimum=0, maximum=MAX_TOP_LOGPROBS)
     elif body.get("top_logprobs"):
         integer(body, "top_logprobs", 0, minimum=0, maximum=MAX_TOP_LOGPROBS)
+        raise BadInput("'/top_logprobs' needs '/logprobs' to be true")
+    stop = _stop_strings(body.get("stop"))
     seed = integer(body, "seed", None, minimum=-(2**63), maximum=2**64 - 1)
     return Sampling(
         max_tokens=integer(
@@ -95,10 +100,42 @@ def sampling(
         repetition_penalty=max(_MIN_REPETITION_PENALTY, number(body, "repetition_penalty", 1.0, minimum=0, maximum=2)),
         presence_penalty=number(body, "presence_penalty", 0.0, minimum=-2, maximum=2),
         frequency_penalty=number(body, "frequency_penalty", 0.0, minimum=-2, maximum=2),
-        stop=_stop_strings(body.get("stop")),
+        stop=stop,
+        stop_token_ids=_stop_tokens(body.get("stop_token_ids"), MAX_STOP_TOKENS - len(stop)),
         ignore_eos=boolean(body, "ignore_eos", False),
         logprobs=logprobs,
+        logit_bias=_logit_bias(body.get("logit_bias")),
     )
+
+
+def _stop_tokens(value: Any, maximum: int) -> tuple[int, ...]:
+    token_ids = items(value, "/stop_token_ids", maximum=maximum)
+    if not all(_is_token_id(token_id) for token_id in token_ids):
+        raise BadInput("'/stop_token_ids' must hold token ids")
+    return tuple(token_ids)
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
+
+
+def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """An object of token ids, as JSON spells keys, and numbers."""
+    if value is None:
+        return ()
+    biases = mapping(value, "/logit_bias")
+    if len(biases) > MAX_BIASES:
+        raise BadInput(f"'/logit_bias' must have <= {MAX_BIASES} members")
+    found: dict[int, float] = {}
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < 1 << 31):
+            raise BadInput("'/logit_bias' must have token ids as its keys")
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise BadInput("Type mismatch of a value in '/logit_bias', expected 'number'")
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
+            raise BadInput(f"values in '/logit_bias' must be >= {-MAX_BIAS} and <= {MAX_BIAS}")
+        found[int(key)] = float(bias)
+    return tuple(found.items())
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
@@ -207,6 +244,12 @@ def chat_completion(
         ],
         "usage": usage_object(usage),
     }
+
+
+def with_choices(completions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One completion of several that have one choice each: the first, with the choices of all."""
+    choices = [completion["choices"][0] | {"index": index} for index, completion in enumerate(completions)]
+    return completions[0] | {"choices": choices}
 
 
 def tool_call_object(call: ToolCall) -> dict[str, Any]:

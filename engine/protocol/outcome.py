@@ -5,34 +5,82 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol.events import Embeddings, Event, Failed, Finished, Result, Token, TokenLogprob, ToolCallDelta
+from engine.protocol.events import (
+    ChoiceEnded,
+    Embeddings,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Result,
+    Token,
+    TokenLogprob,
+    ToolCallDelta,
+)
 from engine.protocol.tasks import ToolCall
 
 
 @dataclass
-class Outcome:
-    """A call so far: `add` its events in their order. `end` is None until it has ended."""
+class Choice:
+    """One answer so far. `reason` is None until it has ended."""
 
     texts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     deltas: list[ToolCallDelta] = field(default_factory=list)
+    reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return joined_calls(self.deltas)
+
+    @property
+    def why(self) -> FinishReason:
+        """Why an answer that has ended did."""
+        assert self.reason is not None, "only a choice that has ended can be shown"
+        return self.reason
+
+
+@dataclass
+class Outcome:
+    """A call so far: `add` its events in their order. `end` is None until it has ended. What is asked of it as if it
+    had one answer is its first choice's."""
+
+    choices: list[Choice] = field(default_factory=lambda: [Choice()])
     embeddings: Embeddings | None = None
     end: Finished | Failed | None = None
 
     def add(self, event: Event) -> None:
         if isinstance(event, Token):
-            self.texts.append(event.text)
-            self.logprobs += event.logprobs
+            choice = self._choice(event.choice)
+            choice.texts.append(event.text)
+            choice.logprobs += event.logprobs
         elif isinstance(event, ToolCallDelta):
-            self.deltas.append(event)
+            self._choice(event.choice).deltas.append(event)
+        elif isinstance(event, ChoiceEnded):
+            self._choice(event.choice).reason = event.reason
         elif isinstance(event, Result):
             self.embeddings = event.value
         elif isinstance(event, Finished | Failed):
             self.end = event
+            if isinstance(event, Finished):
+                self.choices[0].reason = event.reason
+
+    def _choice(self, number: int) -> Choice:
+        while len(self.choices) <= number:
+            self.choices.append(Choice())
+        return self.choices[number]
 
     @property
     def text(self) -> str:
-        return "".join(self.texts)
+        return self.choices[0].text
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return self.choices[0].logprobs
 
     @property
     def finished(self) -> Finished:
@@ -42,7 +90,7 @@ class Outcome:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return joined_calls(self.deltas)
+        return self.choices[0].tool_calls
 
 
 def joined_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:

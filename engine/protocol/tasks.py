@@ -21,6 +21,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gives none, k >= 0 gives that of the sampled token and of the k likeliest. `must_fit` says that `max_tokens` is the
     caller's own word: it is refused when the prompt leaves less of the context, where a default would be shortened.
     A token of `stop_token_ids` ends the text as the model's own end tokens do, and shows in it no more than they.
+    `logit_bias` has (token id, what is added to its logit) pairs, each id once.
     """
 
     max_tokens: int = 256
@@ -37,6 +38,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -87,6 +89,9 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
 
     `tools` are shown to the model by its template; `tool_choice` required makes it call one, `named_tool` that one.
     `constraint` is the caller's own output format; with tools it holds only for an answer that calls none.
+
+    `num_choices` answers are given to the one prompt. The first is what a call for one would get; with a seed, the
+    others have seeds that follow it.
     """
 
     messages: tuple[ChatMessage, ...] | None = None
@@ -99,6 +104,7 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     named_tool: str | None = None
     is_parallel_tool_calls: bool = True
     constraint: Constraint | None = None
+    num_choices: int = 1
 
 
 class TextEmbeddings(Struct, frozen=True, tag="text-embeddings", omit_defaults=True, kw_only=True):

@@ -137,7 +137,7 @@ class OpenAIDoor:
         generator = await self._model.generator()
         chat = bodies.chat(self._model.filled(body), context_window=generator.info.max_model_len)
         shape = chat.shape(f"chatcmpl-{request.id}", int(time.time()), self._shown_name(body))
-        await self._tell(request, body, chat.tasks, shape, chat.num_choices)
+        await self._tell(request, body, [chat.task], shape)
 
     async def _completions(self, request: Request) -> None:
         body = await self._read(request)
@@ -154,17 +154,15 @@ class OpenAIDoor:
             await bodies.echoes(asked, generator),
             has_usage_chunk=openai.wants_usage_chunk(body),
         )
-        await self._tell(request, body, asked.tasks(), shape, asked.num_tries)
+        await self._tell(request, body, asked.tasks(), shape)
 
-    async def _tell(
-        self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], shape: Shape, num_tries: int
-    ) -> None:
+    async def _tell(self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], shape: Shape) -> None:
         is_stream = boolean(body, "stream", False)
         choices = Choices(self._model.name, request.receive)
         try:
             choices.begin(self._model.calls, tasks, self._model.execute(request.id, tasks[0]))
             if is_stream:
-                await tell_stream(choices, shape, num_tries, request.send, request.headers)
+                await tell_stream(choices, shape, request.send, request.headers)
             else:
                 await tell_whole(choices, shape, request.send, request.headers)
         finally:
@@ -177,7 +175,7 @@ class OpenAIDoor:
             raise BadInput("'/dimensions' is not supported: vectors are as long as the model makes them")
         task, encoding = openai.text_embeddings(body)
         shape = EmbeddingShape(self._shown_name(body), encoding)
-        await self._tell(request, {}, [task], shape, 1)
+        await self._tell(request, {}, [task], shape)
 
     # ── text and tokens ──
 

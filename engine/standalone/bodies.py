@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from engine.protocol import alone, completions, openai, tools
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.tasks import TextGeneration
@@ -26,27 +24,18 @@ _MANY_IDS = 10_000
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat body: the same conversation, `num_choices` times over."""
+    """A chat body."""
 
     task: TextGeneration
-    num_choices: int
     has_usage_chunk: bool
     is_legacy: bool
-
-    @property
-    def tasks(self) -> list[TextGeneration]:
-        sampling = self.task.sampling
-        return [
-            msgspec.structs.replace(self.task, sampling=alone.of_choice(sampling, choice))
-            for choice in range(self.num_choices)
-        ]
 
     def shape(self, completion_id: str, created: int, model: str) -> ChatShape:
         return ChatShape(
             completion_id,
             created,
             model,
-            num_choices=self.num_choices,
+            num_choices=self.task.num_choices,
             has_usage_chunk=self.has_usage_chunk,
             has_logprobs=self.task.sampling.logprobs is not None,
             is_legacy=self.is_legacy,
@@ -58,11 +47,11 @@ def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
     alone.refuse_unsupported(body)
     if boolean(body, "echo", False):
         raise BadInput("'/echo' is not supported for a conversation")
-    num_choices = alone.num_choices(body)
-    one = dict(body) | {"n": 1}
-    task = openai.text_generation(one, default_max_tokens=context_window, context_window=context_window)
-    task = msgspec.structs.replace(task, sampling=alone.with_engine_fields(body, task.sampling))
-    return Chat(task, num_choices, openai.wants_usage_chunk(body), tools.is_legacy(body))
+    task = openai.text_generation(
+        body, default_max_tokens=context_window, context_window=context_window, max_choices=alone.MAX_CHOICES
+    )
+    alone.check_min_tokens(body, task.sampling)
+    return Chat(task, openai.wants_usage_chunk(body), tools.is_legacy(body))
 
 
 async def echoes(asked: completions.Completions, generator: TextGenerator) -> list[str]:

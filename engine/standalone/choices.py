@@ -55,7 +55,7 @@ class Choices:
             self._calls.append(call)
 
     async def take(self) -> list[tuple[int, Event]]:
-        """(choice, event) of all that was said since the last look. Raises ClientLeft."""
+        """(task, event) of all that was said since the last look. Raises ClientLeft."""
         while not self._events and not self._has_left:
             self._news.clear()
             await self._news.wait()
@@ -90,17 +90,15 @@ async def tell_whole(choices: Choices, shape: Shape, send: Send, headers: Sequen
     outcomes = [Outcome() for _ in range(choices.num_tasks)]
     num_ended = 0
     while num_ended < choices.num_tasks:
-        for choice, event in await choices.take():
+        for task, event in await choices.take():
             if isinstance(event, Failed):
                 raise of_failure(event)
-            outcomes[choice].add(event)
+            outcomes[task].add(event)
             num_ended += isinstance(event, Finished)
     await answer(send, 200, shape.whole(outcomes), headers=headers)
 
 
-async def tell_stream(
-    choices: Choices, shape: Shape, num_tries: int, send: Send, headers: Sequence[tuple[bytes, bytes]]
-) -> None:
+async def tell_stream(choices: Choices, shape: Shape, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Server-sent events. Raises HttpError before anything is sent, and ClientLeft; what goes wrong later is the last
     event, and such a stream has no `[DONE]`."""
     batch = await choices.take()
@@ -111,16 +109,16 @@ async def tell_stream(
     usages: dict[int, Usage] = {}
     while True:
         frames = b""
-        for position, (choice, event) in enumerate(batch):
+        for position, (task, event) in enumerate(batch):
             if isinstance(event, Failed):
                 await send({"type": "http.response.body", "body": frames + error_frame(of_failure(event))})
                 return
             follower = batch[position + 1] if position + 1 < len(batch) else (-1, None)
-            frames += shape.frames(choice, event, follower[1] if follower[0] == choice else None)
+            frames += shape.frames(task, event, follower[1] if follower[0] == task else None)
             if isinstance(event, Finished):
-                usages[choice] = event.usage
+                usages[task] = event.usage
         if len(usages) == choices.num_tasks:
-            usage = total_usage([usages[choice] for choice in sorted(usages)], num_tries)
+            usage = total_usage(list(usages.values()))
             await send({"type": "http.response.body", "body": frames + shape.end(usage)})
             return
         if frames:

@@ -1,7 +1,7 @@
 """How an answer looks: chat and text completions, whole and as event-stream frames, for one prompt or many. Pure.
 
-A choice is one call's answer. One chunk for each event, so that what a client times is what the engine did; usage
-counts each prompt once and every token that was generated for it. Knows no transport.
+One chunk for each event, so that what a client times is what the engine did; usage counts each prompt once and every
+token that was generated for it. A task is one prompt, a choice one of its answers. Knows no transport.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 
 from engine.protocol import completions, openai
 from engine.protocol.completions import CompletionChunks
-from engine.protocol.events import Event, Finished, Started, Token, ToolCallDelta, Usage
+from engine.protocol.events import ChoiceEnded, Event, Finished, FinishReason, Started, Token, ToolCallDelta, Usage
 from engine.protocol.openai import ChatChunks
-from engine.protocol.outcome import Outcome
+from engine.protocol.outcome import Choice, Outcome
 
 DONE = b"data: [DONE]\n\n"
 
@@ -23,20 +23,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Shape(Protocol):
-    """`frames` are those of one choice's event, `next_event` being the one that followed at once; `end` closes a
-    stream that went well."""
+    """`whole` gets the outcome of each task, in their order. `frames` are those of one task's event, `next_event` being
+    the one that followed at once; `end` closes a stream that went well."""
 
     def whole(self, outcomes: Sequence[Outcome]) -> bytes: ...
-    def frames(self, choice: int, event: Event, next_event: Event | None) -> bytes: ...
+    def frames(self, task: int, event: Event, next_event: Event | None) -> bytes: ...
     def end(self, usage: Usage) -> bytes: ...
 
 
-def total_usage(usages: Sequence[Usage], num_tries: int) -> Usage:
-    """Of calls in the order of their prompts, `num_tries` of them for each."""
-    firsts = usages[::num_tries]
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """Of several calls."""
     return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
-        cached_tokens=sum(usage.cached_tokens for usage in firsts),
+        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
+        cached_tokens=sum(usage.cached_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
     )
 
@@ -56,7 +55,6 @@ class ChatShape:
         is_legacy: bool,
     ) -> None:
         self._head = (completion_id, created, model)
-        self._num_choices = num_choices
         self._has_usage_chunk = has_usage_chunk
         self._has_logprobs = has_logprobs
         self._is_legacy = is_legacy
@@ -66,32 +64,33 @@ class ChatShape:
         ]
 
     def whole(self, outcomes: Sequence[Outcome]) -> bytes:
-        usage = total_usage([outcome.finished.usage for outcome in outcomes], self._num_choices)
-        completions = [self._completion(outcome, usage) for outcome in outcomes]
-        choices = [completion["choices"][0] | {"index": index} for index, completion in enumerate(completions)]
-        return _encode(completions[0] | {"choices": choices})
+        (outcome,) = outcomes
+        return _encode(
+            openai.with_choices([self._completion(choice, outcome.finished.usage) for choice in outcome.choices])
+        )
 
-    def _completion(self, outcome: Outcome, usage: Usage) -> dict[str, Any]:
+    def _completion(self, choice: Choice, usage: Usage) -> dict[str, Any]:
         return openai.chat_completion(
             *self._head,
-            outcome.text,
-            outcome.finished.reason,
+            choice.text,
+            choice.why,
             usage,
-            outcome.logprobs if self._has_logprobs else None,
-            outcome.tool_calls,
+            choice.logprobs if self._has_logprobs else None,
+            choice.tool_calls,
             is_legacy=self._is_legacy,
         )
 
-    def frames(self, choice: int, event: Event, _next_event: Event | None) -> bytes:
-        chunks = self._chunks[choice]
+    def frames(self, _task: int, event: Event, _next_event: Event | None) -> bytes:
         if isinstance(event, Token):
-            return _frame(chunks.text(event.text, event.logprobs))
+            return _frame(self._chunks[event.choice].text(event.text, event.logprobs))
         if isinstance(event, Started):
-            return _frame(chunks.text(""))
+            return b"".join(_frame(chunks.text("")) for chunks in self._chunks)
         if isinstance(event, ToolCallDelta):
-            return _frame(chunks.tool_call(event))
-        if isinstance(event, Finished):
-            return _frame(chunks.end(event.reason))
+            return _frame(self._chunks[event.choice].tool_call(event))
+        if isinstance(event, ChoiceEnded):
+            return _frame(self._chunks[event.choice].end(event.reason))
+        if isinstance(event, Finished) and len(self._chunks) == 1:
+            return _frame(self._chunks[0].end(event.reason))
         return b""
 
     def end(self, usage: Usage) -> bytes:
@@ -124,46 +123,56 @@ class CompletionShape:
         self._told_ends: set[int] = set()
 
     def whole(self, outcomes: Sequence[Outcome]) -> bytes:
-        tries = self._asked.num_tries
-        usage = total_usage([outcome.finished.usage for outcome in outcomes], tries)
+        usage = total_usage([outcome.finished.usage for outcome in outcomes])
         choices: list[dict[str, Any]] = []
-        for prompt, echo in enumerate(self._echoes):
-            for outcome in self._best(outcomes[prompt * tries : (prompt + 1) * tries]):
-                logprobs = outcome.logprobs if self._has_logprobs else None
-                reason = outcome.finished.reason
-                choices.append(completions.choice_object(len(choices), echo + outcome.text, reason, logprobs))
+        for echo, outcome in zip(self._echoes, outcomes, strict=True):
+            for choice in self._best(outcome.choices):
+                logprobs = choice.logprobs if self._has_logprobs else None
+                choices.append(completions.choice_object(len(choices), echo + choice.text, choice.why, logprobs))
         return _encode(completions.completion_object(*self._head, choices, usage))
 
-    def _best(self, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+    def _best(self, choices: Sequence[Choice]) -> Sequence[Choice]:
         """Those whose tokens were likeliest on average, the best first; all of them in their order if all are asked."""
         if self._asked.num_tries == self._asked.num_choices:
-            return outcomes
-        return sorted(outcomes, key=_mean_logprob, reverse=True)[: self._asked.num_choices]
+            return choices
+        return sorted(choices, key=_mean_logprob, reverse=True)[: self._asked.num_choices]
 
-    def frames(self, choice: int, event: Event, next_event: Event | None) -> bytes:
+    def frames(self, task: int, event: Event, next_event: Event | None) -> bytes:
+        first = task * self._asked.num_tries  # of the task's choices
         if isinstance(event, Started):
-            echo = self._echoes[choice // self._asked.num_tries]
-            return _frame(self._chunks.text(choice, echo)) if echo else b""
+            echo = self._echoes[task]
+            each = range(first, first + self._asked.num_tries)
+            return b"".join(_frame(self._chunks.text(choice, echo)) for choice in each) if echo else b""
         if isinstance(event, Token):
-            finished = next_event if isinstance(next_event, Finished) else None
-            return self._text(choice, event, finished)
-        if isinstance(event, Finished) and choice not in self._told_ends:
-            return _frame(self._chunks.choice(choice, "", event.reason, None, 0))
+            return self._text(first + event.choice, event, _end_of(event.choice, next_event))
+        if isinstance(event, ChoiceEnded):
+            return self._end(first + event.choice, event.reason)
+        if isinstance(event, Finished) and self._asked.num_tries == 1:
+            return self._end(first, event.reason)
         return b""
 
-    def _text(self, choice: int, token: Token, finished: Finished | None) -> bytes:
+    def _end(self, choice: int, reason: FinishReason) -> bytes:
+        return b"" if choice in self._told_ends else _frame(self._chunks.choice(choice, "", reason, None, 0))
+
+    def _text(self, choice: int, token: Token, reason: FinishReason | None) -> bytes:
         logprobs = token.logprobs if self._has_logprobs else None
-        if not logprobs and finished is None:
+        if not logprobs and reason is None:
             return _frame(self._chunks.text(choice, token.text))
-        if finished is not None:
+        if reason is not None:
             self._told_ends.add(choice)
         offset = self._offsets[choice]
         self._offsets[choice] += sum(len(entry.text) for entry in token.logprobs)
-        reason = finished.reason if finished else None
         return _frame(self._chunks.choice(choice, token.text, reason, logprobs, offset))
 
     def end(self, usage: Usage) -> bytes:
         return (_frame(self._chunks.usage(usage)) if self._has_usage_chunk else b"") + DONE
+
+
+def _end_of(choice: int, event: Event | None) -> FinishReason | None:
+    """Why a choice ended, if `event` says that it did."""
+    if isinstance(event, ChoiceEnded):
+        return event.reason if event.choice == choice else None
+    return event.reason if isinstance(event, Finished) else None
 
 
 class EmbeddingShape:
@@ -179,15 +188,15 @@ class EmbeddingShape:
         usage = outcome.finished.usage
         return _encode(openai.embeddings_object(self._model, outcome.embeddings, usage, self._encoding))
 
-    def frames(self, _choice: int, _event: Event, _next_event: Event | None) -> bytes:
+    def frames(self, _task: int, _event: Event, _next_event: Event | None) -> bytes:
         raise AssertionError("this task does not stream")
 
     def end(self, _usage: Usage) -> bytes:
         raise AssertionError("this task does not stream")
 
 
-def _mean_logprob(outcome: Outcome) -> float:
-    return sum(entry.logprob for entry in outcome.logprobs) / max(1, len(outcome.logprobs))
+def _mean_logprob(choice: Choice) -> float:
+    return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))
 
 
 def _frame(document: bytes) -> bytes:

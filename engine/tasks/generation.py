@@ -46,8 +46,10 @@ class Generation:
         emit: Emit,
         *,
         may_be_cut: bool,
+        choice: int = 0,
     ) -> None:
-        """`may_be_cut`: what the limit cut short is an answer, as a call of a tool is; an output format is not."""
+        """`may_be_cut`: what the limit cut short is an answer, as a call of a tool is; an output format is not.
+        `choice` numbers the answers to one prompt."""
         self._replica = replica
         self._tokenizer = tokenizer
         self._sequence_id = request.sequence_id
@@ -57,6 +59,7 @@ class Generation:
         self._detokenizer = detokenizer
         self._answer = answer
         self._may_be_cut = may_be_cut
+        self._choice = choice
         self._num_cached = 0
         self._num_tokens = 0
         self._num_unsaid = 0  # tokens whose text is still held back
@@ -143,7 +146,7 @@ class Generation:
 
     def _say_text(self, text: str) -> None:
         if text or self._logprobs:
-            self._emit(Token(text, self._num_unsaid, tuple(self._logprobs)))
+            self._emit(Token(text, self._num_unsaid, tuple(self._logprobs), self._choice))
             self._num_unsaid = 0
             self._logprobs.clear()
 
@@ -152,7 +155,12 @@ class Generation:
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
         self._emit(
             ToolCallDelta(
-                index=piece.index, id=call_id, name=piece.name, arguments=piece.arguments, num_tokens=self._num_unsaid
+                index=piece.index,
+                id=call_id,
+                name=piece.name,
+                arguments=piece.arguments,
+                num_tokens=self._num_unsaid,
+                choice=self._choice,
             )
         )
         self._num_unsaid = 0

@@ -7,6 +7,7 @@ Prompts are the template's and the tokenizer's work, tools and constraints that 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -24,8 +25,9 @@ from engine.replica import Replica
 from engine.report import EngineInfo, EngineStatus
 from engine.sequence import SequenceRequest
 from engine.tasks.answer import Answer
+from engine.tasks.choices import Choices, of_choice
 from engine.tasks.generation import Generation
-from engine.tasks.work import Emit, Refused, Work
+from engine.tasks.work import Emit, Refused, Run, Work
 from engine.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.form import find_form, template_messages, template_tools
@@ -38,6 +40,8 @@ _CHARS_PER_MESSAGE = 100  # what a turn costs beside its text, in characters of 
 _NAMESPACE_BYTES = 32
 _MAX_LOGPROBS = 20
 _MAX_STOPS = 16
+_MAX_BIASES = 1024
+_MAX_CHOICES = 128
 _MAX_FLOAT = 1e30  # what stays finite as float32 in the sampler
 
 
@@ -110,11 +114,12 @@ class TextGenerator:
         await self._replica.close()
         await self._checker.close()
 
-    async def start(self, work: Work, emit: Emit) -> Generation:
-        """Tokenise, check the length and the output format, and hand the sequence to the engine. Raises Refused."""
+    async def start(self, work: Work, emit: Emit) -> Run:
+        """Tokenise, check the length and the output format, and hand the sequences to the engine. Raises Refused."""
         assert isinstance(work.task, TextGeneration)
         task, info = work.task, self._replica.info
         _refuse_unsound(work, task)
+        self._refuse_strange_tokens(task)
         try:
             plan = make_plan(task, self._form, self._controls)
         except ToolsUnusable as error:
@@ -135,17 +140,38 @@ class TextGenerator:
             stop_token_ids=(*controls, *task.sampling.stop_token_ids),
             constraint=constraint,
         )
-        generation = Generation(
-            self._replica,
-            self._tokenizer,
+
+        def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
+            generation = Generation(
+                self._replica,
+                self._tokenizer,
+                request,
+                self._detokenizer(task, plan, prompt),
+                Answer(StopFinder(stops), plan.parser(constraint)),
+                emit,
+                may_be_cut=task.constraint is None,
+                choice=choice,
+            )
+            self._replica.add(request, generation.on_output)
+            return generation
+
+        if task.num_choices == 1:
+            return begin(request, emit, 0)
+        choices = Choices(emit)
+        for choice in range(task.num_choices):
+            choices.runs.append(begin(self._of_choice(request, choice), choices.emitter(choice), choice))
+        return choices
+
+    def _of_choice(self, request: SequenceRequest, choice: int) -> SequenceRequest:
+        """The sequence of one of several answers, of which `request` is the first."""
+        if not choice:
+            return request
+        return dataclasses.replace(
             request,
-            self._detokenizer(task, plan, prompt),
-            Answer(StopFinder(stops), plan.parser(constraint)),
-            emit,
-            may_be_cut=task.constraint is None,
+            sequence_id=next(self._sequence_ids),
+            sampling=of_choice(request.sampling, choice),
+            twin_of=request.sequence_id,
         )
-        self._replica.add(request, generation.on_output)
-        return generation
 
     async def _first_sound(self, plan: Plan, namespace: bytes) -> Constraint | None:
         """The first of the constraints that sequences can be held to. Raises Refused when it is none of them."""
@@ -198,6 +224,12 @@ class TextGenerator:
             return self._tokenizer.encode(task.prompt, is_raw=task.raw)
         return self._tokenizer.encode_conversation([{"role": "user", "content": task.prompt}])
 
+    def _refuse_strange_tokens(self, task: TextGeneration) -> None:
+        """Raises Refused for a bias on tokens that the model does not have."""
+        vocab_size = self._replica.info.vocab_size
+        if not all(0 <= token_id < vocab_size for token_id, _ in task.sampling.logit_bias):
+            raise Refused("invalid_input", f"'/logit_bias' must be of token ids from 0 to {vocab_size - 1}")
+
     def _refuse_long(self, prompt: Sequence[int]) -> None:
         max_model_len = self._replica.info.max_model_len
         if len(prompt) >= max_model_len:
@@ -234,6 +266,9 @@ def _refuse_unsound(work: Work, task: TextGeneration) -> None:
         "stop": len(sampling.stop) + len(sampling.stop_token_ids) <= _MAX_STOPS,
         "stop_token_ids": all(0 <= token_id < 1 << 31 for token_id in sampling.stop_token_ids),
         "temperature and penalties": all(abs(value) <= _MAX_FLOAT for value in floats),
+        "logit_bias": len(sampling.logit_bias) <= _MAX_BIASES
+        and all(abs(value) <= _MAX_FLOAT for _, value in sampling.logit_bias),
+        "n": 1 <= task.num_choices <= _MAX_CHOICES,
     }
     for name, is_fine in is_sound.items():
         if not is_fine:

@@ -17,7 +17,10 @@ def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: boo
     """A chat body, for this door and for models whose native shape it is."""
     admitted = input_schema(card, face).coerce_and_validate(body)
     task = openai.text_generation(
-        admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
+        admitted,
+        default_max_tokens=card.default_max_tokens,
+        context_window=card.context_window,
+        max_choices=card.max_choices,
     )
     is_legacy = tools.is_legacy(admitted)
     has_usage_chunk = openai.wants_usage_chunk(admitted)
@@ -31,6 +34,7 @@ def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: boo
             has_logprobs=task.sampling.logprobs is not None,
             is_bare=is_bare,
             is_legacy=is_legacy,
+            num_choices=task.num_choices,
         )
 
     return Asked(task, boolean(admitted, "stream", False), make_shape)

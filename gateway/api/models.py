@@ -101,7 +101,7 @@ _FEATURES = {"function_calling": "tools"}  # where OpenRouter's word is another
 
 _SAMPLING_PARAMETERS = [
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens",
-    "repetition_penalty", "frequency_penalty", "presence_penalty",
+    "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
 ]  # fmt: skip
 
 

@@ -207,6 +207,15 @@ def test_a_bias_that_the_model_cannot_apply_is_refused_not_ignored() -> None:
     assert admit({"messages": [USER], "logit_bias": {}}, face="openai") == {"messages": [USER]}
 
 
+def test_the_native_shape_takes_what_steers_the_sampler_and_has_room_for_one_answer() -> None:
+    for asked in ({"prompt": "x"}, {"messages": [USER]}):
+        body = asked | {"min_p": 0.1, "stop": ["a"], "stop_token_ids": [3], "logit_bias": {"5": 1}, "n": 1}
+        assert admit(body, ABLE) == body
+        assert refusal(asked | {"n": 2}, ABLE).message == "'/n' must be <= 1"
+        assert refusal(asked | {"stop": ["a"] * 17}).message == "'/stop' must have <= 16 items"
+        assert refusal(asked | {"stop_token_ids": [-1]}).message == "'/stop_token_ids/0' must be >= 0"
+
+
 def test_a_prompt_is_gated_like_messages() -> None:
     assert refusal({"prompt": "x", "lora": "a"}).code == 5005
     assert refusal({"prompt": "x", "tools": [{}]}).pointer == "/tools"

@@ -16,6 +16,7 @@ from tests.catalog.cards import write_model_folder
 from tests.fakes.hub_server import COMMIT, HubServer
 
 MINILM = "@cf/hearth/minilm"
+FREE = ["json_mode", "logit_bias", "multiple_choices"]  # what every text model can do
 SPARK = Path(__file__).parents[2] / "catalog/builtin/spark"
 CARD = """
 name = "@cf/acme/carded"
@@ -67,11 +68,11 @@ def test_a_published_folder_is_listed_and_found_by_search_and_task(
 
 def test_a_published_model_can_do_what_its_files_show(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path / "model")
-    assert printed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")["capabilities"] == ["json_mode"]
+    assert printed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")["capabilities"] == FREE
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(SPARK / name, folder / name)
     row = printed(capsys, "publish", str(folder), "--name", "@cf/acme/caller")
-    assert row["capabilities"] == ["function_calling", "json_mode"]
+    assert row["capabilities"] == ["function_calling", *FREE]
 
 
 def test_a_card_says_what_the_files_do_not_and_a_name_wins_over_it(

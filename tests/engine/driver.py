@@ -45,6 +45,7 @@ class Driver:
         stop_token_ids: tuple[int, ...] = (),
         constraint: Constraint | None = None,
         adapter: LocalAdapter | None = None,
+        twin_of: int = 0,
         **sampling: object,
     ) -> int:
         """Returns the new sequence's id."""
@@ -60,6 +61,7 @@ class Driver:
             stop_token_ids=stop_token_ids,
             constraint=constraint,
             adapter=adapter,
+            twin_of=twin_of,
         )
         self.engine.add(request)
         self.check()

@@ -93,6 +93,19 @@ def test_a_batch_of_sixteen_changes_no_token_of_anyone(new_driver, cases: list[C
     check_answers(driver, sixteen, ids)
 
 
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_twins_that_share_a_prompt_s_blocks_change_no_token(new_driver, cases: list[Case], is_cached: bool):
+    driver = new_driver(is_prefix_cache_enabled=is_cached, num_blocks=60)
+    wanted: list[Case] = []
+    ids: list[int] = []
+    for case in cases[:3]:
+        first = driver.add(case.prompt, **GREEDY)
+        ids += [first, *(driver.add(case.prompt, twin_of=first, **GREEDY) for _ in range(2))]
+        wanted += [case] * 3
+    driver.run()
+    check_answers(driver, wanted, ids)
+
+
 def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_driver, cases: list[Case]):
     sixteen = (cases * 16)[:16]
     demand = sum(math.ceil((len(case.prompt) + 63) / 16) for case in sixteen)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.inputs import SamplingInputs, TokenHistory
+from engine.inputs import LogitBias, SamplingInputs, TokenHistory
 from engine.sampler import _likeliest, sample, uniform
 from tests.engine import one_thread  # noqa: F401
 
@@ -211,6 +211,21 @@ def test_presence_and_frequency_count_the_completion_only() -> None:
     assert penalised([0.0] * 5, seen, 2, presence_penalty=0.5) == [0, 0, -0.5, -0.5, 0]
     assert penalised([0.0] * 5, seen, 2, frequency_penalty=0.25) == [0, 0, -0.5, -0.25, 0]
     assert penalised([0.0] * 5, seen, 5, presence_penalty=1.0, frequency_penalty=1.0) == [0.0] * 5
+
+
+def test_a_bias_is_added_before_anything_is_chosen_and_to_its_own_row_only() -> None:
+    logits = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
+    bias = LogitBias(1, np.array([3, 1], np.int32), np.array([4.0, -100.0], np.float32))
+    rows = [{"temperature": 0.0, "num_logprobs": 0}] * 3
+    output = sample(logits.repeat(3, 1), dataclasses.replace(inputs_of(rows), biases=(bias,)))
+    assert output.token_ids.tolist() == [1, 3, 1]
+    assert output.logprobs is not None
+    assert output.logprobs[1] == pytest.approx(float(torch.log_softmax(logits, -1)[0, 3]))  # the model's own
+    drawing = [{"seeds": 5, "positions": position} for position in range(4000)]
+    biases = tuple(dataclasses.replace(bias, row=row) for row in range(4000))
+    tokens = sample(logits.repeat(4000, 1), dataclasses.replace(inputs_of(drawing), biases=biases)).token_ids
+    changed = logits + torch.tensor([0.0, -100.0, 0.0, 4.0])
+    assert_distributed(np.bincount(tokens, minlength=4), expected_probabilities(changed[0]))
 
 
 def test_a_penalty_touches_no_other_row() -> None:

@@ -243,6 +243,7 @@ class NodeSide(asyncio.Protocol):
                 failed = events.Failed("internal", "it died", num_deaths < 2, usage, num_deaths)
                 self.send(wire.Reply(call_id, failed))
                 return
+            num_choices = execute.task.num_choices
             for i, text in enumerate(script.texts()[: execute.task.sampling.max_tokens]):
                 if i == script.then_after:
                     await self._misbehave(script.then)
@@ -250,8 +251,9 @@ class NodeSide(asyncio.Protocol):
                     self.send(wire.Reply(call_id, events.Started(prompt_tokens, script.cached)))
                 else:
                     await asyncio.sleep(script.gap_s)
-                self.send(wire.Reply(call_id, events.Token(text)))
-                num_sent += 1
+                for choice in range(num_choices):
+                    self.send(wire.Reply(call_id, events.Token(_as_choice(text, choice), choice=choice)))
+                    num_sent += 1
             for event in _called(script):
                 if num_sent == 0:
                     self.send(wire.Reply(call_id, events.Started(prompt_tokens, script.cached)))
@@ -260,7 +262,11 @@ class NodeSide(asyncio.Protocol):
             if script.then_after >= len(script.texts()):
                 await self._misbehave(script.then)
             usage = events.Usage(prompt_tokens=prompt_tokens, cached_tokens=script.cached, completion_tokens=num_sent)
-            self.send(wire.Reply(call_id, _end(script, usage, num_sent)))
+            end = _end(script, usage, num_sent // num_choices)
+            if num_choices > 1 and isinstance(end, events.Finished):
+                ends = (events.ChoiceEnded(choice, end.reason) for choice in range(num_choices))
+                self.send(*(wire.Reply(call_id, ended) for ended in ends))
+            self.send(wire.Reply(call_id, end))
         except asyncio.CancelledError:
             usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=num_sent)
             if not self.transport.is_closing():
@@ -274,6 +280,11 @@ class NodeSide(asyncio.Protocol):
         elif how == "garbage":
             self.transport.write(b"\xff\xff\xff\x7f this is not a frame")
         await asyncio.Event().wait()
+
+
+def _as_choice(text: str, choice: int) -> str:
+    """What the first choice says, or its twin of another number."""
+    return text + str(choice) if choice else text
 
 
 def _called(script: Script) -> list[events.ToolCallDelta]:

@@ -10,7 +10,8 @@ from engine.sequence import SequenceRequest
 
 
 class ScriptedReplica:
-    """Remembers what was added and aborted; `say` is one step's news of the latest sequence."""
+    """Remembers what was added and aborted; `say` is one step's news of the latest sequence, or of the one that was
+    added as number `at`."""
 
     def __init__(self, *, vocab_size: int = 512, max_model_len: int = 64) -> None:
         self.info = EngineInfo(
@@ -45,5 +46,6 @@ class ScriptedReplica:
         finish: Finish | None = None,
         num_cached: int = 0,
         logprobs: Sequence[TokenIdLogprob] = (),
+        at: int = -1,
     ) -> None:
-        self._sinks[-1](Output(token_ids, finish, num_cached, tuple(logprobs)))
+        self._sinks[at](Output(token_ids, finish, num_cached, tuple(logprobs)))

@@ -29,6 +29,7 @@ CARDS_TOML = {
     "@cf/test/chatty": """
         native_shape = "chat_completion"
         schema = "openai_chat"
+        capabilities = ["logit_bias", "multiple_choices"]
         prices = { input = 100, output = 1000 }
         context_window = 2048
         """,

@@ -161,6 +161,60 @@ def test_openai_stream_gives_usage_when_asked(client: httpx.Client, running: Run
     assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
+TWINS = ["".join(WORDS), "".join(f"{word}1" for word in WORDS), "".join(f"{word}2" for word in WORDS)]
+
+
+def test_several_choices_come_by_their_numbers_and_the_prompt_counts_once(client: httpx.Client, running: Running):
+    body = {"messages": HELLO, "n": 3, "model": CHATTY, "seed": 5, "logit_bias": {"7": 2}, "stop_token_ids": [3]}
+    for answer in (chat(client, running, body), run(client, running, body, CHATTY)):
+        found = answer.json()
+        whole = found.get("result", found)
+        assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
+        assert [choice["message"]["content"] for choice in whole["choices"]] == TWINS
+        assert [choice["finish_reason"] for choice in whole["choices"]] == ["stop"] * 3
+        assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (4, 18)
+        row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+        assert (row["prompt_tokens"], row["completion_tokens"], row["micro_neurons"]) == (4, 18, 4 * 100 + 18 * 1000)
+        task = running.site.execute_of(answer).task
+        assert (task.num_choices, task.sampling.seed) == (3, 5)
+        assert (task.sampling.logit_bias, task.sampling.stop_token_ids) == (((7, 2.0),), (3,))
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_a_stream_of_several_choices_names_each_one_s_role_text_and_end(
+    client: httpx.Client, running: Running, is_native: bool
+):
+    body = {"messages": HELLO, "n": 3, "model": CHATTY, "stream": True, "stream_options": {"include_usage": True}}
+    answer = run(client, running, body, CHATTY) if is_native else chat(client, running, body)
+    *events, last, done = events_of(answer)
+    assert done == "[DONE]"
+    assert json.loads(last)["usage"]["completion_tokens"] == 18
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    for index, text in enumerate(TWINS):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert "".join(choice["delta"].get("content", "") for choice in own) == text
+        assert [choice["finish_reason"] for choice in own] == [None] * (len(own) - 1) + ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        (CHATTY, {"n": 9}, "'/n' must be <= 8"),
+        (PARROT, {"n": 2}, "'/n' must be <= 1"),
+        (CHATTY, {"logit_bias": {"x": 1}}, "'/logit_bias' must have token ids as its keys"),
+        (CHATTY, {"top_logprobs": 3}, "'/top_logprobs' needs '/logprobs' to be true"),
+        (CHATTY, {"stop": ["a"] * 16, "stop_token_ids": [1]}, "'/stop_token_ids' must have <= 0 items"),
+    ],
+)
+def test_impossible_choices_and_biases_name_field_and_limit(
+    client: httpx.Client, running: Running, model: str, fields: dict, message: str
+):
+    answer = chat(client, running, {"messages": HELLO, "model": model} | fields)
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
+    assert message in answer.json()["errors"][0]["message"]
+
+
 def test_a_model_whose_native_shape_is_chat_answers_with_it_inside_the_envelope(client: httpx.Client, running: Running):
     answer = run(client, running, {"messages": HELLO}, CHATTY).json()
     assert answer["success"] is True

@@ -22,7 +22,6 @@ from engine.protocol.completions import (
 from engine.protocol.events import TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.fields import BadInput
 from engine.protocol.outcome import joined_calls
-from engine.protocol.tasks import Sampling
 
 LOGPROBS = [TokenLogprob("Once", -0.5, (("Once", -0.5), ("The", -1.0))), TokenLogprob(" a", -2.0, ((" the", -0.1),))]
 USAGE = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
@@ -52,18 +51,19 @@ def test_what_is_no_prompt_is_refused(prompt: Any):
         read(prompt=prompt)
 
 
-def test_a_prompt_s_control_tokens_count_and_each_try_has_a_seed_of_its_own():
-    tasks = read(prompt=["a", "b"], n=2, seed=2**63 - 1).tasks()
-    assert [(task.prompt, task.raw) for task in tasks] == [("a", True), ("a", True), ("b", True), ("b", True)]
-    assert [task.sampling.seed for task in tasks] == [2**63 - 1, 0, 2**63 - 1, 0]
-    assert [task.prompt_token_ids for task in read(prompt=[1, 2], n=2).tasks()] == [(1, 2), (1, 2)]
-    assert {task.sampling.seed for task in read(n=2).tasks()} == {None}
+def test_a_prompt_s_control_tokens_count_and_each_has_all_its_tries():
+    tasks = read(prompt=["a", "b"], n=2, seed=5).tasks()
+    assert [(task.prompt, task.raw, task.num_choices) for task in tasks] == [("a", True, 2), ("b", True, 2)]
+    assert [task.sampling.seed for task in tasks] == [5, 5]
+    assert [(task.prompt_token_ids, task.num_choices) for task in read(prompt=[1, 2], best_of=3).tasks()] == [
+        ((1, 2), 3)
+    ]
 
 
 def test_the_best_are_chosen_by_log_probabilities_that_nobody_else_sees():
     asked = read(best_of=3)
     assert asked.sampling.logprobs is None
-    assert [task.sampling.logprobs for task in asked.tasks()] == [0, 0, 0]
+    assert [(task.sampling.logprobs, task.num_choices) for task in asked.tasks()] == [(0, 3)]
 
 
 def test_a_number_of_log_probabilities_is_read_and_not_a_yes():
@@ -80,7 +80,7 @@ def test_no_more_answers_are_begun_than_one_body_may_ask():
         read(prompt=["a"] * 100, n=100)
 
 
-@pytest.mark.parametrize("name", ["suffix", "logit_bias", "use_beam_search", "return_token_ids", "bad_words"])
+@pytest.mark.parametrize("name", ["suffix", "documents", "use_beam_search", "return_token_ids", "bad_words"])
 @pytest.mark.parametrize("value", [None, False, "", [], {}])
 def test_a_field_that_asks_for_nothing_is_no_reason_to_refuse(name: str, value: Any):
     assert read(**{name: value}).prompts == ("a",)
@@ -88,7 +88,7 @@ def test_a_field_that_asks_for_nothing_is_no_reason_to_refuse(name: str, value: 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("suffix", "b"), ("logit_bias", {"1": 2}), ("use_beam_search", True), ("prompt_logprobs", 0), ("best_of", 0)],
+    [("suffix", "b"), ("bad_words", ["x"]), ("use_beam_search", True), ("prompt_logprobs", 0), ("best_of", 0)],
 )
 def test_what_cannot_be_done_is_refused_by_its_name(name: str, value: Any):
     with pytest.raises(BadInput, match=f"'/{name}'"):
@@ -117,11 +117,6 @@ def test_the_model_s_own_sampling_fills_what_a_body_leaves_open():
     defaults = {"temperature": 0.5, "top_p": 0.9}
     filled = alone.with_defaults({"temperature": None, "top_p": 0.1, "top_k": -1}, defaults)
     assert filled == {"temperature": 0.5, "top_p": 0.1, "top_k": 0}
-
-
-def test_only_a_seed_makes_choices_differ_on_purpose():
-    assert alone.of_choice(Sampling(), 3) == Sampling()
-    assert alone.of_choice(Sampling(seed=5), 0) == Sampling(seed=5)
 
 
 def test_log_probabilities_come_in_columns_with_the_token_itself_among_the_likeliest():

@@ -39,12 +39,14 @@ def test_every_field_reaches_the_sampler():
     sampling = read(
         max_completion_tokens=7, max_tokens=9, temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=-1, stop="x",
         presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, top_logprobs=2, ignore_eos=True,
-        logprobs=True,
+        logprobs=True, stop_token_ids=[5], logit_bias={"7": -100, "8": 0.5},
     ).sampling  # fmt: skip
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (7, 0, 0.5, 3)
     assert (sampling.min_p, sampling.seed, sampling.stop) == (0.1, 2**63 - 1, ("x",))
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.5)
     assert (sampling.logprobs, sampling.ignore_eos) == (2, True)
+    assert (sampling.stop_token_ids, sampling.logit_bias) == ((5,), ((7, -100.0), (8, 0.5)))
+    assert [read(n=number).num_choices for number in (1, 8)] == [1, 8]
 
 
 def test_values_that_would_divide_by_zero_are_moved_off_it():
@@ -89,14 +91,25 @@ def test_messages_become_plain_turns(messages, expected):
         ({"top_p": -0.1}, "/top_p"),
         ({"top_k": 1001}, "/top_k"),
         ({"top_logprobs": 21}, "/top_logprobs"),
+        ({"top_logprobs": 2}, "/top_logprobs"),
+        ({"top_logprobs": 2, "logprobs": False}, "/logprobs"),
         ({"logprobs": 1}, "/logprobs"),
-        ({"n": 2}, "/n"),
+        ({"n": 9}, "/n' must be >= 1 and <= 8"),
         ({"n": 0}, "/n"),
         ({"stop": ["a"] * 17}, "/stop"),
         ({"stop": ["é" * 129]}, "/stop"),
         ({"stop": [""]}, "/stop"),
         ({"stop": 1}, "/stop"),
-        ({"logit_bias": {"1": 2}}, "/logit_bias"),
+        ({"logit_bias": {"1": 100.5}}, "/logit_bias' must be >= -100 and <= 100"),
+        ({"logit_bias": {"1": "hot"}}, "/logit_bias"),
+        ({"logit_bias": {"-1": 2}}, "/logit_bias"),
+        ({"logit_bias": {"wizard": 2}}, "/logit_bias"),
+        ({"logit_bias": {"\u0663": 2}}, "/logit_bias"),
+        ({"logit_bias": {str(1 << 31): 2}}, "/logit_bias"),
+        ({"logit_bias": [1]}, "/logit_bias"),
+        ({"logit_bias": {str(token_id): 1 for token_id in range(1025)}}, "/logit_bias' must have <= 1024"),
+        ({"stop": ["a"] * 15, "stop_token_ids": [1, 2]}, "/stop_token_ids' must have <= 1"),
+        ({"stop_token_ids": [-1]}, "/stop_token_ids"),
         ({"chat_template": "{{7*7}}"}, "/chat_template"),
         ({"chat_template_kwargs": {"x": 1}}, "/chat_template_kwargs"),
         ({"prompt_embeds": "gASV"}, "/prompt_embeds"),
