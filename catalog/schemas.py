@@ -30,17 +30,18 @@ from catalog.card import TASKS, ModelCard
 from catalog.errors import SchemaViolation
 from catalog.violations import describe, missing, needs_capability, not_accepted
 
-Face = Literal["native", "openai"]
+Face = Literal["native", "openai", "completions", "responses", "messages"]
 Body = dict[str, Any]
 
+_TEXT_FACES = {"completions": "openai_completions", "responses": "openai_responses", "messages": "anthropic_messages"}
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_NUMBER_CHARACTERS = 20
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def input_schema(card: ModelCard, face: Face = "native") -> InputSchema:
-    """The compiled schema of a card's own shape, or of the OpenAI route for its task."""
-    name = card.schema if face == "native" else TASKS[card.task].openai_schema
+    """The compiled schema of a card's own shape, of the OpenAI route for its task, or of another route for text."""
+    name = card.schema if face == "native" else _TEXT_FACES.get(face) or TASKS[card.task].openai_schema
     return InputSchema(_read(name), card)
 
 

@@ -13,12 +13,16 @@ from typing import BinaryIO
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import authentication, pipeline, streaming
+from gateway import authentication, pipeline
 from gateway.api import api_tokens, health, models
 from gateway.api.chat_completions import CHAT_COMPLETIONS
+from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
+from gateway.api.messages import MESSAGES
+from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.call import Door
+from gateway.envelope import Dialect
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.exchange import Exchange, Receive, Scope, Send
 from gateway.guard import HeadGuard
@@ -37,7 +41,10 @@ ACCOUNT = BASE + "/accounts/{account_id}"
 ROUTES = (
     Route("POST", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, RUN),
     Route("POST", ACCOUNT + "/ai/v1/chat/completions", Access.RUN_MODELS, CHAT_COMPLETIONS),
+    Route("POST", ACCOUNT + "/ai/v1/completions", Access.RUN_MODELS, COMPLETIONS),
     Route("POST", ACCOUNT + "/ai/v1/embeddings", Access.RUN_MODELS, EMBEDDINGS),
+    Route("POST", ACCOUNT + "/ai/v1/responses", Access.RUN_MODELS, RESPONSES),
+    Route("POST", ACCOUNT + "/ai/v1/messages", Access.RUN_MODELS, MESSAGES),
     Route("GET", ACCOUNT + "/ai/v1/models", Access.RUN_MODELS, models.list_openai),
     Route("GET", ACCOUNT + "/ai/v1/models/{model...}", Access.RUN_MODELS, models.get_openai),
     Route("GET", ACCOUNT + "/ai/models/search", Access.RUN_MODELS, models.search),
@@ -48,7 +55,7 @@ ROUTES = (
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
     Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
 )
-_is_openai = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(/|$)").match
+_OPENAI_PATH = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(?:/(messages)?|$)")
 
 
 def build_app(services: Services) -> App:
@@ -56,6 +63,12 @@ def build_app(services: Services) -> App:
     app: App = _Front(services)
     app = AccessLog(app, _buffered_stderr() if services.settings.has_access_log else None)
     return RequestIdentity(app, services.settings.pop)
+
+
+def _dialect_of(raw_path: bytes) -> Dialect:
+    """Known before the route is: refusals are told in it."""
+    found = _OPENAI_PATH.match(raw_path)
+    return "native" if found is None else "anthropic" if found[1] else "openai"
 
 
 def _buffered_stderr() -> BinaryIO:
@@ -84,14 +97,14 @@ class _Front:
                 metrics.INTERNAL_ERRORS.inc()
                 refusal = Refusal(Reason.INTERNAL)
             if exchange.has_started:
-                await exchange.end_stream(streaming.error_frame(refusal))
+                await exchange.end_stream(exchange.error_frame(refusal))
             else:
                 await exchange.refuse(refusal)
         finally:
             exchange.close()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        exchange.is_openai = _is_openai(scope["raw_path"]) is not None
+        exchange.dialect = _dialect_of(scope["raw_path"])
         self._guard.check(scope)
         route, parameters = self._router.match(scope["method"], scope["raw_path"])
         scope["hearth.route"] = route.path

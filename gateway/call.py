@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import Struct
 
 from catalog.card import ModelCard
+from engine.protocol.responses import ResponseRequest
 from engine.protocol.tasks import TaskInput, TextEmbeddings
 from gateway.shapes import Shape
 from tenants.principal import Principal
@@ -44,11 +45,13 @@ class Call(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a body asks for, and the shape its answer is to have."""
+    """What a body asks for, and the shape its answer is to have. `thread`: it may go on from an earlier response, and
+    be gone on from."""
 
     task: TaskInput
     is_stream: bool
     make_shape: Callable[[Call], Shape]
+    thread: ResponseRequest | None = None
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
 
 def _rendered(refusal: Refusal) -> bytes:
     """A whole answer, for a request that reaches no app."""
-    body = envelope.error(refusal, is_openai=False)
+    body = envelope.error(refusal)
     request_id = uuid7().encode()
     headers = [
         envelope.JSON_HEADER,

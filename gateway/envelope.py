@@ -1,12 +1,13 @@
 """Success and error body shapes: the platform's envelope, and the OpenAI family's bare objects.
 
-An error of the OpenAI family carries both shapes in one body, so that either kind of client finds what it looks for.
+An error of the OpenAI or Anthropic family carries both shapes in one body, so that either kind of client finds what it
+looks for.
 Knows no error's meaning: `errors.py` has the table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +17,16 @@ encode = msgspec.json.Encoder().encode
 
 JSON_HEADER = (b"content-type", b"application/json")  # exactly this: a charset would break Workers bindings
 
+Dialect = Literal["native", "openai", "anthropic"]  # the family whose clients a route is for
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 408: "timeout_error", 429: "rate_limit_error"}
 
 
@@ -41,17 +52,19 @@ def page_info(page: int, per_page: int, count: int, total_count: int) -> dict[st
     }
 
 
-def error(refusal: Refusal, *, is_openai: bool) -> bytes:
-    """The body of a refused request."""
+def error(refusal: Refusal, dialect: Dialect = "native") -> bytes:
+    """The body of a refused request: the envelope, and in it what clients of the route's family look for."""
     row = refusal.row
     body: dict[str, Any] = {
-        "result": {} if row.is_ai or is_openai else None,
+        "result": {} if row.is_ai or dialect != "native" else None,
         "success": False,
         "errors": [{"code": row.code, "message": refusal.message}],
         "messages": [],
     }
-    if is_openai:
+    if dialect == "openai":
         body = {"error": openai_error(refusal), **body}
+    elif dialect == "anthropic":
+        body = {"type": "error", "error": anthropic_error(refusal), **body}
     return encode(body)
 
 
@@ -60,3 +73,10 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     status = refusal.row.status
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     return {"message": refusal.message, "type": kind, "param": None, "code": refusal.row.code}
+
+
+def anthropic_error(refusal: Refusal) -> dict[str, Any]:
+    """The `error` object of Anthropic's Messages."""
+    status = refusal.row.status
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": kind, "message": refusal.message, "code": refusal.row.code}

@@ -38,8 +38,9 @@ class Exchange:
         self.request_id: str = scope["hearth.request_id"]
         self.headers: Headers = scope["headers"]
         self.answer_headers: Headers = []
-        self.is_openai = False
+        self.dialect: envelope.Dialect = "native"
         self.has_started = False
+        self.error_frame: Callable[[Refusal], bytes] = lambda _refusal: b""  # of a stream that has started
         self._connection: Connection = scope["hearth.connection"]
         self._receive = receive
         self._send = send
@@ -120,7 +121,7 @@ class Exchange:
         if refusal.row.closes or (not self._has_whole_body and self._may_be_long()):
             headers.append(_CLOSE)
         with contextlib.suppress(ClientLeft):
-            await self.answer(refusal.row.status, envelope.error(refusal, is_openai=self.is_openai), headers)
+            await self.answer(refusal.row.status, envelope.error(refusal, self.dialect), headers)
 
     def _may_be_long(self) -> bool:
         if self.header(b"transfer-encoding") is not None:

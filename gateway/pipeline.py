@@ -12,6 +12,7 @@ from typing import Any
 
 from catalog.card import parse_model_id
 from catalog.registry import Registry, Resolved
+from engine.protocol.tasks import ChatMessage
 from gateway import authentication, json_body, placement, streaming
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.connections import NodeLink
@@ -19,7 +20,9 @@ from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
 from gateway.exchange import Exchange
 from gateway.metering import MeteredEvents
+from gateway.response_shape import response_id_of
 from gateway.services import Services
+from gateway.threads import KeptEvents
 from tenants.principal import Principal
 
 _AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -45,6 +48,9 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         resolved = resolved or _find_model(services.registry, _model_in(body))
         exchange.answer_headers = _headers_of(exchange, resolved)
         asked = door.read(resolved.card, body)
+        turns: tuple[ChatMessage, ...] = ()
+        if asked.thread is not None:
+            asked, turns = await services.threads.go_on(asked, account_id)
 
         call = _make_call(services, exchange, principal, resolved, asked, session, started_s)
         services.blocked_inputs.check(call)
@@ -54,13 +60,16 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         exchange.when_client_leaves(dispatch.abandon)
         place.stop = dispatch.stop
         shape = asked.make_shape(call)
+        told: streaming.Events = events
+        if asked.thread is not None and asked.thread.is_stored:
+            told = KeptEvents(events, services.threads, account_id, response_id_of(call.request_id), turns)
         try:
             if call.is_stream:
                 await streaming.answer_stream(
-                    events, shape, exchange, client_stall_timeout_s=settings.client_stall_timeout_s
+                    told, shape, exchange, client_stall_timeout_s=settings.client_stall_timeout_s
                 )
             else:
-                await streaming.answer_whole(events, shape, exchange)
+                await streaming.answer_whole(told, shape, exchange)
         except Refusal as refusal:
             if refusal.reason is Reason.INPUT_BLOCKED:
                 services.blocked_inputs.add(call)

@@ -16,6 +16,7 @@ from gateway.admission import Admission
 from gateway.blocked_inputs import BlockedInputs
 from gateway.nodes import Nodes
 from gateway.settings import GatewaySettings
+from gateway.threads import Threads
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -44,6 +45,7 @@ class Services:
     nodes: Nodes
     admission: Admission
     blocked_inputs: BlockedInputs
+    threads: Threads
     cache_identity: Callable[[str], tuple[bytes, int]]
 
     def missing_for_readiness(self) -> str | None:
@@ -94,6 +96,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             nodes=nodes,
             admission=Admission(settings.max_calls),
             blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
+            threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             cache_identity=cache_identity,
         )
     finally:

@@ -83,6 +83,12 @@ class GatewaySettings:
         default=30.0,
         check=at_least(0.1),
     )
+    response_ttl_s: float = setting(
+        "HEARTH_RESPONSE_TTL_S",
+        "how long a response's turns are kept, encrypted, for a later one to go on from; 0 keeps none",
+        default=3600.0,
+        check=at_least(0),
+    )
     drain_timeout_s: float = setting(
         "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)
     )

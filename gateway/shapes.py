@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from engine.protocol import openai
-from engine.protocol.events import ChoiceEnded, Finished, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.outcome import Choice, Outcome
 from engine.protocol.tasks import ToolCall
 from gateway import envelope
@@ -25,17 +25,36 @@ _FILLED_ENDS = [f',"p":"{_FILLER[:size]}"}}\n\n'.encode() for size in range(1, 6
 
 
 class Shape(Protocol):
-    """One way to tell an outcome. `text`, `tool_call`, `choice_end` and `end` give complete frames, `end` with the
-    closing `[DONE]`. `whole` raises Refusal when the outcome is not what was asked for."""
+    """One way to tell an outcome. The other methods give complete frames: `begin` those before any piece, `end` the
+    closing one, `error` the last one of a stream that breaks. `whole` raises Refusal when the
+    outcome is not what was asked for."""
 
     def whole(self, outcome: Outcome) -> bytes: ...
+    def begin(self, started: Started) -> bytes: ...
     def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes: ...
     def tool_call(self, delta: ToolCallDelta) -> bytes: ...
     def choice_end(self, ended: ChoiceEnded) -> bytes: ...
     def end(self, finished: Finished) -> bytes: ...
+    def error(self, refusal: Refusal) -> bytes: ...
 
 
-class NativeText:
+class _Plain:
+    """A shape whose streams begin with what is said, and break alike."""
+
+    def begin(self, _started: Started) -> bytes:
+        return b""
+
+    def error(self, refusal: Refusal) -> bytes:
+        return error_frame(refusal)
+
+
+def error_frame(refusal: Refusal) -> bytes:
+    """The last event of a stream that breaks; the same in both families."""
+    body = {"error": envelope.openai_error(refusal), "errors": [{"code": refusal.row.code, "message": refusal.message}]}
+    return b"data: " + envelope.encode(body) + b"\n\n"
+
+
+class NativeText(_Plain):
     """Text generation in the legacy shape: `response`, `tool_calls` where there were tools, and `usage`.
 
     `is_json`: a whole answer's `response` is the value itself. Frames carry a filler that hides their length.
@@ -111,7 +130,7 @@ def _readable(text: str) -> msgspec.Raw | None:
     return msgspec.Raw(text)
 
 
-class ChatText:
+class ChatText(_Plain):
     """Text generation as `chat.completion`: bare, or in the envelope for models whose native shape it is."""
 
     def __init__(
@@ -176,7 +195,7 @@ class ChatText:
         return frames + DONE
 
 
-class _NotStreamed:
+class _NotStreamed(_Plain):
     def text(self, _text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
         raise AssertionError("this task does not stream")
 

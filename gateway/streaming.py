@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
-from engine.protocol.events import ChoiceEnded, Event, Failed, Finished, Token, TokenLogprob, ToolCallDelta
+from engine.protocol.events import ChoiceEnded, Event, Failed, Finished, Started, Token, TokenLogprob, ToolCallDelta
 from engine.protocol.outcome import Outcome
-from gateway import envelope
 from gateway.errors import Reason, Refusal, failure, refusal_of
 from gateway.exchange import Exchange
 from gateway.shapes import Shape
@@ -23,7 +22,8 @@ COALESCE_S = 0.020
 class Events(Protocol):
     """The events of a call, ended by Finished or Failed."""
 
-    micro_neurons: int
+    @property
+    def micro_neurons(self) -> int: ...
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
 
@@ -46,6 +46,7 @@ async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, cli
         # Whatever came with it was never shown: the client gets a status.
         raise failure(batch[-1].reason, batch[-1].message)
     loop = asyncio.get_running_loop()
+    exchange.error_frame = shape.error
     await exchange.start_stream(client_stall_timeout_s)
     while True:
         frames, has_ended = _frames(batch, shape)
@@ -57,7 +58,7 @@ async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, cli
         try:
             batch = await events.take(loop.time() + COALESCE_S if frames else 0.0)
         except (Refusal, StoreError) as error:
-            await exchange.end_stream(error_frame(refusal_of(error) or Refusal(Reason.INTERNAL)))
+            await exchange.end_stream(shape.error(refusal_of(error) or Refusal(Reason.INTERNAL)))
             return
 
 
@@ -88,12 +89,14 @@ def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
             frames += _text_frame(gathered, event.choice, shape) + shape.choice_end(event)
         elif isinstance(event, Finished | Failed):
             end = event
+        elif isinstance(event, Started):
+            frames += shape.begin(event)
     for choice in list(gathered):
         frames += _text_frame(gathered, choice, shape)
     if isinstance(end, Finished):
         return frames + shape.end(end), True
     if isinstance(end, Failed):
-        return frames + error_frame(failure(end.reason, end.message)), True
+        return frames + shape.error(failure(end.reason, end.message)), True
     return frames, False
 
 
@@ -104,9 +107,3 @@ def _text_frame(gathered: dict[int, _Gathered], choice: int, shape: Shape) -> by
         return b""
     text = found.texts[0] if len(found.texts) == 1 else "".join(found.texts)
     return shape.text(text, found.logprobs, choice) if text or found.logprobs else b""
-
-
-def error_frame(refusal: Refusal) -> bytes:
-    """The last event of a stream that breaks; the same in both families."""
-    body = {"error": envelope.openai_error(refusal), "errors": [{"code": refusal.row.code, "message": refusal.message}]}
-    return b"data: " + envelope.encode(body) + b"\n\n"

@@ -6,7 +6,7 @@ A content is a text or a list of text parts; an assistant's may be null. Calls a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from engine.protocol import fields
@@ -63,7 +63,7 @@ def _content(index: int, content: Any, *, may_be_null: bool) -> str:
     if content is None and may_be_null:
         return ""
     if isinstance(content, list):
-        return _joined_parts(index, content)
+        return joined_texts(content, f"/messages/{index}/content")
     raise BadInput(f"Type mismatch of '/messages/{index}/content', expected 'string' or 'array'")
 
 
@@ -74,13 +74,17 @@ def _label(index: int, message: Mapping[str, Any], field: str) -> str | None:
     return fields.text(value, f"/messages/{index}/{field}", max_characters=MAX_ID_CHARACTERS)
 
 
-def _joined_parts(index: int, parts: list[Any]) -> str:
-    where = f"'/messages/{index}/content'"
-    if not 1 <= len(parts) <= MAX_CONTENT_PARTS:
-        raise BadInput(f"{where} must have 1 to {MAX_CONTENT_PARTS} parts")
+def joined_texts(content: Any, pointer: str, kinds: Container[str] = ("text",)) -> str:
+    """A text, or the texts of its parts. Raises BadInput."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadInput(f"Type mismatch of '{pointer}', expected 'string' or 'array'")
+    if not 1 <= len(content) <= MAX_CONTENT_PARTS:
+        raise BadInput(f"'{pointer}' must have 1 to {MAX_CONTENT_PARTS} parts")
     texts = []
-    for part in parts:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            raise BadInput(f"{where} may hold parts of type 'text' only")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
+            raise BadInput(f"'{pointer}' may hold parts of type 'text' only")
         texts.append(part["text"])
     return "\n".join(texts)

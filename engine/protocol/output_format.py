@@ -25,7 +25,7 @@ _SCHEMA_KEYWORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "en
 def output_constraint(body: Mapping[str, Any]) -> Constraint | None:
     """What the answer must match; None for free text. Raises BadInput."""
     guided = body.get("guided_json")
-    asked = _response_format(body.get("response_format"))
+    asked = format_constraint(body.get("response_format"), "/response_format")
     if guided is None:
         return asked
     if asked is not None:
@@ -33,19 +33,22 @@ def output_constraint(body: Mapping[str, Any]) -> Constraint | None:
     return _schema(_decoded(guided), "/guided_json")
 
 
-def _response_format(value: Any) -> Constraint | None:
+def format_constraint(value: Any, pointer: str) -> Constraint | None:
+    """What an output format at `pointer` asks for, its schema wrapped, bare, or beside its type. Raises BadInput."""
     if value is None:
         return None
-    kind = fields.mapping(value, "/response_format").get("type")
+    kind = fields.mapping(value, pointer).get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return Constraint("json_object")
     if kind != "json_schema":
-        raise BadInput("'/response_format/type' must be one of text, json_object, json_schema")
+        raise BadInput(f"'{pointer}/type' must be one of text, json_object, json_schema")
     if value.get("json_schema") is None:
+        if value.get("schema") is not None:  # as the Responses API has it
+            return _schema(value["schema"], f"{pointer}/schema")
         return Constraint("json_object")  # what Workers AI's provider for the AI SDK asks for where there is no schema
-    pointer = "/response_format/json_schema"
+    pointer = f"{pointer}/json_schema"
     schema = fields.mapping(value["json_schema"], pointer)
     if isinstance(schema.get("schema"), dict) and _SCHEMA_KEYWORDS.isdisjoint(schema):
         return _schema(schema["schema"], f"{pointer}/schema")

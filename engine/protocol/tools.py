@@ -45,12 +45,12 @@ def is_legacy(body: Mapping[str, Any]) -> bool:
     return not body.get("tools") and bool(body.get("functions"))
 
 
-def tool_use(body: Mapping[str, Any]) -> ToolUse:
+def tool_use(body: Mapping[str, Any], *, schema_field: str = "parameters") -> ToolUse:
     """The tools of a body and which of them the model may or must call. Raises BadInput."""
     is_old = is_legacy(body)
     field = "functions" if is_old else "tools"
     choice_field = "function_call" if is_old and body.get("function_call") is not None else "tool_choice"
-    tools = _tools(body.get(field), field)
+    tools = _tools(body.get(field), field, schema_field)
     choice, named = _choice(body.get(choice_field), choice_field)
     if not tools and (choice == "required" or named is not None):
         raise BadInput(f"'/{choice_field}' needs '/{field}'")
@@ -60,29 +60,30 @@ def tool_use(body: Mapping[str, Any]) -> ToolUse:
     return ToolUse(tools, choice, named, is_parallel)
 
 
-def _tools(value: Any, field: str) -> tuple[Tool, ...]:
+def _tools(value: Any, field: str, schema_field: str) -> tuple[Tool, ...]:
     items = fields.items(value, f"/{field}", maximum=MAX_TOOLS)
     if len(msgspec.json.encode(items)) > MAX_TOOLS_BYTES:
         raise BadInput(f"'/{field}' must have <= {MAX_TOOLS_BYTES} bytes as JSON")
-    tools = tuple(_tool(item, f"/{field}/{index}") for index, item in enumerate(items))
+    tools = tuple(_tool(item, f"/{field}/{index}", schema_field) for index, item in enumerate(items))
     if len({tool.name for tool in tools}) < len(tools):
         raise BadInput(f"'/{field}' must not have two tools of one name")
     return tools
 
 
-def _tool(value: Any, pointer: str) -> Tool:
+def _tool(value: Any, pointer: str, schema_field: str) -> Tool:
     item = fields.mapping(value, pointer)
-    if item.get("type") not in (None, "function"):
+    if item.get("type") not in (None, "function", "custom" if schema_field == "input_schema" else None):
         raise BadInput(f"'{pointer}/type' must be 'function'")
     if "function" in item:
         pointer += "/function"
         item = fields.mapping(item["function"], pointer)
     if "code" in item:
         raise BadInput(f"'{pointer}/code' is not supported: no caller's code is run here")
-    parameters = item.get("parameters")
-    parameters = {} if parameters is None else fields.mapping(parameters, f"{pointer}/parameters")
-    fields.check_size(parameters, f"{pointer}/parameters", max_bytes=MAX_TOOLS_BYTES, max_depth=MAX_DEPTH)
-    fields.check_whole_numbers(parameters, f"{pointer}/parameters")
+    where = f"{pointer}/{schema_field}"
+    parameters = item.get(schema_field)
+    parameters = {} if parameters is None else fields.mapping(parameters, where)
+    fields.check_size(parameters, where, max_bytes=MAX_TOOLS_BYTES, max_depth=MAX_DEPTH)
+    fields.check_whole_numbers(parameters, where)
     return Tool(
         name=tool_name(item.get("name"), f"{pointer}/name"),
         description=fields.text(
@@ -120,21 +121,22 @@ def earlier_calls(message: Mapping[str, Any], pointer: str) -> tuple[ToolCall, .
     """The calls that an assistant's turn says it made. Raises BadInput."""
     legacy = message.get("function_call")
     if legacy is not None and not message.get("tool_calls"):
-        return (_earlier_call(legacy, f"{pointer}/function_call"),)
+        return (earlier_call(legacy, f"{pointer}/function_call"),)
     calls = fields.items(message.get("tool_calls"), f"{pointer}/tool_calls", maximum=MAX_CALLS)
-    return tuple(_earlier_call(call, f"{pointer}/tool_calls/{index}") for index, call in enumerate(calls))
+    return tuple(earlier_call(call, f"{pointer}/tool_calls/{index}") for index, call in enumerate(calls))
 
 
-def _earlier_call(value: Any, pointer: str) -> ToolCall:
+def earlier_call(value: Any, pointer: str, *, id_field: str = "id", arguments_field: str = "arguments") -> ToolCall:
+    """One call, its name and arguments flat or in `function`. Raises BadInput."""
     call = fields.mapping(value, pointer)
-    call_id = fields.text(call.get("id") or "", f"{pointer}/id", max_characters=MAX_ID_CHARACTERS)
+    call_id = fields.text(call.get(id_field) or "", f"{pointer}/{id_field}", max_characters=MAX_ID_CHARACTERS)
     if "function" in call:
         pointer += "/function"
         call = fields.mapping(call["function"], pointer)
     return ToolCall(
         id=call_id,
         name=tool_name(call.get("name"), f"{pointer}/name"),
-        arguments=_arguments(call.get("arguments"), f"{pointer}/arguments"),
+        arguments=_arguments(call.get(arguments_field), f"{pointer}/{arguments_field}"),
     )
 
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+from redis import Redis
 
 from catalog.aliases import set_alias
 from catalog.rows import change, write_card
@@ -123,6 +124,12 @@ class Site:
             connection.row_factory = sqlite3.Row
             found = connection.execute("SELECT * FROM usage_entries WHERE request_id = ?", (request_id,))
             return [dict(row) for row in found]
+
+    def redis_dump(self) -> dict[bytes, bytes]:
+        """Every plain value in Redis."""
+        with contextlib.closing(Redis.from_url(self.redis.url)) as redis:
+            keys: list[bytes] = redis.keys()  # type: ignore[assignment]
+            return {key: redis.get(key) for key in keys if redis.type(key) == b"string"}  # type: ignore[misc]
 
     def close(self) -> None:
         """Stop every gateway (together), node and the redis-server."""

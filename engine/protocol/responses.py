@@ -1,0 +1,138 @@
+"""OpenAI's Responses bodies -> typed tasks: `input` as text or items, tools, output format. Pure.
+
+Reading raises `BadInput`, which names the field and never the value. What chat says in the same words is read by the
+same functions. How answers look is the gateway's business; what an earlier response said comes from elsewhere and is
+put in front by `with_earlier`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine.protocol import fields, openai
+from engine.protocol.fields import BadInput
+from engine.protocol.messages import joined_texts
+from engine.protocol.output_format import format_constraint
+from engine.protocol.tasks import ChatMessage, TextGeneration
+from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_call, tool_use
+
+MAX_ITEMS = 1000
+
+_RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_WITH_LOGPROBS = "message.output_text.logprobs"
+_UNSUPPORTED = {
+    "background": "is not supported: ask for a stream, or wait",
+    "conversation": "is not supported: use '/previous_response_id', or send its items in '/input'",
+    "prompt": "is not supported: there are no stored prompts",
+}
+
+
+@dataclass(frozen=True)
+class ResponseRequest:
+    """What a body asks for. `task` has the `instructions` and the `turns` of this body alone; `previous_id` names the
+    response whose turns come before them."""
+
+    task: TextGeneration
+    instructions: tuple[ChatMessage, ...]
+    turns: tuple[ChatMessage, ...]
+    previous_id: str | None
+    is_stored: bool
+
+    def with_earlier(self, earlier: tuple[ChatMessage, ...]) -> TextGeneration:
+        """The task with the turns of earlier responses in front of this body's. Raises BadInput."""
+        if len(earlier) + len(self.turns) > MAX_ITEMS:
+            raise BadInput(f"'/previous_response_id' and '/input' make more than {MAX_ITEMS} turns")
+        return msgspec.structs.replace(self.task, messages=(*self.instructions, *earlier, *self.turns))
+
+
+def response_request(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> ResponseRequest:
+    """Raises BadInput."""
+    openai.refuse_unsafe_fields(body)
+    for name, why in _UNSUPPORTED.items():
+        if body.get(name):
+            raise BadInput(f"'/{name}' {why}")
+    has_logprobs = _WITH_LOGPROBS in fields.items(body.get("include"), "/include", maximum=16)
+    words = {**body, "logprobs": has_logprobs, "top_logprobs": body.get("top_logprobs") if has_logprobs else None}
+    sampling = openai.sampling(
+        words, "max_output_tokens", default_max_tokens=default_max_tokens, context_window=context_window
+    )
+    instructions = _instructions(body.get("instructions"))
+    turns = _turns(body.get("input"))
+    use = tool_use(body)
+    task = TextGeneration(
+        messages=(*instructions, *turns),
+        sampling=sampling,
+        tools=use.tools,
+        tool_choice=use.choice,
+        named_tool=use.named_tool,
+        is_parallel_tool_calls=use.is_parallel,
+        constraint=format_constraint(fields.mapping(body.get("text") or {}, "/text").get("format"), "/text/format"),
+    )
+    return ResponseRequest(
+        task, instructions, turns, _previous_id(body.get("previous_response_id")), fields.boolean(body, "store", True)
+    )
+
+
+def _previous_id(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _RESPONSE_ID.fullmatch(value):
+        raise BadInput("'/previous_response_id' must be the id of a response")
+    return value
+
+
+def _instructions(value: Any) -> tuple[ChatMessage, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, str):
+        raise BadInput("Type mismatch of '/instructions', expected 'string'")
+    return (ChatMessage("system", value),)
+
+
+def _turns(value: Any) -> tuple[ChatMessage, ...]:
+    """The items of `input` as turns; calls that follow an assistant's words or another call are of the same turn."""
+    if isinstance(value, str):
+        return (ChatMessage("user", value),)
+    items = fields.items(value, "/input", maximum=MAX_ITEMS)
+    if not items:
+        raise BadInput("required properties at '/' are 'input'" if value is None else "'/input' must have >= 1 items")
+    turns: list[ChatMessage] = []
+    for index, item in enumerate(items):
+        turn = _turn(fields.mapping(item, f"/input/{index}"), f"/input/{index}")
+        if turn is None:
+            continue
+        if turn.tool_calls and turns and turns[-1].role == "assistant":
+            spoken = turns.pop()
+            turn = msgspec.structs.replace(spoken, tool_calls=(*spoken.tool_calls, *turn.tool_calls))
+        turns.append(turn)
+    if not turns:
+        raise BadInput("'/input' must hold a message")
+    return tuple(turns)
+
+
+def _turn(item: dict[str, Any], pointer: str) -> ChatMessage | None:
+    """One item; None for a model's earlier thoughts, which are not shown to it again."""
+    kind = item.get("type") or "message"
+    if kind == "message":
+        role = item.get("role")
+        known_role = _ROLES.get(role) if isinstance(role, str) else None
+        if known_role is None:
+            raise BadInput(f"'{pointer}/role' must be one of system, developer, user, assistant")
+        return ChatMessage(known_role, joined_texts(item.get("content"), f"{pointer}/content", _TEXT_PARTS))
+    if kind == "function_call":
+        return ChatMessage("assistant", tool_calls=(earlier_call(item, pointer, id_field="call_id"),))
+    if kind == "function_call_output":
+        call_id = fields.text(item.get("call_id"), f"{pointer}/call_id", max_characters=MAX_ID_CHARACTERS)
+        return ChatMessage(
+            "tool", joined_texts(item.get("output"), f"{pointer}/output", _TEXT_PARTS), tool_call_id=call_id
+        )
+    if kind == "reasoning":
+        return None
+    raise BadInput(f"'{pointer}/type' must be one of message, function_call, function_call_output, reasoning")

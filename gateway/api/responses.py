@@ -1,0 +1,35 @@
+"""`POST A/ai/v1/responses`: OpenAI's Responses, bare objects and their events, one after another in a thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from catalog.card import ModelCard
+from catalog.schemas import input_schema
+from engine.protocol.fields import boolean
+from engine.protocol.responses import response_request
+from gateway.api.text_models import check_format, check_is_text
+from gateway.call import Asked, Call, Door
+from gateway.response_shape import ResponseText
+
+
+def read_response(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:
+    """A Responses body, for this door and for models that take it natively."""
+    admitted = input_schema(card, "responses").coerce_and_validate(body)
+    request = response_request(admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window)
+    check_format(card, request.task, "/text/format")
+
+    def make_shape(call: Call) -> ResponseText:
+        return ResponseText(
+            call.request_id, int(call.started_at.timestamp()), call.shown_model, admitted, is_bare=is_bare
+        )
+
+    return Asked(request.task, boolean(admitted, "stream", False), make_shape, request)
+
+
+def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
+    check_is_text(card)
+    return read_response(card, body, is_bare=True)
+
+
+RESPONSES = Door(is_openai=True, read=_read)

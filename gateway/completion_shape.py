@@ -1,0 +1,77 @@
+"""OpenAI's `text_completion`, whole and as its chunks: the last chunk of a choice says why it ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.protocol import completions
+from engine.protocol.events import ChoiceEnded, Finished, FinishReason, Started, TokenLogprob, ToolCallDelta
+from engine.protocol.outcome import Outcome
+from gateway import envelope
+from gateway.errors import Refusal
+from gateway.shapes import DONE, error_frame
+
+
+class CompletionText:
+    """One prompt's choices. `echo` is the text that each of them begins with."""
+
+    def __init__(
+        self,
+        request_id: str,
+        created: int,
+        model: str,
+        *,
+        echo: str,
+        num_choices: int,
+        has_usage_chunk: bool,
+        has_logprobs: bool,
+    ) -> None:
+        self._head = (f"cmpl-{request_id}", created, model)
+        self._echo = echo
+        self._has_usage_chunk = has_usage_chunk
+        self._has_logprobs = has_logprobs
+        self._chunks = completions.CompletionChunks(*self._head, has_usage_chunk=has_usage_chunk)
+        self._offsets = [0] * num_choices
+
+    def whole(self, outcome: Outcome) -> bytes:
+        choices = [
+            completions.choice_object(
+                index, self._echo + choice.text, choice.why, choice.logprobs if self._has_logprobs else None
+            )
+            for index, choice in enumerate(outcome.choices)
+        ]
+        return envelope.encode(completions.completion_object(*self._head, choices, outcome.finished.usage))
+
+    def begin(self, _started: Started) -> bytes:
+        if not self._echo:
+            return b""
+        return b"".join(_frame(self._chunks.text(index, self._echo)) for index in range(len(self._offsets)))
+
+    def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
+        if not self._has_logprobs:
+            return _frame(self._chunks.text(choice, text))
+        offset = self._offsets[choice]
+        self._offsets[choice] += len(text)
+        return _frame(self._chunks.choice(choice, text, None, logprobs, offset))
+
+    def tool_call(self, _delta: ToolCallDelta) -> bytes:
+        raise AssertionError("a text is continued without tools")
+
+    def choice_end(self, ended: ChoiceEnded) -> bytes:
+        return self._end_of(ended.choice, ended.reason)
+
+    def end(self, finished: Finished) -> bytes:
+        frames = self._end_of(0, finished.reason) if len(self._offsets) == 1 else b""
+        if self._has_usage_chunk:
+            frames += _frame(self._chunks.usage(finished.usage))
+        return frames + DONE
+
+    def error(self, refusal: Refusal) -> bytes:
+        return error_frame(refusal)
+
+    def _end_of(self, choice: int, reason: FinishReason) -> bytes:
+        return _frame(self._chunks.choice(choice, "", reason, None, 0))
+
+
+def _frame(chunk: bytes) -> bytes:
+    return b"data: " + chunk + b"\n\n"

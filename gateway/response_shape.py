@@ -1,0 +1,230 @@
+"""OpenAI's `response`, whole and as its events: items that open, grow and close. Pure.
+
+An answer's items are what the model says and the calls it makes, in their order; its events are numbered. What is
+constant in the events of text is rendered once for an item. A stream ends with `response.completed` or
+`response.incomplete`; one that breaks with an `error` event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.protocol import openai
+from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.outcome import Outcome
+from gateway import envelope
+from gateway.errors import Refusal
+
+ECHOED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": True,
+    "temperature": None,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_p": None,
+    "truncation": "disabled",
+    "user": None,
+}  # what a response repeats of its request, and what it says of what was left out
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+def response_id_of(request_id: str) -> str:
+    """The id of the response to a request (a UUID's text)."""
+    return f"resp_{request_id.replace('-', '')}"
+
+
+@dataclass
+class _Item:
+    """One item of the output. `delta` is the head of its next delta events, up to the text itself."""
+
+    index: int
+    id: str
+    call: ToolCallDelta | None
+    delta: bytes
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def part(self) -> dict[str, Any]:
+        """The one part of a message's content."""
+        logprobs = openai.logprobs_object(self.logprobs)["content"]
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": logprobs}
+
+    def shown(self, status: Status, *, is_empty: bool = False) -> dict[str, Any]:
+        """The item in an output; `is_empty` before anything of it is told."""
+        if self.call is not None:
+            return {
+                "id": self.id,
+                "type": "function_call",
+                "status": status,
+                "call_id": self.call.id,
+                "name": self.call.name,
+                "arguments": "" if is_empty else self.text,
+            }
+        content = [] if is_empty else [self.part]
+        return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+class ResponseText:
+    """One response. `request` is the admitted body, of which it repeats what ECHOED names."""
+
+    def __init__(self, request_id: str, created: int, model: str, request: Mapping[str, Any], *, is_bare: bool) -> None:
+        self._suffix = request_id.replace("-", "")
+        self._head = {
+            "id": response_id_of(request_id),
+            "object": "response",
+            "created_at": created,
+            "model": model,
+            "background": False,
+            "error": None,
+            **{name: request.get(name, default) for name, default in ECHOED.items()},
+        }
+        self._is_bare = is_bare
+        self._items: list[_Item] = []
+        self._done: list[dict[str, Any]] = []
+        self._number = 0  # of the next event
+        self._has_begun = False
+
+    def whole(self, outcome: Outcome) -> bytes:
+        finished = outcome.finished
+        if outcome.text or not outcome.tool_calls:
+            item = self._opened(None)
+            item.texts.append(outcome.text)
+            item.logprobs += outcome.logprobs
+        for index, call in enumerate(outcome.tool_calls):
+            item = self._opened(ToolCallDelta(index=index, id=call.id, name=call.name))
+            item.texts.append(call.arguments)
+        status = _status_of(finished)
+        output = [item.shown("completed") for item in self._items[:-1]] + [self._items[-1].shown(status)]
+        answer = self._response(status, output, finished.usage)
+        return envelope.encode(answer) if self._is_bare else envelope.success(answer)
+
+    def begin(self, _started: Started) -> bytes:
+        self._has_begun = True
+        response = self._response("in_progress", [], None)
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def text(self, text: str, logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
+        item, frames = self._open(None)
+        item.texts.append(text)
+        item.logprobs += logprobs
+        shown = envelope.encode(openai.logprobs_object(logprobs)["content"]) if logprobs else b"[]"
+        return frames + self._delta(item, text, b',"logprobs":' + shown)
+
+    def tool_call(self, delta: ToolCallDelta) -> bytes:
+        item, frames = self._open(delta)
+        if not delta.arguments:
+            return frames
+        item.texts.append(delta.arguments)
+        return frames + self._delta(item, delta.arguments)
+
+    def choice_end(self, _ended: ChoiceEnded) -> bytes:
+        raise AssertionError("this shape has room for one choice")
+
+    def end(self, finished: Finished) -> bytes:
+        status = _status_of(finished)
+        frames = b"" if self._items else self._open(None)[1]
+        frames += self._close(status)
+        return frames + self._event(f"response.{status}", response=self._response(status, self._done, finished.usage))
+
+    def error(self, refusal: Refusal) -> bytes:
+        told = envelope.openai_error(refusal)
+        return self._event("error", code=str(told["code"]), message=told["message"], param=None, error=told)
+
+    def _response(self, status: Status, output: Sequence[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
+        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return self._head | {
+            "status": status,
+            "incomplete_details": why,
+            "output": list(output),
+            "usage": None if usage is None else _usage(usage),
+        }
+
+    def _opened(self, call: ToolCallDelta | None) -> _Item:
+        """A new item, the last of the output."""
+        index = len(self._items)
+        item_id = f"{'msg' if call is None else 'fc'}_{self._suffix}{index:02x}"
+        kind, place = ("output_text", b',"content_index":0') if call is None else ("function_call_arguments", b"")
+        head = b'event: response.%s.delta\ndata: {"type":"response.%s.delta"' % (kind.encode(), kind.encode())
+        head += b',"item_id":%s,"output_index":%d%s,"delta":' % (envelope.encode(item_id), index, place)
+        self._items.append(_Item(index, item_id, call, head))
+        return self._items[-1]
+
+    def _open(self, delta: ToolCallDelta | None) -> tuple[_Item, bytes]:
+        """The item that a piece is of, and the frames that close the one before it and open it."""
+        item = self._items[-1] if self._items else None
+        if item is not None and _is_of(item, delta):
+            return item, b""
+        frames = self._close("completed") if self._has_begun else self.begin(Started())
+        item = self._opened(delta)
+        frames += self._event(
+            "response.output_item.added", output_index=item.index, item=item.shown("in_progress", is_empty=True)
+        )
+        if delta is None:
+            frames += self._event("response.content_part.added", **_place(item), part=item.part)
+        return item, frames
+
+    def _close(self, status: Status) -> bytes:
+        """The frames that end the item that is open; none where there is none."""
+        if len(self._items) == len(self._done):
+            return b""
+        item = self._items[-1]
+        place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
+        if item.call is not None:
+            frames = self._event(
+                "response.function_call_arguments.done", **place, name=item.call.name, arguments=item.text
+            )
+        else:
+            part = item.part
+            frames = self._event("response.output_text.done", **_place(item), text=item.text, logprobs=part["logprobs"])
+            frames += self._event("response.content_part.done", **_place(item), part=part)
+        self._done.append(item.shown(status))
+        return frames + self._event("response.output_item.done", output_index=item.index, item=self._done[-1])
+
+    def _delta(self, item: _Item, text: str, rest: bytes = b"") -> bytes:
+        self._number += 1
+        return item.delta + envelope.encode(text) + rest + b',"sequence_number":%d}\n\n' % (self._number - 1)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return b"event: " + kind.encode() + b"\ndata: " + envelope.encode(event) + b"\n\n"
+
+
+def _is_of(item: _Item, delta: ToolCallDelta | None) -> bool:
+    if delta is None or item.call is None:
+        return delta is None and item.call is None
+    return item.call.index == delta.index
+
+
+def _place(item: _Item) -> dict[str, Any]:
+    return {"item_id": item.id, "output_index": item.index, "content_index": 0}
+
+
+def _status_of(finished: Finished) -> Status:
+    return "incomplete" if finished.reason == "length" else "completed"
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

@@ -1,0 +1,138 @@
+"""What earlier responses said, so that a later one can go on from there: kept for a while, in Redis.
+
+Turns are compressed, and encrypted under a key of the account's that no store holds; where they lie tells nothing.
+A response that is not kept any more, or never was, is unknown. Knows turns and events, not HTTP.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hmac
+import logging
+import os
+import zlib
+from typing import Protocol
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from engine.protocol.events import Event, Finished
+from engine.protocol.fields import BadInput
+from engine.protocol.outcome import Outcome
+from engine.protocol.tasks import ChatMessage
+from gateway.call import Asked
+from storage.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 20  # of one thread, compressed
+MAX_TURNS_BYTES = 64 << 20  # of one thread, before
+
+_NONCE_BYTES = 12
+
+
+class Store(Protocol):
+    """What is asked of Redis."""
+
+    async def get(self, key: str) -> bytes | None: ...
+    async def set(self, key: str, value: bytes, ttl_s: float) -> None: ...
+
+
+class Source(Protocol):
+    """The events of a call."""
+
+    @property
+    def micro_neurons(self) -> int: ...
+    async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
+
+
+class Threads:
+    """The threads of all accounts. `ttl_s` 0 keeps none."""
+
+    def __init__(self, store: Store, secret: bytes, ttl_s: float) -> None:
+        self._store = store
+        self._secret = secret
+        self._ttl_s = ttl_s
+
+    async def go_on(self, asked: Asked, account_id: str) -> tuple[Asked, tuple[ChatMessage, ...]]:
+        """What is asked, with the turns of the response that it names in front; and all turns but the instructions.
+        Raises BadInput when that response is not known, StoreUnavailable when that cannot be told."""
+        request = asked.thread
+        assert request is not None
+        if request.previous_id is None:
+            return asked, request.turns
+        earlier = await self._read(account_id, request.previous_id)
+        task = request.with_earlier(earlier)
+        return dataclasses.replace(asked, task=task), (*earlier, *request.turns)
+
+    async def _read(self, account_id: str, response_id: str) -> tuple[ChatMessage, ...]:
+        if not self._ttl_s:
+            raise BadInput("'/previous_response_id' is not supported: responses are not kept here")
+        sealed = await self._store.get(self._place(account_id, response_id))
+        try:
+            if sealed is not None:
+                packed = self._cipher(account_id).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
+                return msgspec.msgpack.decode(_inflated(packed), type=tuple[ChatMessage, ...])
+        except (InvalidTag, ValueError, zlib.error, msgspec.MsgspecError):
+            log.warning("a kept response cannot be read")
+        raise BadInput("'/previous_response_id' names no response that is kept")
+
+    async def keep(self, account_id: str, response_id: str, turns: tuple[ChatMessage, ...]) -> None:
+        """Keep all turns up to a response's own. What cannot be kept is not: the answer goes out all the same."""
+        packed = zlib.compress(msgspec.msgpack.encode(turns), 1)
+        if not self._ttl_s or len(packed) > MAX_BYTES:
+            return
+        nonce = os.urandom(_NONCE_BYTES)
+        sealed = nonce + self._cipher(account_id).encrypt(nonce, packed, None)
+        try:
+            await self._store.set(self._place(account_id, response_id), sealed, self._ttl_s)
+        except StoreUnavailable:
+            log.warning("a response could not be kept")
+
+    def _place(self, account_id: str, response_id: str) -> str:
+        return "response:" + self._key_for("the place of", account_id, response_id).hex()
+
+    def _cipher(self, account_id: str) -> AESGCM:
+        return AESGCM(self._key_for("the turns of", account_id, ""))
+
+    def _key_for(self, purpose: str, account_id: str, response_id: str) -> bytes:
+        return hmac.digest(self._secret, f"responses: {purpose} {account_id}/{response_id}".encode(), "sha256")
+
+
+def _inflated(packed: bytes) -> bytes:
+    """Raises ValueError for more than a thread can hold."""
+    inflater = zlib.decompressobj()
+    turns = inflater.decompress(packed, MAX_TURNS_BYTES)
+    if inflater.unconsumed_tail:
+        raise ValueError("more turns than a thread can hold")
+    return turns
+
+
+class KeptEvents:
+    """The events of a call whose answer joins a thread: kept before its last event is handed on, so that whoever has
+    the answer can go on from it."""
+
+    def __init__(
+        self, source: Source, threads: Threads, account_id: str, response_id: str, turns: tuple[ChatMessage, ...]
+    ) -> None:
+        self._source = source
+        self._threads = threads
+        self._account_id = account_id
+        self._response_id = response_id
+        self._turns = turns
+        self._outcome = Outcome()
+
+    @property
+    def micro_neurons(self) -> int:
+        return self._source.micro_neurons
+
+    async def take(self, not_before_s: float = 0.0) -> list[Event]:
+        """As the source's."""
+        events = await self._source.take(not_before_s)
+        for event in events:
+            self._outcome.add(event)
+        if isinstance(self._outcome.end, Finished):
+            answer = ChatMessage("assistant", self._outcome.text, tool_calls=self._outcome.tool_calls)
+            await self._threads.keep(self._account_id, self._response_id, (*self._turns, answer))
+        return events

@@ -1,0 +1,277 @@
+"""Anthropic's Messages: whole, and as the events that their clients wait for, in that order."""
+
+import json
+
+import httpx
+import pytest
+
+from engine.protocol.tasks import ChatMessage, ToolCall
+from tests.fakes.node import WORDS
+from tests.gateway.process import ALIAS, HANDY, PARROT, VECTORS
+from tests.gateway.site import Running
+
+TEXT = "".join(WORDS)
+HELLO = [{"role": "user", "content": "Say hello to me"}]
+WEATHER = {"name": "get_weather", "description": "d", "input_schema": {"type": "object"}}
+
+
+def ask(client: httpx.Client, running: Running, body: dict, **options) -> httpx.Response:
+    defaults = {"model": HANDY, "max_tokens": 100, "messages": HELLO}
+    return client.post(f"{running.account_url}/ai/v1/messages", json=defaults | body, **options)
+
+
+def scripted(**fields) -> dict:
+    return {"messages": [{"role": "user", "content": "!" + json.dumps(fields)}]}
+
+
+def events_of(answer: httpx.Response) -> list[dict]:
+    """Each event, its name checked against its type."""
+    assert answer.headers["content-type"] == "text/event-stream"
+    *frames, rest = answer.text.split("\n\n")
+    assert rest == ""
+    events = []
+    for frame in frames:
+        name, data = frame.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    return events
+
+
+def gathered(events: list[dict]) -> dict:
+    """The message that the events of a stream make up, as Anthropic's clients gather it."""
+    message: dict = {}
+    texts: list[str] = []
+    for event in events:
+        kind = event["type"]
+        if kind == "message_start":
+            message = event["message"]
+            assert message["content"] == []
+        elif kind == "content_block_start":
+            assert event["index"] == len(message["content"])
+            message["content"].append(event["content_block"])
+            texts = []
+        elif kind == "content_block_delta":
+            assert event["index"] == len(message["content"]) - 1
+            delta = event["delta"]
+            block = message["content"][-1]
+            assert delta["type"] == {"text": "text_delta", "tool_use": "input_json_delta"}[block["type"]]
+            texts.append(delta["text"] if block["type"] == "text" else delta["partial_json"])
+        elif kind == "content_block_stop":
+            block = message["content"][event["index"]]
+            if block["type"] == "text":
+                block["text"] = "".join(texts)
+            else:
+                block["input"] = json.loads("".join(texts))
+        elif kind == "message_delta":
+            message |= event["delta"]
+            message["usage"] |= event["usage"]
+    assert [events[0]["type"], events[-1]["type"]] == ["message_start", "message_stop"]
+    return message
+
+
+def test_a_whole_message(client: httpx.Client, running: Running):
+    answer = ask(client, running, {"model": PARROT, "max_tokens": 3})
+    message = answer.json()
+    assert message.pop("id").startswith("msg_")
+    assert message == {
+        "type": "message",
+        "role": "assistant",
+        "model": PARROT,
+        "content": [{"type": "text", "text": "".join(WORDS[:3])}],
+        "stop_reason": "max_tokens",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 4,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 3,
+        },
+    }
+    assert answer.headers["cf-ai-req-id"]
+
+
+def test_cached_tokens_are_told_apart(client: httpx.Client, running: Running):
+    usage = ask(client, running, scripted(cached=1, tokens=["a"])).json()["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 1, 1)
+
+
+def test_blocks_become_turns(client: httpx.Client, running: Running):
+    messages = [
+        {"role": "user", "content": [
+            {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"},
+        ]},
+        {"role": "assistant", "content": [
+            {"type": "thinking", "thinking": "hm", "signature": "s"},
+            {"type": "text", "text": "Wait"},
+            {"type": "tool_use", "id": "t1", "name": "f", "input": {"x": 1}},
+            {"type": "tool_use", "id": "t2", "name": "g", "input": {}},
+        ]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "one"}]},
+            {"type": "tool_result", "tool_use_id": "t2", "content": "two", "is_error": True},
+            {"type": "tool_result", "tool_use_id": "t3"},
+            {"type": "text", "text": "Go on"},
+        ]},
+    ]  # fmt: skip
+    system = [{"type": "text", "text": "Rules"}, {"type": "text", "text": "More"}]
+    answer = ask(client, running, {"messages": messages, "system": system, "tools": [WEATHER]})
+    assert running.site.execute_of(answer).task.messages == (
+        ChatMessage("system", "Rules\nMore"),
+        ChatMessage("user", "a\nb"),
+        ChatMessage(
+            "assistant",
+            "Wait",
+            tool_calls=(ToolCall(id="t1", name="f", arguments='{"x":1}'), ToolCall(id="t2", name="g", arguments="{}")),
+        ),
+        ChatMessage("tool", "one", tool_call_id="t1"),
+        ChatMessage("tool", "two", tool_call_id="t2"),
+        ChatMessage("tool", "", tool_call_id="t3"),
+        ChatMessage("user", "Go on"),
+    )
+
+
+def test_settings_reach_the_node(client: httpx.Client, running: Running):
+    body = {
+        "system": "Rules", "max_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": 3, "stop_sequences": ["x", "yz"],
+        "tools": [WEATHER, WEATHER | {"name": "other", "type": "custom"}],
+        "tool_choice": {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True},
+        "metadata": {"user_id": "u"},
+    }  # fmt: skip
+    task = running.site.execute_of(ask(client, running, body)).task
+    sampling = task.sampling
+    assert (sampling.max_tokens, sampling.must_fit, sampling.temperature) == (7, True, 0)
+    assert (sampling.top_p, sampling.top_k, sampling.stop) == (0.5, 3, ("x", "yz"))
+    assert ([tool.name for tool in task.tools], task.named_tool) == (["get_weather", "other"], "get_weather")
+    assert task.is_parallel_tool_calls is False
+    assert task.tools[0].parameters == {"type": "object"}
+
+
+@pytest.mark.parametrize(("said", "meant"), [("auto", "auto"), ("any", "required"), ("none", "none")])
+def test_choices_of_tools(client: httpx.Client, running: Running, said: str, meant: str):
+    answer = ask(client, running, {"tools": [WEATHER], "tool_choice": {"type": said}})
+    task = running.site.execute_of(answer).task
+    assert (task.tool_choice, task.is_parallel_tool_calls) == (meant, True)
+
+
+def test_calls_are_blocks_of_their_own(client: httpx.Client, running: Running):
+    body = scripted(calls=[("get_weather", '{"city": "Paris"}'), ("get_weather", "{}")], end="tool_calls")
+    message = ask(client, running, body | {"tools": [WEATHER]}).json()
+    assert message["stop_reason"] == "tool_use"
+    assert message["content"] == [
+        {"type": "text", "text": TEXT},
+        {"type": "tool_use", "id": "call_0", "name": "get_weather", "input": {"city": "Paris"}},
+        {"type": "tool_use", "id": "call_1", "name": "get_weather", "input": {}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tokens": []},
+        {"cached": 1, "gap_s": 0.03},
+        {"calls": [("get_weather", '{"city": "Paris"}'), ("get_weather", "{}")], "end": "tool_calls"},
+        {"tokens": [], "calls": [("get_weather", "{}")], "end": "tool_calls"},
+        {"end": "length"},
+    ],
+    ids=str,
+)
+def test_a_stream_makes_up_the_message_that_the_whole_answer_is(client: httpx.Client, running: Running, fields: dict):
+    body = scripted(**fields) | {"tools": [WEATHER]}
+    whole = ask(client, running, body).json()
+    streamed = gathered(events_of(ask(client, running, body | {"stream": True})))
+    assert streamed.pop("id").startswith("msg_")
+    whole.pop("id")
+    if not whole["content"][0].get("text", "x"):
+        whole["content"] = []  # of an answer without a word a stream opens no block
+    assert streamed == whole
+
+
+def test_a_stream_is_told_block_by_block(client: httpx.Client, running: Running):
+    body = scripted(calls=[("get_weather", '{"a": 1}')], end="tool_calls") | {"tools": [WEATHER], "stream": True}
+    kinds = [event["type"] for event in events_of(ask(client, running, body))]
+    assert [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]] == [
+        "message_start", "ping", "content_block_start", "content_block_delta", "content_block_stop",
+        "content_block_start", "content_block_delta", "content_block_stop", "message_delta", "message_stop",
+    ]  # fmt: skip
+
+
+def test_a_stream_that_breaks_ends_with_an_error(client: httpx.Client, running: Running):
+    *_, last = events_of(ask(client, running, scripted(then_after=2, then="die", gap_s=0.03) | {"stream": True}))
+    assert last == {
+        "type": "error",
+        "error": {
+            "type": "invalid_request_error",
+            "message": "AiError: The request was aborted before it was finished",
+            "code": 3008,
+        },
+    }
+
+
+def test_a_stream_that_fails_at_once_is_a_plain_error(client: httpx.Client, running: Running):
+    answer = ask(client, running, scripted(tokens=[], end="out_of_capacity") | {"stream": True})
+    assert (answer.status_code, answer.headers["content-type"]) == (429, "application/json")
+    assert answer.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_an_alias_and_the_usage_entry(client: httpx.Client, running: Running):
+    answer = ask(client, running, {"model": ALIAS})
+    assert answer.json()["model"] == ALIAS
+    assert answer.headers["x-hearth-model"] == PARROT
+    assert running.site.usage_row(answer.headers["cf-ai-req-id"])["completion_tokens"] == 6
+
+
+BAD = [
+    {"messages": []},
+    {"messages": None},
+    {"messages": [{"role": "system", "content": "x"}]},
+    {"messages": [{"role": "user"}]},
+    {"messages": [{"role": "user", "content": []}]},
+    {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
+    {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
+    {"messages": [*HELLO, {"role": "assistant", "content": "I begin"}]},
+    {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": 1}]}, *HELLO]},
+    {"max_tokens": None},
+    {"max_tokens": 0},
+    {"max_tokens": 3000},
+    {"temperature": 9},
+    {"stop_sequences": ["x"] * 17},
+    {"stop_sequences": [""]},
+    {"system": [{"type": "image"}]},
+    {"tools": [{"name": "x y", "input_schema": {}}]},
+    {"tools": [{"type": "web_search_20250305", "name": "web_search", "input_schema": {}}]},
+    {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "other"}},
+    {"tool_choice": {"type": "any"}},
+    {"stream": "yes"},
+    {"chat_template": "x"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", BAD, ids=lambda body: json.dumps(body)[:60])
+def test_what_does_not_fit_is_named_in_both_shapes(client: httpx.Client, running: Running, body: dict):
+    answer = ask(client, running, body)
+    told = answer.json()
+    assert answer.status_code == 400
+    assert told["type"] == "error"
+    assert told["error"] == {
+        "type": "invalid_request_error",
+        "message": told["errors"][0]["message"],
+        "code": told["errors"][0]["code"],
+    }
+    assert (told["errors"][0]["code"], told["success"], told["result"]) == (5006, False, {})
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "expected"),
+    [
+        ("messages", {"headers": {"authorization": "Bearer cfut_" + "a" * 46}}, (401, "authentication_error")),
+        ("messages", {"json": {"model": "x"}}, (404, "not_found_error")),
+        ("messages", {"json": {"model": VECTORS, "max_tokens": 1, "messages": HELLO}}, (400, "invalid_request_error")),
+        ("messages", {"content": b"{"}, (400, "invalid_request_error")),
+        ("messages/nothing", {}, (400, "invalid_request_error")),
+    ],
+)
+def test_every_refusal_of_the_route_is_anthropic_s_too(client: httpx.Client, running: Running, path, options, expected):
+    answer = client.post(f"{running.account_url}/ai/v1/{path}", **options)
+    assert (answer.status_code, answer.json()["error"]["type"]) == expected
+    assert answer.json()["errors"]
