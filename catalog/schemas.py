@@ -51,6 +51,13 @@ def schema_document(card: ModelCard) -> dict[str, Any]:
     return {half: _concrete(source[half], card) for half in ("input", "output")}
 
 
+def general_document(name: str) -> dict[str, Any]:
+    """`{"input", "output"}` of a file of `catalog/schemas/`, for no card in particular: limits that each card has its
+    own value of are left out, and parts that only some cards have say so."""
+    source = _read(name)
+    return {half: _general(source[half]) for half in ("input", "output")}
+
+
 class InputSchema:
     """Admits or refuses bodies for one card and face."""
 
@@ -211,6 +218,27 @@ def _concrete(schema: Any, card: ModelCard) -> Any:
         for key, value in schema.items()
         if not key.startswith("x-") and not _is_lacking(value, card)
     }
+
+
+def _general(schema: Any) -> Any:
+    """`schema` for any card, our own annotations gone."""
+    if isinstance(schema, list):
+        return [_general(item) for item in schema if not _is_card_value(item)]
+    if not isinstance(schema, dict):
+        return schema
+    general = {
+        key: _general(value)
+        for key, value in schema.items()
+        if not key.startswith("x-") and not _is_card_value(value) and not (key == "enum" and _is_card_value(value[0]))
+    }
+    if "x-capability" in schema:
+        needs = f"For models with the capability {schema['x-capability']}."
+        general["description"] = " ".join(filter(None, (general.get("description"), needs)))
+    return general
+
+
+def _is_card_value(schema: Any) -> bool:
+    return isinstance(schema, dict) and "x-card" in schema
 
 
 @lru_cache(maxsize=16)

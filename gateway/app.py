@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import authentication, pipeline
-from gateway.api import api_tokens, health, models
+from gateway.api import api_tokens, docs, health, models
 from gateway.api.chat_completions import CHAT_COMPLETIONS
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
@@ -22,6 +22,7 @@ from gateway.api.messages import MESSAGES
 from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.call import Door
+from gateway.cors import Cors, preflight_headers
 from gateway.envelope import Dialect
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.exchange import Exchange, Receive, Scope, Send
@@ -38,7 +39,7 @@ Endpoint = Callable[[Services, Request], Awaitable[Response]]
 BASE = "/client/v4"
 ACCOUNT = BASE + "/accounts/{account_id}"
 
-ROUTES = (
+_ROUTES = (
     Route("POST", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, RUN),
     Route("POST", ACCOUNT + "/ai/v1/chat/completions", Access.RUN_MODELS, CHAT_COMPLETIONS),
     Route("POST", ACCOUNT + "/ai/v1/completions", Access.RUN_MODELS, COMPLETIONS),
@@ -55,14 +56,28 @@ ROUTES = (
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
     Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
 )
+ROUTES = (
+    *_ROUTES,
+    Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
+    Route("GET", "/docs", Access.PUBLIC, docs.page),
+    Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
+    Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
+)
 _OPENAI_PATH = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(?:/(messages)?|$)")
 
 
 def build_app(services: Services) -> App:
     """The whole ASGI app."""
     app: App = _Front(services)
+    origins = _listed(services.settings.cors_origins)
+    if origins:
+        app = Cors(app, origins)
     app = AccessLog(app, _buffered_stderr() if services.settings.has_access_log else None)
     return RequestIdentity(app, services.settings.pop)
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def _dialect_of(raw_path: bytes) -> Dialect:
@@ -81,8 +96,7 @@ class _Front:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._router = Router(ROUTES)
-        hosts = services.settings.allowed_hosts.split(",")
-        self._guard = HeadGuard([host.strip() for host in hosts if host.strip()])
+        self._guard = HeadGuard(_listed(services.settings.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -106,6 +120,10 @@ class _Front:
     async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
         exchange.dialect = _dialect_of(scope["raw_path"])
         self._guard.check(scope)
+        preflight = preflight_headers(scope)
+        if preflight is not None:
+            await exchange.answer_empty(204, preflight)
+            return
         route, parameters = self._router.match(scope["method"], scope["raw_path"])
         scope["hearth.route"] = route.path
         if isinstance(route.endpoint, Door):

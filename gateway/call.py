@@ -57,10 +57,12 @@ class Asked:
 @dataclass(frozen=True)
 class Door:
     """One family of inference endpoints. `read` turns an admitted model and a parsed body into what is asked; the
-    model's name comes from the path, or else from the body's `model`."""
+    model's name comes from the path, or else from the body's `model`. `schemas` name the files of `catalog/schemas/`
+    that say what bodies and answers can be; none stands for every card's own."""
 
     is_openai: bool
     read: Callable[[ModelCard, dict[str, Any]], Asked]
+    schemas: tuple[str, ...] = ()
 
 
 CHARACTERS_PER_TOKEN = 4  # a guess, good enough to balance load

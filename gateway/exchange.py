@@ -114,6 +114,12 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         await self._send({"type": "http.response.body", "body": body})
 
+    async def answer_empty(self, status: int, headers: Headers) -> None:
+        """Send an answer without a body."""
+        self.has_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": b""})
+
     async def refuse(self, refusal: Refusal) -> None:
         """Send an error. The connection is closed where the refusal says so, and when much of the body is still to
         come."""

@@ -62,6 +62,11 @@ class GatewaySettings:
         "names that a request's Host may have, with commas between; empty allows any",
         default="",
     )
+    cors_origins: str = setting(
+        "HEARTH_CORS_ORIGINS",
+        "origins whose pages may call from a browser, with commas between; * for any, empty for none",
+        default="*",
+    )
     body_timeout_s: float = setting(
         "HEARTH_BODY_TIMEOUT_S", "time for a request body to arrive", default=60.0, check=at_least(0.1)
     )

@@ -46,4 +46,4 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
     return read_chat(card, body, face="openai", is_bare=True)
 
 
-CHAT_COMPLETIONS = Door(is_openai=True, read=_read)
+CHAT_COMPLETIONS = Door(is_openai=True, read=_read, schemas=("openai_chat",))

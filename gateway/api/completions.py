@@ -38,4 +38,4 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
     return Asked(task, boolean(admitted, "stream", False), make_shape)
 
 
-COMPLETIONS = Door(is_openai=True, read=_read)
+COMPLETIONS = Door(is_openai=True, read=_read, schemas=("openai_completions",))

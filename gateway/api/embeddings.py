@@ -20,4 +20,4 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
     return Asked(task, False, lambda call: OpenAIEmbeddings(call.shown_model, encoding))
 
 
-EMBEDDINGS = Door(is_openai=True, read=_read)
+EMBEDDINGS = Door(is_openai=True, read=_read, schemas=("openai_embeddings",))

@@ -20,4 +20,4 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
     return Asked(task, boolean(admitted, "stream", False), lambda call: MessageText(call.request_id, call.shown_model))
 
 
-MESSAGES = Door(is_openai=True, read=_read)
+MESSAGES = Door(is_openai=True, read=_read, schemas=("anthropic_messages",))

@@ -32,4 +32,4 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
     return read_response(card, body, is_bare=True)
 
 
-RESPONSES = Door(is_openai=True, read=_read)
+RESPONSES = Door(is_openai=True, read=_read, schemas=("openai_responses",))

@@ -230,7 +230,7 @@ BAD = [
     {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]},
     {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": "x"}]}]},
     {"messages": [*HELLO, {"role": "assistant", "content": "I begin"}]},
-    {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": 1}]}, *HELLO]},
+    {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": 1}]}, *HELLO]},
     {"max_tokens": None},
     {"max_tokens": 0},
     {"max_tokens": 3000},

@@ -1,0 +1,138 @@
+"""The OpenAPI document says what the routes do, the page shows it without the network, and pages of others may call."""
+
+import re
+
+import httpx
+import jsonschema_rs
+import pytest
+from openapi_spec_validator import validate
+
+from gateway.app import ROUTES
+from gateway.call import Door
+from tests.fakes.node import WORDS
+from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
+from tests.gateway.site import Running
+
+HELLO = [{"role": "user", "content": "Hello"}]
+ACCOUNT = "/client/v4/accounts/{account_id}"
+
+
+@pytest.fixture(scope="module")
+def document(running: Running) -> dict:
+    answer = httpx.get(f"{running.gateway.url}/openapi.json")
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()
+
+
+def test_the_document_is_openapi(document: dict):
+    validate(document)
+    assert document["openapi"].startswith("3.1")
+
+
+def test_every_route_is_in_it_and_says_what_it_does(document: dict):
+    paths = {path: set(operations) for path, operations in document["paths"].items()}
+    own = {"/openapi.json", "/docs", "/docs/docs.js", "/docs/docs.css"}
+    for route in ROUTES:
+        path = route.path.replace("...", "")
+        if path in own:
+            continue
+        operation = document["paths"][path][route.method.lower()]
+        paths[path].remove(route.method.lower())
+        assert len(operation["summary"]) > 10, path
+        assert bool(operation["security"]) == (route.access.name != "PUBLIC")
+        if isinstance(route.endpoint, Door):
+            assert operation["requestBody"]["content"]["application/json"]["schema"]
+    assert not any(paths.values())
+    ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def resolved(document: dict, schema: dict) -> jsonschema_rs.Validator:
+    return jsonschema_rs.Draft202012Validator({"components": document["components"], **schema})
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "body"),
+    [
+        ("/ai/run/{model}", PARROT, {"prompt": "x"}),
+        ("/ai/run/{model}", CHATTY, {"messages": HELLO}),
+        ("/ai/run/{model}", VECTORS, {"text": ["a", "b"]}),
+        ("/ai/v1/chat/completions", PARROT, {"messages": HELLO}),
+        ("/ai/v1/completions", PARROT, {"prompt": "x"}),
+        ("/ai/v1/embeddings", VECTORS, {"input": "x"}),
+        ("/ai/v1/responses", HANDY, {"input": "x"}),
+        ("/ai/v1/messages", HANDY, {"messages": HELLO, "max_tokens": 9}),
+    ],
+)
+def test_bodies_and_answers_are_what_it_says(client: httpx.Client, running: Running, document: dict, path, model, body):
+    operation = document["paths"][ACCOUNT + path]["post"]
+    url = running.account_url + path.replace("{model}", model)
+    answer = client.post(url, json=body | {"model": model})
+    assert answer.status_code == 200
+    resolved(document, operation["requestBody"]["content"]["application/json"]["schema"]).validate(body)
+    resolved(document, operation["responses"]["200"]["content"]["application/json"]["schema"]).validate(answer.json())
+    refused = client.post(url, json={"model": model})
+    assert refused.status_code == 400
+    resolved(document, operation["responses"]["4XX"]["content"]["application/json"]["schema"]).validate(refused.json())
+
+
+def test_it_refuses_what_the_routes_refuse(document: dict):
+    body = document["paths"][ACCOUNT + "/ai/v1/chat/completions"]["post"]["requestBody"]
+    schema = resolved(document, body["content"]["application/json"]["schema"])
+    for bad in ({}, {"messages": []}, {"messages": HELLO, "temperature": 9}, {"messages": [{"content": "x"}]}):
+        assert not schema.is_valid(bad)
+
+
+def test_the_page_loads_nothing_from_elsewhere(running: Running):
+    page = httpx.get(f"{running.gateway.url}/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    policy = page.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert set(loaded) == {"/docs/docs.css", "/docs/docs.js", "/openapi.json"}
+    for path in loaded:
+        answer = httpx.get(running.gateway.url + path)
+        assert answer.status_code == 200
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert not re.search(r"https?://(?!www\.w3\.org)", answer.text), path
+    assert not re.search(
+        r"\bstyle=|\bon[a-z]+=|innerHTML", page.text + httpx.get(f"{running.gateway.url}/docs/docs.js").text
+    )
+
+
+# Browsers
+
+
+def test_a_page_of_any_origin_may_call(client: httpx.Client, running: Running):
+    origin = {"origin": "https://app.example"}
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    url = f"{running.account_url}/ai/run/{PARROT}"
+    preflight = httpx.options(url, headers=origin | asked)
+    assert (preflight.status_code, preflight.content) == (204, b"")
+    assert preflight.headers["access-control-allow-origin"] == "*"
+    assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
+    assert "POST" in preflight.headers["access-control-allow-methods"]
+    assert "access-control-allow-credentials" not in preflight.headers
+    answer = client.post(url, json={"prompt": "x"}, headers=origin)
+    assert answer.json()["result"]["response"] == "".join(WORDS)
+    assert answer.headers["access-control-allow-origin"] == "*"
+    assert "cf-ai-req-id" in answer.headers["access-control-expose-headers"]
+    for refused in (httpx.post(url, headers=origin), httpx.post(f"{running.gateway.url}/nowhere", headers=origin)):
+        assert refused.headers["access-control-allow-origin"] == "*"
+    with client.stream("POST", url, json={"prompt": "x", "stream": True}, headers=origin) as stream:
+        assert stream.headers["access-control-allow-origin"] == "*"
+
+
+def test_without_an_origin_nothing_is_said_of_it(client: httpx.Client, running: Running):
+    answer = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "x"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    options = httpx.options(f"{running.account_url}/ai/run/{PARROT}", headers={"origin": "https://app.example"})
+    assert options.status_code == 405
+
+
+@pytest.mark.parametrize("wanted", ["x" * 3000, "a\tb", "evil: x"])
+def test_what_is_no_list_of_headers_is_not_echoed(running: Running, wanted: str):
+    headers = {"origin": "x", "access-control-request-method": "POST", "access-control-request-headers": wanted}
+    answer = httpx.options(f"{running.account_url}/ai/run/{PARROT}", headers=headers)
+    assert answer.headers["access-control-allow-headers"] == "authorization"
