@@ -32,6 +32,7 @@ def test_a_response_whole_and_streamed(platform: Platform, openai: OpenAI):
         final = stream.get_final_response()
     assert "".join(deltas) == final.output_text == whole.output_text
     assert final.usage is not None
+    assert whole.usage is not None
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
