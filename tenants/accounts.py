@@ -1,26 +1,37 @@
-"""Accounts: create, block, look up. An account is one tenant, named by 32 hexadecimal digits."""
+"""Accounts: create, change, block, delete, look up. An account is one tenant, named by 32 hexadecimal digits."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from sqlalchemy import insert, select, update
+import msgspec
+from msgspec import Struct
+from sqlalchemy import Select, insert, select, update
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, new_id_hex
 from storage.ephemeral import Ephemeral
-from storage.errors import Missing, StoreUnavailable
+from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
-from tenants.tables import accounts
+from tenants.tables import accounts, api_tokens
 
 AccountStatus = Literal["active", "blocked"]
 
 _ACCOUNT_ID = re.compile(r"[0-9a-f]{32}")
 MAX_NAME_LENGTH = 256
+
+
+class AccountSettings(Struct, frozen=True, omit_defaults=True):
+    """What people note about an account. Neither is acted on by the platform."""
+
+    enforce_twofactor: bool = False
+    abuse_contact_email: str | None = None
 
 
 @dataclass(frozen=True)
@@ -32,9 +43,10 @@ class Account:
     status: AccountStatus
     plan: str
     created_at: datetime
+    settings: AccountSettings = field(default_factory=AccountSettings)
 
 
-_COLUMNS = [accounts.c[name] for name in ("account_id", "name", "status", "plan", "created_at")]
+_COLUMNS = [accounts.c[name] for name in ("account_id", "name", "status", "plan", "created_at", "settings")]
 
 
 async def create(
@@ -54,26 +66,83 @@ async def create(
         raise ValueError("an account id is 32 lowercase hexadecimal digits")
     account = Account(account_id or new_id_hex(), checked_name(name), "active", plan, clock.now())
     async with database.transaction() as connection:
-        await connection.execute(
-            insert(accounts).values({column: getattr(account, column.name) for column in _COLUMNS})
-        )
-        ids = {"account_id": account.account_id, "subject_id": account.account_id}
-        await audit.append(connection, at=account.created_at, who=who, action="account.create", **ids)
+        await insert_account(connection, account, who)
     return account
+
+
+async def insert_account(connection: AsyncConnection, account: Account, who: str) -> None:
+    """Write a new account within the caller's transaction."""
+    values = {column: getattr(account, column.name) for column in _COLUMNS}
+    await connection.execute(insert(accounts).values(values | {accounts.c.settings: _encoded(account.settings)}))
+    ids = {"account_id": account.account_id, "subject_id": account.account_id}
+    await audit.append(connection, at=account.created_at, who=who, action="account.create", **ids)
 
 
 async def find(database: Database, account_id: str) -> Account | None:
     async with database.connection() as connection:
-        query = select(*_COLUMNS).where(accounts.c.account_id == account_id)
+        query = _existing().where(accounts.c.account_id == account_id)
         row = (await connection.execute(query)).mappings().one_or_none()
-    return None if row is None else Account(**row)
+    return None if row is None else _account(row)
 
 
-async def list_all(database: Database) -> list[Account]:
-    """Every account, oldest first."""
+async def list_all(database: Database, account_ids: Collection[str] | None = None) -> list[Account]:
+    """Every account, or those of the ids given, oldest first."""
+    query = _existing().order_by(accounts.c.created_at, accounts.c.account_id)
+    if account_ids is not None:
+        query = query.where(accounts.c.account_id.in_(list(account_ids)))
     async with database.connection() as connection:
-        query = select(*_COLUMNS).order_by(accounts.c.created_at, accounts.c.account_id)
-        return [Account(**row) for row in (await connection.execute(query)).mappings()]
+        return [_account(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def change(
+    database: Database,
+    account_id: str,
+    name: str,
+    settings: AccountSettings | None = None,
+    *,
+    who: str,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Account:
+    """Give it another name and, unless None, other settings. Raises ValueError for a bad name, Missing."""
+    values: dict[str, object] = {"name": checked_name(name)}
+    if settings is not None:
+        values["settings"] = _encoded(settings)
+    is_this = (accounts.c.account_id == account_id) & accounts.c.deleted_at.is_(None)
+    async with database.transaction() as connection:
+        done = await connection.execute(update(accounts).where(is_this).values(**values))
+        if done.rowcount == 0:
+            raise Missing(f"account {account_id}")
+        ids = {"account_id": account_id, "subject_id": account_id}
+        await audit.append(connection, at=clock.now(), who=who, action="account.update", **ids)
+        row = (await connection.execute(select(*_COLUMNS).where(is_this))).mappings().one()
+    return _account(row)
+
+
+async def delete(
+    database: Database,
+    account_id: str,
+    *,
+    who: str,
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """For good: nobody finds it any more, and its API tokens are revoked, in every process within seconds. What it used
+    and what was done to it stays on record. Raises Missing."""
+    now = clock.now()
+    is_this = (accounts.c.account_id == account_id) & accounts.c.deleted_at.is_(None)
+    async with database.transaction() as connection:
+        epoch = await decision_epoch.raise_epoch(connection)
+        gone = update(accounts).where(is_this).values(status="blocked", deleted_at=now, decision_epoch=epoch)
+        if (await connection.execute(gone)).rowcount == 0:
+            raise Missing(f"account {account_id}")
+        # A user's own tokens may open other accounts too; there they stay good.
+        is_its_own = (api_tokens.c.account_id == account_id) & (api_tokens.c.status != "revoked")
+        is_its_own &= (api_tokens.c.kind == "account") | api_tokens.c.user_id.is_(None)
+        revoked = update(api_tokens).where(is_its_own)
+        await connection.execute(revoked.values(status="revoked", revoked_at=now, decision_epoch=epoch))
+        ids = {"account_id": account_id, "subject_id": account_id}
+        await audit.append(connection, at=now, who=who, action="account.delete", **ids)
+    await decision_epoch.tell(ephemeral, account_id)
 
 
 async def block(
@@ -119,12 +188,24 @@ async def _set_status(
 ) -> None:
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
-        statement = update(accounts).where(accounts.c.account_id == account_id)
+        statement = update(accounts).where(accounts.c.account_id == account_id, accounts.c.deleted_at.is_(None))
         done = await connection.execute(statement.values(status=status, decision_epoch=epoch))
         if done.rowcount == 0:
             raise Missing(f"account {account_id}")
         ids = {"account_id": account_id, "subject_id": account_id}
         await audit.append(connection, at=clock.now(), who=who, action=action, **ids)
-    if ephemeral is not None:
-        with contextlib.suppress(StoreUnavailable):  # a hint: whoever misses it sees the epoch a second later
-            await ephemeral.publish(decision_epoch.CHANNEL, account_id.encode())
+    await decision_epoch.tell(ephemeral, account_id)
+
+
+def _existing() -> Select[Any]:
+    return select(*_COLUMNS).where(accounts.c.deleted_at.is_(None))
+
+
+def _account(row: RowMapping) -> Account:
+    text = row["settings"]
+    settings = AccountSettings() if text is None else msgspec.json.decode(text, type=AccountSettings)
+    return Account(**{**row, "settings": settings})
+
+
+def _encoded(settings: AccountSettings) -> str | None:
+    return None if settings == AccountSettings() else msgspec.json.encode(settings).decode()

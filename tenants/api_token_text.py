@@ -35,12 +35,18 @@ class ParsedSecret:
     lookup_id: str
 
 
-def mint(kind: TokenKind) -> tuple[str, str]:
-    """A fresh secret and its lookup id."""
+def mint(kind: TokenKind, lookup_id: str = "") -> tuple[str, str]:
+    """A fresh secret and its lookup id, which is fresh too unless one is given."""
     prefix = next(prefix for prefix, of_kind in _PREFIXES.items() if of_kind == kind)
-    lookup_id = _random(_LOOKUP_LENGTH)
+    lookup_id = lookup_id or _random(_LOOKUP_LENGTH)
     body = prefix + lookup_id + _random(_RANDOM_LENGTH)
     return body + _checksum(body), lookup_id
+
+
+def mint_global_key() -> str:
+    """A user's fresh global key. It is looked up by the user's email, so nothing in it says where to look."""
+    body = "cfk_" + _random(_LOOKUP_LENGTH + _RANDOM_LENGTH)
+    return body + _checksum(body)
 
 
 def parse_secret(text: str) -> ParsedSecret | Refused:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,11 +11,13 @@ from sqlalchemy import Select, insert, select, update
 
 from storage.database import Database, new_id_hex
 from storage.ephemeral import Ephemeral
-from storage.errors import Missing, StoreUnavailable
+from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
 from tenants.accounts import checked_name
 from tenants.api_token_text import keyed_hash, mint, parse_secret
+from tenants.conditions import AddressCondition, decode_condition
+from tenants.policies import Policy, decode_policies
 from tenants.principal import TokenKind
 from tenants.scopes import find_group
 from tenants.tables import accounts, api_tokens
@@ -39,7 +40,8 @@ TokenStatus = Literal["active", "disabled", "revoked", "expired"]
 
 @dataclass(frozen=True)
 class ApiToken:
-    """What may be shown of an API token. `groups` are permission group ids."""
+    """What may be shown of an API token. `groups` are permission group ids, all on the token's account, where there
+    are no `policies`."""
 
     api_token_id: str
     account_id: str
@@ -50,6 +52,11 @@ class ApiToken:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    user_id: str | None = None
+    policies: tuple[Policy, ...] | None = None
+    condition: AddressCondition | None = None
+    not_before: datetime | None = None
+    modified_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +110,7 @@ async def create(
         await connection.execute(insert(api_tokens).values(**row, **proof))
         ids = {"account_id": account_id, "subject_id": row["api_token_id"]}
         await audit.append(connection, at=now, who=who, action="api_token.create", **ids)
-    return CreatedToken(_token(row, now), secret)
+    return CreatedToken(token_of(row, now), secret)
 
 
 async def find(
@@ -113,14 +120,14 @@ async def find(
     query = _select(account_id).where(api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
         row = (await connection.execute(query)).mappings().one_or_none()
-    return None if row is None else _token(row, clock.now())
+    return None if row is None else token_of(row, clock.now())
 
 
 async def list_all(database: Database, account_id: str, *, clock: Clock = SYSTEM_CLOCK) -> list[ApiToken]:
     """The account's tokens, revoked ones included, oldest first."""
     query = _select(account_id).order_by(api_tokens.c.created_at, api_tokens.c.api_token_id)
     async with database.connection() as connection:
-        return [_token(row, clock.now()) for row in (await connection.execute(query)).mappings()]
+        return [token_of(row, clock.now()) for row in (await connection.execute(query)).mappings()]
 
 
 async def revoke(
@@ -179,20 +186,24 @@ async def _change(
         if done.rowcount:
             ids = {"account_id": account_id, "subject_id": api_token_id}
             await audit.append(connection, at=now, who=who, action=action, **ids)
-    if ephemeral is not None:
-        with contextlib.suppress(StoreUnavailable):  # a hint: whoever misses it sees the epoch a second later
-            await ephemeral.publish(decision_epoch.CHANNEL, api_token_id.encode())
+    await decision_epoch.tell(ephemeral, api_token_id)
+
+
+_PROOFS = ("lookup_id", "digest", "decision_epoch")
+SHOWN_COLUMNS = [column for column in api_tokens.c if column.name not in _PROOFS]
 
 
 def _select(account_id: str) -> Select[Any]:
-    proofs = ("lookup_id", "digest", "decision_epoch")
-    shown = [column for column in api_tokens.c if column.name not in proofs]
-    return select(*shown).where(api_tokens.c.account_id == account_id)
+    return select(*SHOWN_COLUMNS).where(api_tokens.c.account_id == account_id)
 
 
-def _token(row: Mapping[Any, Any], now: datetime) -> ApiToken:
+def token_of(row: Mapping[Any, Any], now: datetime) -> ApiToken:
+    """A row without its proofs, as of now."""
     fields: dict[str, Any] = dict(row)
-    fields["groups"] = tuple(str(fields.pop("permission_groups")).split(","))
+    fields["groups"] = tuple(group for group in str(fields.pop("permission_groups")).split(",") if group)
+    if fields.get("policies") is not None:
+        fields["policies"] = decode_policies(fields["policies"])
+    fields["condition"] = decode_condition(fields.get("condition"))
     token = ApiToken(**fields)
     if token.status == "active" and token.expires_at is not None and token.expires_at <= now:
         return ApiToken(**{**fields, "status": "expired"})

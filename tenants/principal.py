@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Literal
+
+from tenants.conditions import AddressCondition
 
 TokenKind = Literal["user", "account"]
 
@@ -14,12 +17,27 @@ RefusalReason = Literal[
     "expired",
     "revoked",
     "disabled",
+    "not_yet",  # before its starting time
 ]
 
 
 @dataclass(frozen=True, slots=True)
+class Grant:
+    """What a principal may do on one account beside its own."""
+
+    scopes: frozenset[str]
+    is_account_blocked: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
-    """The holder of an API token. A blocked account's tokens still prove who is calling; they open nothing."""
+    """The holder of an API token or of a global key. A blocked account's tokens still prove who is calling; they open
+    nothing.
+
+    `account_id`, `scopes` and `is_account_blocked` are about the credential's own account, `elsewhere` about others.
+    `user_scopes` is what it opens of the user's own things; `user_id` is "" where the account is its own user.
+    `condition` says from where the credential may be used: whoever knows the caller's address judges that.
+    """
 
     account_id: str
     api_token_id: str
@@ -27,6 +45,32 @@ class Principal:
     expires_at: datetime | None = None
     is_account_blocked: bool = False
     kind: TokenKind = "user"
+    user_id: str = ""
+    not_before: datetime | None = None
+    condition: AddressCondition | None = None
+    user_scopes: frozenset[str] = frozenset()
+    elsewhere: Mapping[str, Grant] = field(default_factory=dict, hash=False)
+    has_global_key: bool = False
+
+    @property
+    def holder_id(self) -> str:
+        """The user, or the account that is its own user."""
+        return self.user_id or self.account_id
+
+    def accounts(self) -> dict[str, Grant]:
+        """Everything that it opens, by account."""
+        own = {self.account_id: Grant(self.scopes, self.is_account_blocked)} if self.account_id else {}
+        return own | dict(self.elsewhere)
+
+    def on(self, account_id: str) -> Principal | None:
+        """This principal as one of that account; None where it has nothing to do with it."""
+        if account_id == self.account_id:
+            return self
+        grant = self.elsewhere.get(account_id)
+        if grant is None:
+            return None
+        own = {"account_id": account_id, "scopes": grant.scopes, "is_account_blocked": grant.is_account_blocked}
+        return replace(self, **own)  # type: ignore[arg-type]  # the fields' own types
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +82,5 @@ class Refused:
     account_id: str | None = None
     kind: TokenKind | None = None
     expires_at: datetime | None = None
+    not_before: datetime | None = None
+    condition: AddressCondition | None = None

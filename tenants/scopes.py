@@ -12,20 +12,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PermissionGroup:
-    """One row of the table: id (32 hex), name and category as the API shows them, and what it opens."""
+    """One row of the table: id (32 hex), name and category as the API shows them, what it opens, and whether that
+    belongs to an account or to a user."""
 
     group_id: str
     name: str
     category: str
     scopes: frozenset[str]
+    resource: str
 
 
-def _group(group_id: str, name: str, category: str, *scopes: str) -> PermissionGroup:
-    return PermissionGroup(group_id, name, category, frozenset(scopes))
+def _group(
+    group_id: str, name: str, category: str, *scopes: str, resource: str = "com.cloudflare.api.account"
+) -> PermissionGroup:
+    return PermissionGroup(group_id, name, category, frozenset(scopes), resource)
 
 
 _AI = "ai_and_machine_learning"
 _ACCOUNT = "account_and_billing"
+_USER = "com.cloudflare.api.user"
 
 GROUPS: tuple[PermissionGroup, ...] = (
     # Read is enough to run models; Write is asked for only to create and upload fine-tunes.
@@ -33,8 +38,15 @@ GROUPS: tuple[PermissionGroup, ...] = (
     _group("bacc64e0f6c34fc0883a1223f938a104", "Workers AI Write", _AI, "ai:run", "ai:write"),
     _group("6c80e02421494afc9ae14414ed442632", "Account Settings Read", _ACCOUNT, "account:read"),
     _group("18cb1d38bc4f4a7d9d2d1c1b0ca9a9e1", "Account Settings Write", _ACCOUNT, "account:read", "account:write"),
-    _group("0cc3a61731504c89b99ec1be78b77aa0", "API Tokens Read", _ACCOUNT, "api_token:read"),
-    _group("686d18d5ac6c441c867cbf6771e58a0a", "API Tokens Write", _ACCOUNT, "api_token:read", "api_token:write"),
+    _group("0cc3a61731504c89b99ec1be78b77aa0", "API Tokens Read", _ACCOUNT, "api_token:read", resource=_USER),
+    _group(
+        "686d18d5ac6c441c867cbf6771e58a0a",
+        "API Tokens Write",
+        _ACCOUNT,
+        "api_token:read",
+        "api_token:write",
+        resource=_USER,
+    ),
     _group("eb56a6953c034b9d97dd838155666f06", "Account API Tokens Read", _ACCOUNT, "account_api_token:read"),
     _group(
         "5bc3f8b21c554832afc660159ab75fa4",
@@ -44,6 +56,9 @@ GROUPS: tuple[PermissionGroup, ...] = (
         "account_api_token:write",
     ),
 )
+
+ALL_SCOPES = frozenset(scope for group in GROUPS for scope in group.scopes)
+"""What a user's global key opens on each of the user's accounts."""
 
 _BY_ID = {group.group_id: group for group in GROUPS}
 _BY_NAME = {group.name.lower(): group for group in GROUPS}

@@ -1,6 +1,6 @@
-"""The tenants' rows: accounts, API tokens and the epoch of their decisions, usage, audit.
+"""The tenants' rows: accounts, users and their memberships, API tokens and the epoch of decisions, usage, audit.
 
-Column definitions only. No table holds a secret's text: an API token's row holds a keyed hash of it.
+Column definitions only. No table holds a secret's text: an API token's row, and a user's, hold a keyed hash of it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,34 @@ accounts = Table(
     Column("created_at", UtcDateTime, nullable=False),
     # The epoch at which what a verifier may remember of this account's tokens last changed; 0 is never.
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
+    # JSON of what the API calls the account's settings; null is the defaults.
+    Column("settings", Text, nullable=True),
+    # A deleted account keeps its row, blocked: verifiers must hear of it, and usage and audit still name it.
+    Column("deleted_at", UtcDateTime, nullable=True),
     CheckConstraint("status IN ('active', 'blocked')", name="status"),
     Index(None, "decision_epoch"),
+)
+
+# A person with accounts of their own choosing and a global key. An account needs none: without, it is its own user.
+users = Table(
+    "users",
+    metadata,
+    Column("user_id", String(32), primary_key=True),
+    Column("email", String(254), nullable=False, unique=True),
+    Column("name", String(256), nullable=False),
+    # HMAC-SHA-256 of the global key under the server's pepper; null where there is none.
+    Column("global_key_digest", LargeBinary(32), nullable=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
+    Index(None, "decision_epoch"),
+)
+
+memberships = Table(
+    "memberships",
+    metadata,
+    Column("user_id", ForeignKey(users.c.user_id), primary_key=True),
+    Column("account_id", ForeignKey(accounts.c.account_id), primary_key=True, index=True),
+    Column("created_at", UtcDateTime, nullable=False),
 )
 
 api_tokens = Table(
@@ -48,12 +74,22 @@ api_tokens = Table(
     Column("lookup_id", String(10), nullable=False, unique=True),
     # HMAC-SHA-256 of the whole secret under the server's pepper.
     Column("digest", LargeBinary(32), nullable=False),
-    # Permission group ids, comma separated; scopes are derived from them when the token is verified.
+    # Permission group ids, comma separated; scopes are derived from them when the token is verified. Empty where
+    # `policies` says it.
     Column("permission_groups", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=True),
     Column("revoked_at", UtcDateTime, nullable=True),
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
+    # Whose user token this is; null for the account's own.
+    Column("user_id", String(32), nullable=True),
+    # JSON of tenants.policies.Policy, a list; null: `permission_groups` on `account_id`, and nothing else.
+    Column("policies", Text, nullable=True),
+    # JSON of tenants.conditions.AddressCondition; null: from anywhere.
+    Column("condition", Text, nullable=True),
+    Column("not_before", UtcDateTime, nullable=True),
+    Column("modified_at", UtcDateTime, nullable=True),
+    Index(None, "user_id"),
     CheckConstraint("kind IN ('user', 'account')", name="kind"),
     CheckConstraint("status IN ('active', 'disabled', 'revoked')", name="status"),
     Index(None, "decision_epoch"),

@@ -1,4 +1,4 @@
-"""From the text of an API token to the Principal it proves, or to why it proves none.
+"""From the text of an API token, or a user's global key, to the Principal it proves, or to why it proves none.
 
 Decisions are remembered for a short while, under a hash of the text, and forgotten the moment a change to the token or
 its account is seen: the epoch is read every second, and a hint over Redis asks for it sooner. While the database is
@@ -12,21 +12,21 @@ import contextlib
 import hashlib
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import select
 from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK, Clock
-from tenants import decision_epoch
+from tenants import credential_rows, decision_epoch
 from tenants.api_token_text import ParsedSecret, keyed_hash, parse_secret
+from tenants.credential_rows import Judged
 from tenants.principal import Principal, Refused
-from tenants.scopes import scopes_of
-from tenants.tables import accounts, api_token_epoch, api_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -37,27 +37,18 @@ _LOOKUP_TIMEOUT_S = 2.0
 _MAX_TEXT_LENGTH = 512
 _NO_DIGEST = bytes(32)  # what an unknown secret is compared with, so that it takes as long as a wrong one
 
-_QUERY = select(
-    api_tokens.c.api_token_id,
-    api_tokens.c.account_id,
-    api_tokens.c.kind,
-    api_tokens.c.status,
-    api_tokens.c.digest,
-    api_tokens.c.permission_groups,
-    api_tokens.c.expires_at,
-    accounts.c.status.label("account_status"),
-    select(api_token_epoch.c.epoch).scalar_subquery().label("epoch"),
-).join(accounts)
-
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
     """What the database said at `confirmed_s` (monotonic), as of `epoch`."""
 
     verdict: Principal | Refused
-    lookup_id: str
+    marks: frozenset[str]  # a change of any of these makes it void
     epoch: int
     confirmed_s: float
+
+
+LookUp = Callable[[], Coroutine[Any, Any, _Decision]]
 
 
 class TokenVerifier:
@@ -90,20 +81,42 @@ class TokenVerifier:
         if len(text) > _MAX_TEXT_LENGTH:
             return Refused("malformed")
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        decision = self._good.get(key) or self._refused.get(key)
-        age_s = 0.0 if decision is None else self._clock.monotonic_s() - decision.confirmed_s
-        if decision is not None and age_s < (STALE_S if self._is_database_away else FRESH_S):
-            return self._as_of_now(decision.verdict)
+        verdict = self._remembered(key)
+        if verdict is not None:
+            return verdict
         parsed = parse_secret(text)
         if isinstance(parsed, Refused):
             return parsed
+        return await self._decide(key, lambda: self._look_up_token(key, parsed, text))
+
+    async def verify_global_key(self, email: str, secret: str) -> Principal | Refused:
+        """Who this user is, by email and global key. Raises StoreUnavailable when that cannot be decided."""
+        if len(email) > _MAX_TEXT_LENGTH or len(secret) > _MAX_TEXT_LENGTH:
+            return Refused("malformed")
+        text = f"{email.lower()}\n{secret}"
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        verdict = self._remembered(key)
+        if verdict is not None:
+            return verdict
+        return await self._decide(key, lambda: self._look_up_user(key, email.lower(), secret))
+
+    def _remembered(self, key: bytes) -> Principal | Refused | None:
+        """A decision that is fresh enough, as of now."""
+        decision = self._good.get(key) or self._refused.get(key)
+        if decision is None:
+            return None
+        age_s = self._clock.monotonic_s() - decision.confirmed_s
+        return self._as_of_now(decision.verdict) if age_s < (STALE_S if self._is_database_away else FRESH_S) else None
+
+    async def _decide(self, key: bytes, look_up: LookUp) -> Principal | Refused:
         try:
-            decision = await self._confirm(key, parsed, text)
+            decision = await self._confirm(key, look_up)
         except StoreUnavailable:
             # Asked again: while we waited, a change to it may have been seen and the decision dropped.
-            decision = self._good.get(key) or self._refused.get(key)
-            if decision is None or self._clock.monotonic_s() - decision.confirmed_s >= STALE_S:
+            known = self._good.get(key) or self._refused.get(key)
+            if known is None or self._clock.monotonic_s() - known.confirmed_s >= STALE_S:
                 raise
+            decision = known
         return self._as_of_now(decision.verdict)
 
     async def watch(self) -> None:
@@ -130,25 +143,26 @@ class TokenVerifier:
             self._good.clear()
             self._refused.clear()
         elif changed:
-            lookup_ids = set(changed)
-            self._forget(lambda decision: decision.lookup_id in lookup_ids)
+            self._forget(changed)
         self._epoch = epoch
 
     def _as_of_now(self, verdict: Principal | Refused) -> Principal | Refused:
-        """Expiry goes by the wall clock, however lately the rest was confirmed."""
-        if (
-            isinstance(verdict, Principal)
-            and verdict.expires_at is not None
-            and verdict.expires_at <= self._clock.now()
-        ):
-            return Refused("expired", verdict.api_token_id, verdict.account_id, verdict.kind, verdict.expires_at)
+        """Times go by the wall clock, however lately the rest was confirmed."""
+        if isinstance(verdict, Refused) or (verdict.expires_at is None and verdict.not_before is None):
+            return verdict
+        now = self._clock.now()
+        known = (verdict.api_token_id, verdict.account_id, verdict.kind, verdict.expires_at, verdict.not_before)
+        if verdict.expires_at is not None and verdict.expires_at <= now:
+            return Refused("expired", *known, verdict.condition)
+        if verdict.not_before is not None and verdict.not_before > now:
+            return Refused("not_yet", *known, verdict.condition)
         return verdict
 
-    async def _confirm(self, key: bytes, parsed: ParsedSecret, text: str) -> _Decision:
+    async def _confirm(self, key: bytes, look_up: LookUp) -> _Decision:
         """Ask the database; all who ask about one secret at a time share one query."""
         task = self._lookups.get(key)
         if task is None:
-            task = asyncio.create_task(self._look_up(key, parsed, text))
+            task = asyncio.ensure_future(look_up())
             self._lookups[key] = task
             task.add_done_callback(lambda done: self._lookup_ended(key, done))
         return await asyncio.shield(task)
@@ -158,35 +172,55 @@ class TokenVerifier:
         if not task.cancelled():
             task.exception()  # seen, even when everyone who waited has gone
 
-    async def _look_up(self, key: bytes, parsed: ParsedSecret, text: str) -> _Decision:
-        asked_s = self._clock.monotonic_s()
-        query = _QUERY.where(api_tokens.c.lookup_id == parsed.lookup_id)
-        try:
-            async with asyncio.timeout(_LOOKUP_TIMEOUT_S), self._database.connection() as connection:
-                row = (await connection.execute(query)).mappings().one_or_none()
-        except TimeoutError:
-            raise StoreUnavailable("database: no answer in time") from None
-        is_right = hmac.compare_digest(keyed_hash(self._pepper, text), _NO_DIGEST if row is None else row["digest"])
-        if row is None or not is_right:
-            decision = _Decision(Refused("unknown"), parsed.lookup_id, self._epoch, asked_s)
-        else:
-            decision = _Decision(_verdict(row), parsed.lookup_id, row["epoch"], asked_s)
+    async def _look_up_token(self, key: bytes, parsed: ParsedSecret, text: str) -> _Decision:
+        async with self._reading() as connection:
+            asked_s = self._clock.monotonic_s()
+            row = await credential_rows.read_token(connection, parsed.lookup_id)
+            judged = Judged(Refused("unknown"), frozenset({parsed.lookup_id}))
+            if self._is_right(text, row) and row is not None:
+                judged = await credential_rows.judge_token(connection, row, parsed.lookup_id)
+        epoch = self._epoch if row is None else row["epoch"]
+        decision = _Decision(judged.verdict, judged.marks, epoch, asked_s)
         self._remember(key, decision)
         return decision
+
+    async def _look_up_user(self, key: bytes, email: str, secret: str) -> _Decision:
+        async with self._reading() as connection:
+            asked_s = self._clock.monotonic_s()
+            row = await credential_rows.read_user(connection, email)
+            judged = Judged(Refused("unknown"), frozenset() if row is None else frozenset({row["user_id"]}))
+            if self._is_right(secret, row) and row is not None:
+                judged = await credential_rows.judge_user(connection, row)
+        epoch = self._epoch if row is None else row["epoch"]
+        decision = _Decision(judged.verdict, judged.marks, epoch, asked_s)
+        self._remember(key, decision)
+        return decision
+
+    @contextlib.asynccontextmanager
+    async def _reading(self) -> AsyncIterator[AsyncConnection]:
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S), self._database.connection() as connection:
+                yield connection
+        except TimeoutError:
+            raise StoreUnavailable("database: no answer in time") from None
+
+    def _is_right(self, text: str, row: RowMapping | None) -> bool:
+        return hmac.compare_digest(keyed_hash(self._pepper, text), _NO_DIGEST if row is None else row["digest"])
 
     def _remember(self, key: bytes, decision: _Decision) -> None:
         self._good.pop(key, None)
         self._refused.pop(key, None)
         if decision.epoch < self._epoch:
-            return  # a change was seen while this was being read, and it may be about this very token
+            return  # a change was seen while this was being read, and it may be about this very credential
         table = self._good if isinstance(decision.verdict, Principal) else self._refused
         if len(table) >= self._max_remembered:
             del table[next(iter(table))]  # the one confirmed longest ago
         table[key] = decision
 
-    def _forget(self, is_concerned: Callable[[_Decision], bool]) -> None:
+    def _forget(self, marks: Iterable[str]) -> None:
+        changed = frozenset(marks)
         for table in (self._good, self._refused):
-            for key in [key for key, decision in table.items() if is_concerned(decision)]:
+            for key in [key for key, decision in table.items() if not changed.isdisjoint(decision.marks)]:
                 del table[key]
 
     async def _poll_for_ever(self) -> None:
@@ -207,20 +241,5 @@ class TokenVerifier:
 
     def _hear(self, changed_id: str) -> None:
         """A hint. What it names is asked for again in any case; the rest waits for what the epoch says."""
-        self._forget(lambda decision: changed_id in (decision.verdict.api_token_id, decision.verdict.account_id))
+        self._forget([changed_id])
         self._poll_now.set()
-
-
-def _verdict(row: RowMapping) -> Principal | Refused:
-    """What a row whose secret was right says."""
-    kind, expires_at = row["kind"], row["expires_at"]
-    if row["status"] != "active":
-        return Refused(row["status"], row["api_token_id"], row["account_id"], kind, expires_at)
-    return Principal(
-        account_id=row["account_id"],
-        api_token_id=row["api_token_id"],
-        scopes=scopes_of(row["permission_groups"].split(",")),
-        expires_at=expires_at,
-        is_account_blocked=row["account_status"] == "blocked",
-        kind=kind,
-    )

@@ -1,0 +1,118 @@
+"""What the database says of one credential: the row behind it, and the Principal or refusal that the row comes to.
+
+Compares no secret and remembers nothing: that is `token_verifier.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from tenants.conditions import decode_condition
+from tenants.policies import decode_policies, scopes_anywhere, scopes_on
+from tenants.principal import Grant, Principal, Refused
+from tenants.scopes import ALL_SCOPES, scopes_of
+from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
+
+_EPOCH = select(api_token_epoch.c.epoch).scalar_subquery().label("epoch")
+_TOKEN = select(
+    api_tokens.c.api_token_id,
+    api_tokens.c.account_id,
+    api_tokens.c.user_id,
+    api_tokens.c.kind,
+    api_tokens.c.status,
+    api_tokens.c.digest,
+    api_tokens.c.permission_groups,
+    api_tokens.c.policies,
+    api_tokens.c.condition,
+    api_tokens.c.not_before,
+    api_tokens.c.expires_at,
+    accounts.c.status.label("account_status"),
+    _EPOCH,
+).join(accounts)
+_USER = select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, and what it rests on: lookup, token, account and user ids, a change of which makes it void."""
+
+    verdict: Principal | Refused
+    marks: frozenset[str]
+
+
+async def read_token(connection: AsyncConnection, lookup_id: str) -> RowMapping | None:
+    """The row of an API token, with `digest`, and the `epoch` as of which it was read."""
+    query = _TOKEN.where(api_tokens.c.lookup_id == lookup_id)
+    return (await connection.execute(query)).mappings().one_or_none()
+
+
+async def read_user(connection: AsyncConnection, email: str) -> RowMapping | None:
+    """The row of a user who has a global key, with `digest` and `epoch`."""
+    query = _USER.where(users.c.email == email, users.c.global_key_digest.is_not(None))
+    return (await connection.execute(query)).mappings().one_or_none()
+
+
+async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Judged:
+    """What a token's row whose secret was right comes to."""
+    account_id, user_id = row["account_id"], row["user_id"] or ""
+    condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
+    marks = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
+    if row["status"] != "active":
+        known = (row["api_token_id"], account_id, row["kind"], *window, condition)
+        return Judged(Refused(row["status"], *known), frozenset(marks))
+    scopes, user_scopes = scopes_of(row["permission_groups"].split(",")), frozenset[str]()
+    elsewhere: dict[str, Grant] = {}
+    if row["policies"] is not None:
+        policies = decode_policies(row["policies"])
+        held = await _accounts_of_user(connection, user_id) if user_id else {account_id: row["account_status"]}
+        marks |= held.keys()
+        grants = {other: _grant(scopes_on(policies, other), status) for other, status in held.items()}
+        own = grants.pop(account_id, None)
+        scopes, user_scopes = own.scopes if own else frozenset(), scopes_anywhere(policies)
+        elsewhere = {other: grant for other, grant in grants.items() if grant.scopes}
+    principal = Principal(
+        account_id=account_id,
+        api_token_id=row["api_token_id"],
+        scopes=scopes,
+        expires_at=row["expires_at"],
+        is_account_blocked=row["account_status"] == "blocked",
+        kind=row["kind"],
+        user_id=user_id,
+        not_before=row["not_before"],
+        condition=condition,
+        user_scopes=user_scopes,
+        elsewhere=elsewhere,
+    )
+    return Judged(principal, frozenset(marks))
+
+
+async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
+    """What a user's global key opens: everything, on each of the user's accounts."""
+    user_id = row["user_id"]
+    held = await _accounts_of_user(connection, user_id)
+    principal = Principal(
+        account_id="",
+        api_token_id=user_id,
+        scopes=frozenset(),
+        user_id=user_id,
+        user_scopes=ALL_SCOPES,
+        elsewhere={account_id: _grant(ALL_SCOPES, status) for account_id, status in held.items()},
+        has_global_key=True,
+    )
+    return Judged(principal, frozenset({user_id, *held}))
+
+
+def _grant(scopes: frozenset[str], status: str) -> Grant:
+    return Grant(scopes, status == "blocked")
+
+
+async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, str]:
+    """Account id -> status of each account that a user is a member of."""
+    query = select(accounts.c.account_id, accounts.c.status).join(memberships)
+    query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
+    return {row.account_id: row.status for row in await connection.execute(query)}

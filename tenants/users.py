@@ -1,0 +1,186 @@
+"""Users: people with accounts of their own choosing and a global key. Created by the operator.
+
+An account needs no user: without one it is its own, under its own id, with itself as the only account.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.database import Database, new_id_hex
+from storage.ephemeral import Ephemeral
+from storage.errors import Missing
+from telemetry.clock import SYSTEM_CLOCK, Clock
+from tenants import audit, decision_epoch
+from tenants.accounts import Account, checked_name, insert_account
+from tenants.api_token_text import keyed_hash, mint_global_key
+from tenants.tables import accounts, memberships, users
+
+_EMAIL = re.compile(r"[^@\s\x00-\x1f\x7f]{1,64}@[A-Za-z0-9.-]{1,189}")
+MIN_GLOBAL_KEY_CHARACTERS, MAX_GLOBAL_KEY_CHARACTERS = 32, 128
+
+
+@dataclass(frozen=True)
+class User:
+    """One person."""
+
+    user_id: str
+    email: str
+    name: str
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class CreatedUser:
+    """A new user with the only copy of the global key there will ever be."""
+
+    user: User
+    global_key: str
+
+    def __repr__(self) -> str:
+        return f"CreatedUser(user={self.user!r}, global_key='********')"
+
+
+_COLUMNS = [users.c[name] for name in ("user_id", "email", "name", "created_at")]
+
+
+async def create(
+    database: Database,
+    pepper: bytes,
+    email: str,
+    account_ids: tuple[str, ...] = (),
+    *,
+    global_key: str = "",
+    who: str = "cli",
+    clock: Clock = SYSTEM_CLOCK,
+) -> CreatedUser:
+    """A new user and member of those accounts, with a fresh global key unless one is given.
+
+    Raises ValueError for a bad email or key, Conflict for an email that is taken, Missing for an unknown account.
+    """
+    if not _EMAIL.fullmatch(email):
+        raise ValueError("an email has the form name@host, at most 254 characters")
+    if global_key and not MIN_GLOBAL_KEY_CHARACTERS <= len(global_key) <= MAX_GLOBAL_KEY_CHARACTERS:
+        raise ValueError(f"a global key has {MIN_GLOBAL_KEY_CHARACTERS} to {MAX_GLOBAL_KEY_CHARACTERS} characters")
+    key, now = global_key or mint_global_key(), clock.now()
+    user = User(new_id_hex(), email.lower(), checked_name(email.partition("@")[0]), now)
+    async with database.transaction() as connection:
+        row = {column: getattr(user, column.name) for column in _COLUMNS}
+        await connection.execute(insert(users).values(row | {users.c.global_key_digest: keyed_hash(pepper, key)}))
+        for account_id in account_ids:
+            await _join(connection, user.user_id, account_id, now, who)
+    return CreatedUser(user, key)
+
+
+async def find(database: Database, user_id: str) -> User | None:
+    async with database.connection() as connection:
+        row = (await connection.execute(select(*_COLUMNS).where(users.c.user_id == user_id))).mappings().one_or_none()
+    return None if row is None else User(**row)
+
+
+async def find_by_email(database: Database, email: str) -> User | None:
+    async with database.connection() as connection:
+        query = select(*_COLUMNS).where(users.c.email == email.lower())
+        row = (await connection.execute(query)).mappings().one_or_none()
+    return None if row is None else User(**row)
+
+
+async def list_all(database: Database) -> list[User]:
+    """Every user, oldest first."""
+    async with database.connection() as connection:
+        query = select(*_COLUMNS).order_by(users.c.created_at, users.c.user_id)
+        return [User(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def roll_global_key(
+    database: Database, pepper: bytes, user_id: str, *, ephemeral: Ephemeral | None = None
+) -> str:
+    """A fresh global key; the old one is refused within seconds. Raises Missing."""
+    key = mint_global_key()
+    async with database.transaction() as connection:
+        epoch = await decision_epoch.raise_epoch(connection)
+        changed = update(users).where(users.c.user_id == user_id)
+        done = await connection.execute(changed.values(global_key_digest=keyed_hash(pepper, key), decision_epoch=epoch))
+        if done.rowcount == 0:
+            raise Missing(f"user {user_id}")
+    await decision_epoch.tell(ephemeral, user_id)
+    return key
+
+
+async def create_account(
+    database: Database,
+    user_id: str,
+    account: Account,
+    *,
+    who: str,
+    ephemeral: Ephemeral | None = None,
+) -> None:
+    """Write a new account whose member this user is, in one transaction. Raises Missing, Conflict."""
+    async with database.transaction() as connection:
+        await insert_account(connection, account, who)
+        await _join(connection, user_id, account.account_id, account.created_at, who)
+    await decision_epoch.tell(ephemeral, user_id)
+
+
+async def join(
+    database: Database,
+    user_id: str,
+    account_id: str,
+    *,
+    who: str = "cli",
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Make a user a member of an account. Raises Missing for either, Conflict for a member."""
+    async with database.transaction() as connection:
+        await _join(connection, user_id, account_id, clock.now(), who)
+    await decision_epoch.tell(ephemeral, user_id)
+
+
+async def leave(
+    database: Database,
+    user_id: str,
+    account_id: str,
+    *,
+    who: str = "cli",
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """End a membership: what the user holds opens the account no more, within seconds. Raises Missing."""
+    async with database.transaction() as connection:
+        this = (memberships.c.user_id == user_id) & (memberships.c.account_id == account_id)
+        if (await connection.execute(delete(memberships).where(this))).rowcount == 0:
+            raise Missing(f"membership of {user_id} in {account_id}")
+        await _note_change(connection, user_id)
+        ids = {"account_id": account_id, "subject_id": user_id}
+        await audit.append(connection, at=clock.now(), who=who, action="membership.delete", **ids)
+    await decision_epoch.tell(ephemeral, user_id)
+
+
+def membership_id(holder_id: str, account_id: str) -> str:
+    """The API's id of a membership; always the same for the same two."""
+    return hashlib.sha256(f"membership:{holder_id}:{account_id}".encode()).hexdigest()[:32]
+
+
+async def _join(connection: AsyncConnection, user_id: str, account_id: str, now: datetime, who: str) -> None:
+    is_there = select(accounts.c.account_id).where(accounts.c.account_id == account_id, accounts.c.deleted_at.is_(None))
+    if (await connection.execute(is_there)).scalar_one_or_none() is None:
+        raise Missing(f"account {account_id}")
+    await _note_change(connection, user_id)
+    row = {"user_id": user_id, "account_id": account_id, "created_at": now}
+    await connection.execute(insert(memberships).values(**row))
+    ids = {"account_id": account_id, "subject_id": user_id}
+    await audit.append(connection, at=now, who=who, action="membership.create", **ids)
+
+
+async def _note_change(connection: AsyncConnection, user_id: str) -> None:
+    epoch = await decision_epoch.raise_epoch(connection)
+    done = await connection.execute(update(users).where(users.c.user_id == user_id).values(decision_epoch=epoch))
+    if done.rowcount == 0:
+        raise Missing(f"user {user_id}")
