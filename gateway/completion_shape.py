@@ -54,6 +54,9 @@ class CompletionText:
         self._offsets[choice] += len(text)
         return _frame(self._chunks.choice(choice, text, None, logprobs, offset))
 
+    def reasoning(self, _text: str, _choice: int = 0) -> bytes:
+        raise AssertionError("a text is continued without a template that would have the model think")
+
     def tool_call(self, _delta: ToolCallDelta) -> bytes:
         raise AssertionError("a text is continued without tools")
 

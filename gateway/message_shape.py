@@ -31,13 +31,14 @@ class MessageText:
             "model": model,
         }
         self._num_blocks = 0
-        self._open_call: int | None = None  # the call that the open block tells; None for one of text
-        self._is_open = False
+        self._open_block: int | str | None = None  # the number of the call that it tells, or else its type
         self._has_begun = False
         self._delta = b""  # the head of the open block's next event, up to the text itself
 
     def whole(self, outcome: Outcome) -> bytes:
         content: list[dict[str, Any]] = []
+        if outcome.choices[0].reasoning:
+            content.append({"type": "thinking", "thinking": outcome.choices[0].reasoning, "signature": ""})
         if outcome.text or not outcome.tool_calls:
             content.append({"type": "text", "text": outcome.text})
         for call in outcome.tool_calls:
@@ -59,13 +60,20 @@ class MessageText:
 
     def text(self, text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
         frames = b""
-        if not self._is_open or self._open_call is not None:
-            frames = self._close() + self._open(None, {"type": "text", "text": ""}, b'text_delta","text')
+        if self._open_block != "text":
+            frames = self._close() + self._open("text", {"type": "text", "text": ""}, b'text_delta","text')
+        return frames + self._delta + envelope.encode(text) + b"}}\n\n"
+
+    def reasoning(self, text: str, _choice: int = 0) -> bytes:
+        frames = b""
+        if self._open_block != "thinking":
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            frames = self._close() + self._open("thinking", block, b'thinking_delta","thinking')
         return frames + self._delta + envelope.encode(text) + b"}}\n\n"
 
     def tool_call(self, delta: ToolCallDelta) -> bytes:
         frames = b""
-        if not self._is_open or self._open_call != delta.index:
+        if self._open_block != delta.index:
             block: dict[str, Any] = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
             frames = self._close() + self._open(delta.index, block, b'input_json_delta","partial_json')
         if not delta.arguments:
@@ -83,10 +91,10 @@ class MessageText:
     def error(self, refusal: Refusal) -> bytes:
         return _event("error", error=envelope.anthropic_error(refusal))
 
-    def _open(self, call: int | None, block: dict[str, Any], delta: bytes) -> bytes:
+    def _open(self, kind: int | str, block: dict[str, Any], delta: bytes) -> bytes:
         index = self._num_blocks
         self._num_blocks += 1
-        self._is_open, self._open_call = True, call
+        self._open_block = kind
         self._delta = _DELTA % (index, delta)
         return _event("content_block_start", index=index, content_block=block)
 
@@ -94,9 +102,9 @@ class MessageText:
         """The frames that end the open block; of an answer that has not begun, those that begin it."""
         if not self._has_begun:
             return self.begin(Started())
-        if not self._is_open:
+        if self._open_block is None:
             return b""
-        self._is_open = False
+        self._open_block = None
         return _event("content_block_stop", index=self._num_blocks - 1)
 
 

@@ -1,7 +1,7 @@
 """OpenAI's `response`, whole and as its events: items that open, grow and close. Pure.
 
-An answer's items are what the model says and the calls it makes, in their order; its events are numbered. What is
-constant in the events of text is rendered once for an item. A stream ends with `response.completed` or
+An answer's items are what the model thinks, what it says and the calls it makes, in their order; events are numbered.
+What is constant in the events of text is rendered once for an item. A stream ends with `response.completed` or
 `response.incomplete`; one that breaks with an `error` event.
 """
 
@@ -35,6 +35,14 @@ ECHOED: dict[str, Any] = {
 }  # what a response repeats of its request, and what it says of what was left out
 
 Status = Literal["in_progress", "completed", "incomplete"]
+Kind = Literal["reasoning", "message", "function_call"]
+
+_PREFIXES: dict[Kind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
+_DELTAS: dict[Kind, tuple[bytes, bytes]] = {  # the event's name, and the place in the item
+    "reasoning": (b"reasoning_text", b',"content_index":0'),
+    "message": (b"output_text", b',"content_index":0'),
+    "function_call": (b"function_call_arguments", b""),
+}
 
 
 def response_id_of(request_id: str) -> str:
@@ -48,6 +56,7 @@ class _Item:
 
     index: int
     id: str
+    kind: Kind
     call: ToolCallDelta | None
     delta: bytes
     texts: list[str] = field(default_factory=list)
@@ -59,7 +68,9 @@ class _Item:
 
     @property
     def part(self) -> dict[str, Any]:
-        """The one part of a message's content."""
+        """The one part of the content of what is said or thought."""
+        if self.kind == "reasoning":
+            return {"type": "reasoning_text", "text": self.text}
         logprobs = openai.logprobs_object(self.logprobs)["content"]
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": logprobs}
 
@@ -75,6 +86,8 @@ class _Item:
                 "arguments": "" if is_empty else self.text,
             }
         content = [] if is_empty else [self.part]
+        if self.kind == "reasoning":
+            return {"id": self.id, "type": "reasoning", "status": status, "summary": [], "content": content}
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
@@ -100,12 +113,14 @@ class ResponseText:
 
     def whole(self, outcome: Outcome) -> bytes:
         finished = outcome.finished
+        if outcome.choices[0].reasoning:
+            self._opened("reasoning", None).texts.append(outcome.choices[0].reasoning)
         if outcome.text or not outcome.tool_calls:
-            item = self._opened(None)
+            item = self._opened("message", None)
             item.texts.append(outcome.text)
             item.logprobs += outcome.logprobs
         for index, call in enumerate(outcome.tool_calls):
-            item = self._opened(ToolCallDelta(index=index, id=call.id, name=call.name))
+            item = self._opened("function_call", ToolCallDelta(index=index, id=call.id, name=call.name))
             item.texts.append(call.arguments)
         status = _status_of(finished)
         output = [item.shown("completed") for item in self._items[:-1]] + [self._items[-1].shown(status)]
@@ -120,14 +135,19 @@ class ResponseText:
         )
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
-        item, frames = self._open(None)
+        item, frames = self._open("message", None)
         item.texts.append(text)
         item.logprobs += logprobs
         shown = envelope.encode(openai.logprobs_object(logprobs)["content"]) if logprobs else b"[]"
         return frames + self._delta(item, text, b',"logprobs":' + shown)
 
+    def reasoning(self, text: str, _choice: int = 0) -> bytes:
+        item, frames = self._open("reasoning", None)
+        item.texts.append(text)
+        return frames + self._delta(item, text)
+
     def tool_call(self, delta: ToolCallDelta) -> bytes:
-        item, frames = self._open(delta)
+        item, frames = self._open("function_call", delta)
         if not delta.arguments:
             return frames
         item.texts.append(delta.arguments)
@@ -138,7 +158,7 @@ class ResponseText:
 
     def end(self, finished: Finished) -> bytes:
         status = _status_of(finished)
-        frames = b"" if self._items else self._open(None)[1]
+        frames = b"" if self._items else self._open("message", None)[1]
         frames += self._close(status)
         return frames + self._event(f"response.{status}", response=self._response(status, self._done, finished.usage))
 
@@ -155,27 +175,27 @@ class ResponseText:
             "usage": None if usage is None else _usage(usage),
         }
 
-    def _opened(self, call: ToolCallDelta | None) -> _Item:
+    def _opened(self, kind: Kind, call: ToolCallDelta | None) -> _Item:
         """A new item, the last of the output."""
         index = len(self._items)
-        item_id = f"{'msg' if call is None else 'fc'}_{self._suffix}{index:02x}"
-        kind, place = ("output_text", b',"content_index":0') if call is None else ("function_call_arguments", b"")
-        head = b'event: response.%s.delta\ndata: {"type":"response.%s.delta"' % (kind.encode(), kind.encode())
+        item_id = f"{_PREFIXES[kind]}_{self._suffix}{index:02x}"
+        name, place = _DELTAS[kind]
+        head = b'event: response.%s.delta\ndata: {"type":"response.%s.delta"' % (name, name)
         head += b',"item_id":%s,"output_index":%d%s,"delta":' % (envelope.encode(item_id), index, place)
-        self._items.append(_Item(index, item_id, call, head))
+        self._items.append(_Item(index, item_id, kind, call, head))
         return self._items[-1]
 
-    def _open(self, delta: ToolCallDelta | None) -> tuple[_Item, bytes]:
+    def _open(self, kind: Kind, delta: ToolCallDelta | None) -> tuple[_Item, bytes]:
         """The item that a piece is of, and the frames that close the one before it and open it."""
         item = self._items[-1] if self._items else None
-        if item is not None and _is_of(item, delta):
+        if item is not None and _is_of(item, kind, delta):
             return item, b""
         frames = self._close("completed") if self._has_begun else self.begin(Started())
-        item = self._opened(delta)
+        item = self._opened(kind, delta)
         frames += self._event(
             "response.output_item.added", output_index=item.index, item=item.shown("in_progress", is_empty=True)
         )
-        if delta is None:
+        if kind == "message":
             frames += self._event("response.content_part.added", **_place(item), part=item.part)
         return item, frames
 
@@ -189,6 +209,8 @@ class ResponseText:
             frames = self._event(
                 "response.function_call_arguments.done", **place, name=item.call.name, arguments=item.text
             )
+        elif item.kind == "reasoning":
+            frames = self._event("response.reasoning_text.done", **_place(item), text=item.text)
         else:
             part = item.part
             frames = self._event("response.output_text.done", **_place(item), text=item.text, logprobs=part["logprobs"])
@@ -206,10 +228,8 @@ class ResponseText:
         return b"event: " + kind.encode() + b"\ndata: " + envelope.encode(event) + b"\n\n"
 
 
-def _is_of(item: _Item, delta: ToolCallDelta | None) -> bool:
-    if delta is None or item.call is None:
-        return delta is None and item.call is None
-    return item.call.index == delta.index
+def _is_of(item: _Item, kind: Kind, delta: ToolCallDelta | None) -> bool:
+    return item.kind == kind and (delta is None or item.call is None or item.call.index == delta.index)
 
 
 def _place(item: _Item) -> dict[str, Any]:
@@ -225,6 +245,6 @@ def _usage(usage: Usage) -> dict[str, Any]:
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

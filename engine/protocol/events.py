@@ -28,11 +28,13 @@ FailureReason = Literal[
 
 
 class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a call really consumed. `cached_tokens` is the part of `prompt_tokens` served from the prefix cache."""
+    """What a call really consumed. `cached_tokens` is the part of `prompt_tokens` served from the prefix cache,
+    `reasoning_tokens` that of `completion_tokens` which the model thought before it answered."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
@@ -51,12 +53,14 @@ class Started(Struct, frozen=True, tag="started", omit_defaults=True):
 
 
 class Token(Struct, frozen=True, tag="token", omit_defaults=True):
-    """Text of one or more newly generated tokens; never ends inside a character. May be empty."""
+    """Text of one or more newly generated tokens; never ends inside a character. May be empty. `is_reasoning`: what the
+    model thought, not what it answered."""
 
     text: str
     num_tokens: int = 1
     logprobs: tuple[TokenLogprob, ...] = ()
     choice: int = 0
+    is_reasoning: bool = False
 
 
 class ToolCallDelta(Struct, frozen=True, tag="tool_call", omit_defaults=True, kw_only=True):

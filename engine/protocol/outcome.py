@@ -25,6 +25,7 @@ class Choice:
     """One answer so far. `reason` is None until it has ended."""
 
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     deltas: list[ToolCallDelta] = field(default_factory=list)
     reason: FinishReason | None = None
@@ -32,6 +33,11 @@ class Choice:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered."""
+        return "".join(self.thoughts)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -56,7 +62,7 @@ class Outcome:
     def add(self, event: Event) -> None:
         if isinstance(event, Token):
             choice = self._choice(event.choice)
-            choice.texts.append(event.text)
+            (choice.thoughts if event.is_reasoning else choice.texts).append(event.text)
             choice.logprobs += event.logprobs
         elif isinstance(event, ToolCallDelta):
             self._choice(event.choice).deltas.append(event)
