@@ -69,6 +69,8 @@ class Reason(enum.Enum):
     INPUT_INVALID = Row(400, 5006, "Bad input: Error: {detail}", is_ai=True)
     JSON_MODE_FAILED = Row(400, 5024, "JSON Mode couldn't be met", is_ai=True)
     PROMPT_TOO_LONG = Row(413, 3006, "The prompt is longer than the model's context{detail}", is_ai=True)
+    RATE_LIMITED = Row(429, 971, "Rate limit of this API token exceeded, please wait", should_retry=True)
+    TASK_RATE_LIMITED = Row(429, 3040, "Rate limit of this task exceeded, please wait", is_ai=True, should_retry=True)
     TIMEOUT = Row(408, 3007, "Request timed out", is_ai=True, should_retry=False)
     ABORTED = Row(408, 3008, "The request was aborted before it was finished", is_ai=True)
     OUT_OF_CAPACITY = Row(429, 3040, "Capacity temporarily exceeded, please try again.", is_ai=True, should_retry=True)

@@ -47,6 +47,7 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
         resolved = resolved or _find_model(services.registry, _model_in(body))
         exchange.answer_headers = _headers_of(exchange, resolved)
+        _check_rate(services, exchange, principal, resolved)
         asked = door.read(resolved.card, body)
         turns: tuple[ChatMessage, ...] = ()
         if asked.thread is not None:
@@ -77,6 +78,22 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         finally:
             exchange.when_client_leaves(None)
             await events.close()
+
+
+def _check_rate(services: Services, exchange: Exchange, principal: Principal, resolved: Resolved) -> None:
+    """Count the call against its windows, and say how it stands to them. Raises Refusal."""
+    found = services.limits.take(principal.account_id, principal.api_token_id, resolved.card.task_slug)
+    if found is None:
+        return
+    name, standing = found
+    rule = standing.rule
+    exchange.answer_headers += [
+        (b"ratelimit", b'"default";r=%d;t=%d' % (standing.remaining, standing.reset_s)),
+        (b"ratelimit-policy", b'"default";q=%d;w=%d' % (rule.count, rule.window_s)),
+    ]
+    if not standing.is_admitted:
+        reason = Reason.RATE_LIMITED if name == "token" else Reason.TASK_RATE_LIMITED
+        raise Refusal(reason, retry_after_s=standing.reset_s)
 
 
 def _place(services: Services, call: Call) -> list[NodeLink]:

@@ -26,6 +26,7 @@ from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants.api_tokens import TokenVerifier
 from tenants.cache_namespace import cache_namespace, fairness_id
 from tenants.ledger import UsageLedger
+from tenants.limits import Limits, parse_rules
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Services:
     admission: Admission
     blocked_inputs: BlockedInputs
     threads: Threads
+    limits: Limits
     cache_identity: Callable[[str], tuple[bytes, int]]
 
     def missing_for_readiness(self) -> str | None:
@@ -80,11 +82,13 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         except (StoreUnavailable, TimeoutError):
             log.warning("starting without a store; it is tried again in the background", extra={"what": what})
 
+    limits = Limits(parse_rules(settings.rate_limits), ephemeral, SYSTEM_CLOCK)
+
     @lru_cache(maxsize=65536)
     def cache_identity(account_id: str) -> tuple[bytes, int]:
         return cache_namespace(settings.cache_secret, account_id), fairness_id(settings.cache_secret, account_id)
 
-    loops = (nodes.run, registry.watch, verifier.watch, ledger.run)
+    loops = (nodes.run, registry.watch, verifier.watch, ledger.run, limits.run)
     jobs = [asyncio.create_task(_keep_running(loop), name=loop.__qualname__) for loop in loops]
     try:
         yield Services(
@@ -96,6 +100,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             nodes=nodes,
             admission=Admission(settings.max_calls),
             blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
+            limits=limits,
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             cache_identity=cache_identity,
         )

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from telemetry.settings import SettingError, at_least, log_level, setting, starts_with, strong_secret
+from tenants.limits import parse_rules
 
 
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be a port, 0 to 65535"
+
+
+def _rate_limits(value: str) -> str | None:
+    try:
+        parse_rules(value)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,13 @@ class GatewaySettings:
         "HEARTH_CORS_ORIGINS",
         "origins whose pages may call from a browser, with commas between; * for any, empty for none",
         default="*",
+    )
+    rate_limits: str = setting(
+        "HEARTH_RATE_LIMITS",
+        "requests an account may make of a task, and an API token of all, as task=count/seconds with commas between "
+        "(text-generation=300/60, token=1200/300); contract for those of Workers AI, empty for none",
+        default="",
+        check=_rate_limits,
     )
     body_timeout_s: float = setting(
         "HEARTH_BODY_TIMEOUT_S", "time for a request body to arrive", default=60.0, check=at_least(0.1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
 from redis.asyncio import Redis
@@ -59,6 +59,16 @@ class Ephemeral:
     async def delete(self, key: str) -> None:
         with _translated():
             await self._redis.delete(key)
+
+    async def add(self, counts: Mapping[str, int], ttl_s: float) -> dict[str, int]:
+        """Add to counters, in one exchange; what each then is. One that nobody adds to is gone after `ttl_s`."""
+        with _translated():
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for key, count in counts.items():
+                    pipeline.incrby(key, count)
+                    pipeline.pexpire(key, _milliseconds(ttl_s))
+                answers: Any = await pipeline.execute()
+        return dict(zip(counts, answers[::2], strict=True))
 
     async def announce(self, kind: str, id: str, payload: bytes, ttl_s: float) -> None:
         """Be present among `kind` for the next `ttl_s` seconds; the newest payload counts."""
