@@ -19,6 +19,7 @@ from cli.settings import settings
 from cli.token import app as token
 from cli.up import up
 from cli.usage import usage
+from cli.user import app as user
 
 app = typer.Typer(
     name="hearth",
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(up)
 app.add_typer(account, name="account")
 app.add_typer(token, name="token")
+app.add_typer(user, name="user")
 app.add_typer(model, name="model")
 app.command()(usage)
 app.command()(doctor)

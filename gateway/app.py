@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import authentication, pipeline
-from gateway.api import api_tokens, docs, health, models
+from gateway.api import accounts, api_tokens, docs, health, held_tokens, models, users
 from gateway.api.chat_completions import CHAT_COMPLETIONS
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
@@ -31,6 +31,7 @@ from gateway.middleware import AccessLog, App, RequestIdentity
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
 from telemetry import metrics
+from tenants.principal import Principal
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,20 @@ Endpoint = Callable[[Services, Request], Awaitable[Response]]
 
 BASE = "/client/v4"
 ACCOUNT = BASE + "/accounts/{account_id}"
+
+
+def _token_routes(base: str, reading: Access, writing: Access) -> tuple[Route, ...]:
+    """The same for a user's API tokens and an account's: an account in the path says whose."""
+    return (
+        Route("GET", base, reading, held_tokens.list_),
+        Route("POST", base, writing, held_tokens.create),
+        Route("GET", base + "/permission_groups", reading, held_tokens.list_groups),
+        Route("GET", base + "/{api_token_id}", reading, held_tokens.get),
+        Route("PUT", base + "/{api_token_id}", writing, held_tokens.update),
+        Route("DELETE", base + "/{api_token_id}", writing, held_tokens.delete),
+        Route("PUT", base + "/{api_token_id}/value", writing, held_tokens.roll),
+    )
+
 
 _ROUTES = (
     Route("POST", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, RUN),
@@ -50,8 +65,19 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/ai/v1/models/{model...}", Access.RUN_MODELS, models.get_openai),
     Route("GET", ACCOUNT + "/ai/models/search", Access.RUN_MODELS, models.search),
     Route("GET", ACCOUNT + "/ai/models/schema", Access.RUN_MODELS, models.schema),
+    Route("GET", BASE + "/accounts", Access.PROVEN, accounts.list_),
+    Route("POST", BASE + "/accounts", Access.USER, accounts.create),
+    Route("GET", ACCOUNT, Access.READ_ACCOUNT, accounts.get),
+    Route("PUT", ACCOUNT, Access.WRITE_ACCOUNT, accounts.update),
+    Route("DELETE", ACCOUNT, Access.WRITE_ACCOUNT, accounts.delete),
+    Route("GET", BASE + "/user", Access.USER, users.get),
+    Route("GET", BASE + "/memberships", Access.USER, users.list_memberships),
+    Route("GET", BASE + "/memberships/{membership_id}", Access.USER, users.get_membership),
+    Route("DELETE", BASE + "/memberships/{membership_id}", Access.USER, users.leave),
     Route("GET", BASE + "/user/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_user_token),
     Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_account_token),
+    *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),
+    *_token_routes(ACCOUNT + "/tokens", Access.READ_ACCOUNT_TOKENS, Access.WRITE_ACCOUNT_TOKENS),
     Route("GET", "/healthz", Access.PUBLIC, health.healthz),
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
     Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
@@ -130,12 +156,22 @@ class _Front:
             account_id, model = parameters["account_id"], parameters.get("model")
             await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)
             return
-        if route.access is Access.RUN_MODELS:
-            principal = await authentication.prove(self._services.verifier, exchange.headers)
-            exchange.trust_client()
-            authentication.permit(principal, parameters["account_id"], authentication.RUN_MODELS_SCOPE)
+        if route.access not in (Access.PUBLIC, Access.PROVES_ITSELF):
+            scope["hearth.principal"] = await self._admit(route.access, parameters.get("account_id"), exchange)
         scope["path_params"] = parameters
+        scope["hearth.exchange"] = exchange
         endpoint: Endpoint = route.endpoint
         response = await endpoint(self._services, Request(scope, receive))
         exchange.has_started = True
         await response(scope, receive, send)
+
+    async def _admit(self, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
+        """Who is calling, as one of the account in the path, if this is open to them. Raises Refusal."""
+        address = self._services.client_address(exchange.peer)
+        principal = await authentication.prove(self._services.verifier, exchange.headers, address)
+        exchange.trust_client()
+        if access is Access.PROVEN:
+            return principal
+        if account_id is None:
+            return authentication.permit_user(principal, "" if access is Access.USER else access.value)
+        return authentication.permit(principal, account_id, access.value)

@@ -1,4 +1,4 @@
-"""Authorization header -> Principal, and whether that Principal may do this to the account in the path.
+"""Credential in the headers -> Principal, and whether that Principal may do this to the account in the path.
 
 A caller without a valid credential learns nothing about accounts or models. When it cannot be decided (the database
 is away and the token not remembered) the answer is 503, never a pass.
@@ -8,65 +8,106 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from gateway.client_address import ClientAddress
 from gateway.errors import Reason, Refusal
 from tenants.api_tokens import TokenVerifier
 from tenants.principal import Principal, Refused
 
 RUN_MODELS_SCOPE = "ai:run"
 
+Headers = Sequence[tuple[bytes, bytes]]
+
 # The form of a signed token: a credential, though of a kind that opens nothing here.
 _JWT = re.compile(r"[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]*")
 
 
-def secret_in(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """The API token's text. Raises Refusal when there is none, or more than one, or it is no bearer credential.
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What the headers hold: an API token's text, or with an `email` a user's global key."""
 
-    Global keys (`X-Auth-Email` with `X-Auth-Key`) and service keys are understood, and refused: none exist here.
-    Tokens in the query or a cookie are not looked at.
+    secret: str
+    email: str = ""
+
+
+def credential_in(headers: Headers) -> Credential:
+    """Raises Refusal when there is none, or more than one, or it is no credential.
+
+    Service keys are understood, and refused: none exist here. Tokens in the query or a cookie are not looked at.
     """
     found: bytes | None = None
-    has_key = has_email = has_service_key = False
+    key: bytes | None = None
+    email: bytes | None = None
+    has_service_key = False
     for name, value in headers:
         if name == b"authorization":
             if found is not None:
                 raise Refusal(Reason.CREDENTIAL_REPEATED)
             found = value
         elif name == b"x-auth-key":
-            has_key = True
+            key = value
         elif name == b"x-auth-email":
-            has_email = True
+            email = value
         elif name == b"x-auth-user-service-key":
             has_service_key = True
     if found is None:
-        is_complete = has_service_key or (has_key and has_email)
-        raise Refusal(Reason.CREDENTIAL_REFUSED if is_complete else Reason.CREDENTIAL_MALFORMED)
+        if key and email and key.isascii() and email.isascii():
+            return Credential(key.decode("ascii"), email.decode("ascii"))
+        raise Refusal(Reason.CREDENTIAL_REFUSED if has_service_key else Reason.CREDENTIAL_MALFORMED)
     scheme, _, secret = found.partition(b" ")
     if scheme.lower() != b"bearer" or not secret.strip().isascii():
         raise Refusal(Reason.CREDENTIAL_MALFORMED)
-    return secret.strip().decode("ascii")
+    return Credential(secret.strip().decode("ascii"))
 
 
-async def prove(verifier: TokenVerifier, headers: Sequence[tuple[bytes, bytes]]) -> Principal:
-    """Who is calling. Raises Refusal, and StoreUnavailable when that cannot be decided."""
-    secret = secret_in(headers)
-    verdict = await verifier.verify(secret)
-    if isinstance(verdict, Refused):
-        raise Refusal(Reason.CREDENTIAL_MALFORMED if is_malformed(verdict, secret) else Reason.CREDENTIAL_REFUSED)
+async def judge(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal | Refused:
+    """What the credential comes to, from where it came. Raises Refusal for what is none, or comes from an address that
+    its condition does not let in; StoreUnavailable when it cannot be decided."""
+    credential = credential_in(headers)
+    if credential.email:
+        verdict = await verifier.verify_global_key(credential.email, credential.secret)
+    else:
+        verdict = await verifier.verify(credential.secret)
+    if isinstance(verdict, Refused) and _is_malformed(verdict, credential.secret):
+        raise Refusal(Reason.CREDENTIAL_MALFORMED)
+    if verdict.condition is not None and not verdict.condition.admits(address.of(headers)):
+        raise Refusal(Reason.ADDRESS_REFUSED)
     return verdict
 
 
-def is_malformed(refused: Refused, secret: str) -> bool:
+async def prove(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal:
+    """Who is calling. Raises what `judge` raises, and Refusal for a credential that proves nobody."""
+    verdict = await judge(verifier, headers, address)
+    if isinstance(verdict, Refused):
+        raise Refusal(Reason.CREDENTIAL_REFUSED)
+    return verdict
+
+
+def permit(principal: Principal, account_id: str, scope: str) -> Principal:
+    """The principal as one of this account, if it may use `scope` there; a foreign and an unknown account look the
+    same. Raises Refusal."""
+    found = principal if principal.account_id == account_id else principal.on(account_id)
+    if found is None:
+        raise Refusal(Reason.NOT_PERMITTED)
+    if found.is_account_blocked:
+        raise Refusal(Reason.ACCOUNT_BLOCKED)
+    if scope not in found.scopes:
+        raise Refusal(Reason.NOT_PERMITTED)
+    return found
+
+
+def permit_user(principal: Principal, scope: str = "") -> Principal:
+    """Whether the principal stands for a user, and may use `scope` on the user's own things. Raises Refusal."""
+    if principal.kind != "user":
+        raise Refusal(Reason.NOT_PERMITTED)
+    if principal.is_account_blocked and not principal.user_id:
+        raise Refusal(Reason.ACCOUNT_BLOCKED)
+    if scope and scope not in principal.scopes and scope not in principal.user_scopes:
+        raise Refusal(Reason.NOT_PERMITTED)
+    return principal
+
+
+def _is_malformed(refused: Refused, secret: str) -> bool:
     """Whether `secret` has not even the form of a credential; a signed token has one, though it opens nothing here."""
     return refused.reason == "malformed" and not _JWT.fullmatch(secret)
-
-
-def permit(principal: Principal, account_id: str, scope: str) -> None:
-    """Whether the principal may use `scope` on this account; a foreign and an unknown account look the same.
-    Raises Refusal."""
-    if principal.account_id != account_id:
-        raise Refusal(Reason.NOT_PERMITTED)
-    if principal.is_account_blocked:
-        raise Refusal(Reason.ACCOUNT_BLOCKED)
-    if scope not in principal.scopes:
-        raise Refusal(Reason.NOT_PERMITTED)

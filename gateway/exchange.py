@@ -37,6 +37,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request_id: str = scope["hearth.request_id"]
         self.headers: Headers = scope["headers"]
+        self.peer: tuple[str, int] | None = scope.get("client")
         self.answer_headers: Headers = []
         self.dialect: envelope.Dialect = "native"
         self.has_started = False

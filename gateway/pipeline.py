@@ -34,9 +34,10 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
     settings = services.settings
     started_s = services.clock.monotonic_s()
 
-    principal = await authentication.prove(services.verifier, exchange.headers)
+    address = services.client_address(exchange.peer)
+    principal = await authentication.prove(services.verifier, exchange.headers, address)
     exchange.trust_client()
-    authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
+    principal = authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
     session = _session_of(exchange)
     exchange.check_announced_body(settings.max_body_bytes)
 

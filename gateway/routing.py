@@ -19,11 +19,20 @@ _ACCOUNT_ID = re.compile(rb"[0-9a-f]{32}")
 
 
 class Access(enum.Enum):
-    """Who may use a route. Every route says; there is no default."""
+    """Who may use a route. Every route says; there is no default. What has a scope is asked of the account in the path,
+    or, where there is none, of the user's own things."""
 
     PUBLIC = "public"
-    RUN_MODELS = "run models"
     PROVES_ITSELF = "the endpoint itself is about the credential"
+    PROVEN = "any good credential; the endpoint shows what that opens"
+    USER = "any good credential of a user"
+    RUN_MODELS = "ai:run"
+    READ_ACCOUNT = "account:read"
+    WRITE_ACCOUNT = "account:write"
+    READ_ACCOUNT_TOKENS = "account_api_token:read"
+    WRITE_ACCOUNT_TOKENS = "account_api_token:write"
+    READ_USER_TOKENS = "api_token:read"
+    WRITE_USER_TOKENS = "api_token:write"
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from typing import Any
 from catalog.registry import Registry
 from gateway.admission import Admission
 from gateway.blocked_inputs import BlockedInputs
+from gateway.client_address import ClientAddress
 from gateway.nodes import Nodes
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, networks_in
 from gateway.threads import Threads
 from storage.database import Database
 from storage.ephemeral import Ephemeral
@@ -25,6 +26,7 @@ from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants.api_tokens import TokenVerifier
 from tenants.cache_namespace import cache_namespace, fairness_id
+from tenants.conditions import AddressCondition
 from tenants.ledger import UsageLedger
 from tenants.limits import Limits, parse_rules
 
@@ -40,6 +42,8 @@ class Services:
 
     settings: GatewaySettings
     clock: Clock
+    database: Database
+    ephemeral: Ephemeral
     verifier: TokenVerifier
     registry: Registry
     ledger: UsageLedger
@@ -49,6 +53,11 @@ class Services:
     threads: Threads
     limits: Limits
     cache_identity: Callable[[str], tuple[bytes, int]]
+    trusted_proxies: AddressCondition | None = None
+
+    def client_address(self, peer: tuple[str, int] | None) -> ClientAddress:
+        """Of a request whose connection's other end is `peer` (ASGI's `client`)."""
+        return ClientAddress(peer[0] if peer else None, self.trusted_proxies)
 
     def missing_for_readiness(self) -> str | None:
         """Why this gateway should get no traffic now, or None."""
@@ -68,6 +77,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     Raises SettingError, ValueError or OSError when a setting cannot work.
     """
     tls = settings.tls_context()
+    proxies = networks_in(settings.trusted_proxies)
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
     ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes), database)
@@ -94,6 +104,8 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         yield Services(
             settings=settings,
             clock=SYSTEM_CLOCK,
+            database=database,
+            ephemeral=ephemeral,
             verifier=verifier,
             registry=registry,
             ledger=ledger,
@@ -103,6 +115,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             limits=limits,
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             cache_identity=cache_identity,
+            trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         )
     finally:
         await nodes.close()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from telemetry.settings import SettingError, at_least, log_level, setting, starts_with, strong_secret
+from tenants.conditions import parse_networks
 from tenants.limits import parse_rules
 
 
@@ -20,6 +21,19 @@ def _rate_limits(value: str) -> str | None:
     except ValueError as error:
         return str(error)
     return None
+
+
+def _networks(value: str) -> str | None:
+    try:
+        networks_in(value)
+    except ValueError as error:
+        return f"must be networks in CIDR notation: {error}"
+    return None
+
+
+def networks_in(text: str) -> tuple[str, ...]:
+    """The networks of a comma separated list. Raises ValueError."""
+    return parse_networks(part.strip() for part in text.split(",") if part.strip())
 
 
 @dataclass(frozen=True)
@@ -109,6 +123,12 @@ class GatewaySettings:
         "how long a response's turns are kept, encrypted, for a later one to go on from; 0 keeps none",
         default=3600.0,
         check=at_least(0),
+    )
+    trusted_proxies: str = setting(
+        "HEARTH_TRUSTED_PROXIES",
+        "networks of proxies whose x-forwarded-for tells the client's address, comma separated; empty trusts none",
+        default="",
+        check=_networks,
     )
     drain_timeout_s: float = setting(
         "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)

@@ -98,6 +98,14 @@ async def list_all(database: Database) -> list[User]:
         return [User(**row) for row in (await connection.execute(query)).mappings()]
 
 
+async def account_ids_of(database: Database, user_id: str) -> list[str]:
+    """The accounts that a user is a member of, the longest membership first."""
+    query = select(memberships.c.account_id).join(accounts).order_by(memberships.c.created_at, accounts.c.account_id)
+    query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
+    async with database.connection() as connection:
+        return list((await connection.execute(query)).scalars())
+
+
 async def roll_global_key(
     database: Database, pepper: bytes, user_id: str, *, ephemeral: Ephemeral | None = None
 ) -> str:

@@ -19,6 +19,7 @@ _MESSAGES = {
     "active": "This API Token is valid and active",
     "expired": "This API Token is expired",
     "disabled": "This API Token is disabled",
+    "not_yet": "This API Token is not valid yet",
 }
 
 
@@ -33,20 +34,25 @@ async def verify_account_token(services: Services, request: Request) -> Response
 
 
 async def _verdict(services: Services, request: Request) -> Principal | Refused:
-    secret = authentication.secret_in(request.scope["headers"])
-    verdict = await services.verifier.verify(secret)
-    if isinstance(verdict, Refused) and authentication.is_malformed(verdict, secret):
-        raise Refusal(Reason.CREDENTIAL_MALFORMED)
-    return verdict
+    address = services.client_address(request.scope.get("client"))
+    return await authentication.judge(services.verifier, request.scope["headers"], address)
 
 
 def _told(verdict: Principal | Refused, kind: TokenKind, account_id: str | None) -> Response:
-    status = verdict.reason if isinstance(verdict, Refused) else "active"
-    is_here = verdict.kind == kind and account_id in (None, verdict.account_id)
-    if status not in _MESSAGES or not is_here:
+    standing = verdict.reason if isinstance(verdict, Refused) else "active"
+    if standing not in _MESSAGES or not _is_here(verdict, kind, account_id):
         raise Refusal(Reason.API_TOKEN_INVALID)
+    status = "disabled" if standing == "not_yet" else standing
     result: dict[str, Any] = {"id": verdict.api_token_id, "status": status}
-    if verdict.expires_at is not None:
-        result["expires_on"] = verdict.expires_at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    messages = [{"code": 10000, "message": _MESSAGES[status]}]
+    for name, time in (("expires_on", verdict.expires_at), ("not_before", verdict.not_before)):
+        if time is not None:
+            result[name] = time.strftime("%Y-%m-%dT%H:%M:%SZ")
+    messages = [{"code": 10000, "message": _MESSAGES[standing]}]
     return Response(envelope.success(result, messages=messages), media_type="application/json")
+
+
+def _is_here(verdict: Principal | Refused, kind: TokenKind, account_id: str | None) -> bool:
+    """Whether this route answers for the credential. A global key is the user's, and of each account of the user's."""
+    if isinstance(verdict, Principal) and verdict.has_global_key:
+        return account_id is None or account_id in verdict.elsewhere
+    return verdict.kind == kind and account_id in (None, verdict.account_id)

@@ -154,3 +154,25 @@ async def _write_usage(data: Path, account_id: str, num_calls: int) -> None:
     database = Database.connect(DataDir(data).environ()["DATABASE_URL"])
     assert await usage.write(database, entries) == num_calls
     await database.close()
+
+
+def test_a_user_joins_and_leaves_accounts_and_the_global_key_is_shown_once(hearth: Hearth):
+    first, second = (hearth("account", "create", name)["account_id"] for name in ("one", "two"))
+    made = hearth("user", "create", "Ada@example.com", "--account", first)
+    assert made["global_key"].startswith("cfk_")
+    assert (made["email"], made["account_ids"]) == ("ada@example.com", [first])
+    assert hearth("user", "join", "ada@example.com", second)["account_ids"] == [first, second]
+    assert "member already" in hearth("user", "join", "ada@example.com", second, status=1)
+    left = hearth("user", "leave", "ada@example.com", first)
+    assert hearth("user", "list") == [left]
+    assert "global_key" not in left
+    assert left["account_ids"] == [second]
+    assert hearth("user", "roll", "ada@example.com")["global_key"] != made["global_key"]
+
+
+def test_what_is_no_user_is_refused(hearth: Hearth):
+    hearth("user", "create", "ada", status=2)
+    assert "no account" in hearth("user", "create", "ada@example.com", "--account", UNKNOWN, status=1)
+    hearth("user", "create", "ada@example.com")
+    assert "already" in hearth("user", "create", "ADA@example.com", status=1)
+    assert "no user" in hearth("user", "roll", "bob@example.com", status=1)

@@ -20,12 +20,14 @@ from catalog.rows import change, write_card
 from engine.protocol.wire import Execute
 from storage.database import Database
 from storage.embedded_redis import EmbeddedRedis
-from tenants import accounts, api_tokens
+from tenants import accounts, api_tokens, users
 from tests.fakes.node import FakeNode
 from tests.gateway.process import ALIAS, PARROT, PEPPER, GatewayProcess, cards, fake_node
 from tests.waiting import wait_until_blocking
 
 READ, WRITE, ACCOUNT_READ = "Workers AI Read", "Workers AI Write", "Account Settings Read"
+KEEPERS_GROUPS = ("Account Settings Write", "API Tokens Write", "Account API Tokens Write")
+USER_EMAIL = "ada@example.com"
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Tenants:
 
 
 async def seed(database_url: str) -> Tenants:
-    """Models, an alias, three accounts, and one API token for every way a token can be."""
+    """Models, an alias, three accounts, a user of two of them, and one API token for every way a token can be."""
     database = Database.connect(database_url)
     try:
         async with change(database) as connection:
@@ -66,6 +68,10 @@ async def seed(database_url: str) -> Tenants:
             created = await api_tokens.create(database, PEPPER, account_id, name, [group], expires_at, kind)
             tenants.secrets[name] = created.secret
             tenants.token_ids[name] = created.token.api_token_id
+        created = await api_tokens.create(database, PEPPER, tenants.account_id, "keeper", KEEPERS_GROUPS)
+        tenants.secrets["keeper"] = created.secret
+        members = (tenants.account_id, tenants.other_account_id)
+        tenants.secrets["global key"] = (await users.create(database, PEPPER, USER_EMAIL, members)).global_key
         await api_tokens.revoke(database, tenants.account_id, tenants.token_ids["revoked"])
         await api_tokens.set_disabled(database, tenants.account_id, tenants.token_ids["disabled"], True)
         await accounts.block(database, tenants.blocked_account_id)
@@ -159,4 +165,6 @@ class Running:
         return f"{self.gateway.base_url}/accounts/{self.tenants.account_id}"
 
     def headers(self, name: str = "good") -> dict[str, str]:
+        if name == "global key":
+            return {"X-Auth-Email": USER_EMAIL, "X-Auth-Key": self.tenants.secrets[name]}
         return {"Authorization": f"Bearer {self.tenants.secrets[name]}"}

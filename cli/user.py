@@ -1,0 +1,126 @@
+"""`hearth user`: people with accounts of their own choosing and a global key. Asks `tenants.users` and prints; a global
+key shows at birth only."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.data_dir import DataOption
+from cli.output import CommandFailed, JsonOption, print_record, print_rows
+from cli.target import Target
+
+if TYPE_CHECKING:
+    from storage.database import Database
+    from tenants.users import User
+
+app = typer.Typer(help="Users: create, list, join, leave, roll.", no_args_is_help=True)
+COLUMNS = ("user_id", "email", "name", "created_at", "account_ids")
+
+Email = Annotated[str, typer.Argument(help="The user's email.", show_default=False)]
+AccountId = Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_default=False)]
+
+
+@app.command()
+def create(
+    email: Email,
+    account: Annotated[list[str] | None, typer.Option(help="Account to be a member of, may be repeated.")] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Create a user and show the global key, this once."""
+    print_record(asyncio.run(_create(data, email, tuple(account or ()))), is_json=json)
+
+
+@app.command("list")
+def list_(data: DataOption = None, json: JsonOption = False) -> None:
+    """List every user."""
+    print_rows(asyncio.run(_list(data)), COLUMNS, is_json=json, empty="no users yet")
+
+
+@app.command()
+def join(email: Email, account: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
+    """Make a user a member of an account."""
+    print_record(asyncio.run(_move(data, email, account, is_member=True)), is_json=json)
+
+
+@app.command()
+def leave(email: Email, account: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
+    """End a user's membership of an account; what the user holds opens it no more, within seconds."""
+    print_record(asyncio.run(_move(data, email, account, is_member=False)), is_json=json)
+
+
+@app.command()
+def roll(email: Email, data: DataOption = None, json: JsonOption = False) -> None:
+    """Give a user a new global key and show it, this once; the old one is refused within seconds."""
+    print_record(asyncio.run(_roll(data, email)), is_json=json)
+
+
+async def _create(data: Path | None, email: str, account_ids: tuple[str, ...]) -> dict[str, Any]:
+    from storage.errors import Conflict, Missing
+    from tenants import users
+
+    target = Target.find(data)
+    async with target.database() as database:
+        try:
+            created = await users.create(database, target.pepper(), email, account_ids)
+        except Conflict:
+            raise CommandFailed(f"there is a user {email} already") from None
+        except Missing as error:
+            raise CommandFailed(f"there is no {error}") from None
+        except ValueError as error:
+            raise CommandFailed(str(error), exit_code=2) from None
+        return await record(database, created.user) | {"global_key": created.global_key}
+
+
+async def _list(data: Path | None) -> list[dict[str, Any]]:
+    from tenants import users
+
+    async with Target.find(data).database() as database:
+        return [await record(database, user) for user in await users.list_all(database)]
+
+
+async def _move(data: Path | None, email: str, account_id: str, *, is_member: bool) -> dict[str, Any]:
+    from storage.errors import Conflict, Missing
+    from tenants import users
+
+    target = Target.find(data)
+    async with target.database() as database, target.hints() as ephemeral:
+        user = await _find(database, email)
+        try:
+            await (users.join if is_member else users.leave)(database, user.user_id, account_id, ephemeral=ephemeral)
+        except Missing as error:
+            raise CommandFailed(f"there is no {error}") from None
+        except Conflict:
+            raise CommandFailed(f"{email} is a member already") from None
+        return await record(database, user)
+
+
+async def _roll(data: Path | None, email: str) -> dict[str, Any]:
+    from tenants import users
+
+    target = Target.find(data)
+    async with target.database() as database, target.hints() as ephemeral:
+        user = await _find(database, email)
+        key = await users.roll_global_key(database, target.pepper(), user.user_id, ephemeral=ephemeral)
+        return await record(database, user) | {"global_key": key}
+
+
+async def _find(database: Database, email: str) -> User:
+    from tenants import users
+
+    user = await users.find_by_email(database, email)
+    if user is None:
+        raise CommandFailed(f"there is no user {email}")
+    return user
+
+
+async def record(database: Database, user: User) -> dict[str, Any]:
+    """What is printed of a user."""
+    from tenants import users
+
+    return asdict(user) | {"account_ids": await users.account_ids_of(database, user.user_id)}

@@ -1,0 +1,92 @@
+"""`/user` and `/memberships`: who the caller is, and of which accounts.
+
+An account that has no user is its own: its id is the user's, and its email is empty.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.api.accounts import shown_account
+from gateway.api.objects import answer, page_query, principal_of
+from gateway.errors import Reason, Refusal
+from gateway.services import Services
+from storage.errors import Missing
+from tenants import accounts, users
+from tenants.principal import Principal
+
+_ROLES = ["Administrator"]  # there is one role: what may be done is the credential's permission groups
+
+
+async def get(services: Services, request: Request) -> Response:
+    """The caller's user."""
+    principal = principal_of(request)
+    if principal.user_id:
+        user = await users.find(services.database, principal.user_id)
+        email, name = (user.email, user.name) if user else ("", "")
+    else:
+        account = await accounts.find(services.database, principal.account_id)
+        email, name = "", account.name if account else ""
+    shown = {"id": principal.holder_id, "email": email, "first_name": name, "last_name": None, "suspended": False}
+    return answer(shown | {"two_factor_authentication_enabled": False, "two_factor_authentication_locked": False})
+
+
+async def list_memberships(services: Services, request: Request) -> Response:
+    """One for each account that the credential opens at all."""
+    query = page_query(request)
+    rows = await _memberships(services, principal_of(request))
+    name = request.query_params.get("account.name", "") or request.query_params.get("name", "")
+    rows = [row for row in rows if name.lower() in row["account"]["name"].lower()]
+    if request.query_params.get("status", "accepted") != "accepted":
+        rows = []
+    return query.answer(query.cut(rows), len(rows))
+
+
+async def get_membership(services: Services, request: Request) -> Response:
+    """One of them."""
+    return answer(await _find(services, request))
+
+
+async def leave(services: Services, request: Request) -> Response:
+    """End a user's membership. An account that is its own user cannot leave itself."""
+    principal = principal_of(request)
+    found = await _find(services, request)
+    if not principal.has_global_key:
+        raise Refusal(Reason.NOT_PERMITTED)
+    try:
+        await users.leave(
+            services.database,
+            principal.user_id,
+            found["account"]["id"],
+            who=principal.api_token_id,
+            ephemeral=services.ephemeral,
+            clock=services.clock,
+        )
+    except Missing:
+        raise Refusal(Reason.OBJECT_UNKNOWN) from None
+    return answer({"id": found["id"]})
+
+
+async def _find(services: Services, request: Request) -> dict[str, Any]:
+    membership_id = request.path_params["membership_id"]
+    for row in await _memberships(services, principal_of(request)):
+        if row["id"] == membership_id:
+            return row
+    raise Refusal(Reason.OBJECT_UNKNOWN)
+
+
+async def _memberships(services: Services, principal: Principal) -> list[dict[str, Any]]:
+    opened = [account_id for account_id, grant in principal.accounts().items() if grant.scopes]
+    return [
+        {
+            "id": users.membership_id(principal.holder_id, account.account_id),
+            "account": shown_account(account),
+            "roles": _ROLES,
+            "status": "accepted",
+            "api_access_enabled": True,
+        }
+        for account in await accounts.list_all(services.database, opened)
+    ]
