@@ -31,6 +31,7 @@ _TAGS = (
 )
 _TEXT: Json = {"type": "string"}
 _COUNT: Json = {"type": "integer", "minimum": 1}
+_PAGE: dict[str, Json] = {"page": _COUNT, "per_page": _COUNT, "direction": {"type": "string", "enum": ["asc", "desc"]}}
 _QUERIES: dict[str, dict[str, Json]] = {
     "/ai/models/search": {
         "search": _TEXT,
@@ -44,6 +45,10 @@ _QUERIES: dict[str, dict[str, Json]] = {
         "format": {"type": "string", "enum": ["openrouter"]},
     },
     "/ai/models/schema": {"model": {"type": "string"}},
+    "/tokens": {**_PAGE, "include_expired": {"type": "boolean"}},
+    "/permission_groups": {"name": _TEXT, "scope": _TEXT},
+    "/client/v4/accounts": {"name": _TEXT, **_PAGE},
+    "/memberships": {"name": _TEXT, **_PAGE},
 }
 _REQUIRED_QUERIES = {"model"}
 _MESSAGE: Json = {
@@ -86,7 +91,7 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
         "operationId": _operation_id(route),
         "tags": [tag],
         "summary": summary,
-        "parameters": [*_path_parameters(route.path), *_query_parameters(path)],
+        "parameters": [*_path_parameters(route.path), *(_query_parameters(path) if route.method == "GET" else ())],
         "security": [] if route.access is Access.PUBLIC else [{"apiToken": []}],
     }
     if description:
@@ -120,7 +125,7 @@ def _documentation(endpoint: Any) -> str:
 
 
 def _operation_id(route: Route) -> str:
-    words = re.findall(r"[a-z]+", route.path.removeprefix("/client/v4").replace("account_id", "").lower())
+    words = re.findall(r"[a-z]+", route.path.removeprefix("/client/v4").replace("{account_id}/", "").lower())
     return "_".join([route.method.lower(), *(words or ["root"])])
 
 

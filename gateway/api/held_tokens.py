@@ -84,7 +84,7 @@ async def update(services: Services, request: Request) -> Response:
 
 
 async def delete(services: Services, request: Request) -> Response:
-    """Revoked for good."""
+    """Revoke a token for good."""
     who = principal_of(request).api_token_id
     try:
         await held_tokens.delete(

@@ -46,7 +46,7 @@ async def list_memberships(services: Services, request: Request) -> Response:
 
 
 async def get_membership(services: Services, request: Request) -> Response:
-    """One of them."""
+    """One of the memberships."""
     return answer(await _find(services, request))
 
 

@@ -27,6 +27,12 @@ def policy(*groups: str, on: str = ALL_ACCOUNTS, effect: str = "allow") -> dict[
     return {"effect": effect, "permission_groups": [{"id": group} for group in groups], "resources": {on: "*"}}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _closing() -> Iterator[None]:
+    yield
+    HTTP.close()
+
+
 class Api:
     """The API as one credential sees it."""
 
