@@ -6,7 +6,8 @@
     ├── SchemaViolation    a body that a task's schema does not admit
     ├── PublishError       a folder that must not become a model
     ├── PullError          a hub that did not give what it promised
-    └── AliasError         an alias that would lead nowhere
+    ├── AliasError         an alias that would lead nowhere
+    └── FinetuneError      a finetune, or a file of one, that cannot be taken
 
 Messages name files, fields and limits, never a caller's values.
 """
@@ -50,3 +51,7 @@ class PullError(CatalogError):
 
 class AliasError(CatalogError):
     """An alias that would lead nowhere."""
+
+
+class FinetuneError(CatalogError):
+    """A finetune, or a file of one, that cannot be taken."""

@@ -1,11 +1,11 @@
-"""The catalog's rows: published models, aliases, and the counter that says that either changed.
+"""The catalog's rows: published models, aliases, the counter that says that either changed, and accounts' finetunes.
 
 Column definitions only. Built-in models have no row.
 """
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Integer, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Integer, String, Table, Text, UniqueConstraint
 
 from storage.database import UtcDateTime, metadata
 
@@ -35,4 +35,25 @@ catalog_revision = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("number", BigInteger, nullable=False),
+)
+
+# LoRA adapters that accounts brought for a model. Their files lie in the object store under their digests.
+finetunes = Table(
+    "finetunes",
+    metadata,
+    Column("finetune_id", String(36), primary_key=True),
+    Column("account_id", String(32), nullable=False),
+    Column("name", String(128), nullable=False, index=True),
+    Column("model", String(224), nullable=False),
+    Column("description", Text, nullable=False),
+    Column("is_public", Boolean, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("modified_at", UtcDateTime, nullable=False),
+    Column("config_sha256", String(64), nullable=True),
+    Column("config_bytes", BigInteger, nullable=True),
+    Column("weights_sha256", String(64), nullable=True),
+    Column("weights_bytes", BigInteger, nullable=True),
+    # The digest of the manifest of both files, once they are there.
+    Column("revision", String(64), nullable=True),
+    UniqueConstraint("account_id", "name"),
 )

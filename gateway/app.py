@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import authentication, pipeline
-from gateway.api import accounts, api_tokens, docs, health, held_tokens, models, users
+from gateway.api import accounts, api_tokens, docs, finetunes, health, held_tokens, models, users
 from gateway.api.chat_completions import CHAT_COMPLETIONS
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
@@ -74,6 +74,16 @@ _ROUTES = (
     Route("GET", BASE + "/memberships", Access.USER, users.list_memberships),
     Route("GET", BASE + "/memberships/{membership_id}", Access.USER, users.get_membership),
     Route("DELETE", BASE + "/memberships/{membership_id}", Access.USER, users.leave),
+    Route("POST", ACCOUNT + "/ai/finetunes", Access.WRITE_AI, finetunes.create, may_end_in_slash=True),
+    Route("GET", ACCOUNT + "/ai/finetunes", Access.RUN_MODELS, finetunes.list_own, may_end_in_slash=True),
+    Route("GET", ACCOUNT + "/ai/finetunes/public", Access.RUN_MODELS, finetunes.list_public, may_end_in_slash=True),
+    Route(
+        "POST",
+        ACCOUNT + "/ai/finetunes/{finetune_id}/finetune-assets",
+        Access.WRITE_AI,
+        finetunes.upload,
+        may_end_in_slash=True,
+    ),
     Route("GET", BASE + "/user/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_user_token),
     Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_account_token),
     *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),

@@ -45,13 +45,14 @@ class Call(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Asked:
-    """What a body asks for, and the shape its answer is to have. `thread`: it may go on from an earlier response, and
-    be gone on from."""
+    """What a body asks for, and the shape its answer is to have. `lora` names the finetune that it is to go through;
+    `thread`: it may go on from an earlier response, and be gone on from."""
 
     task: TaskInput
     is_stream: bool
     make_shape: Callable[[Call], Shape]
     thread: ResponseRequest | None = None
+    lora: str | None = None
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,10 @@ def opening_of(task: TaskInput) -> str:
     """How the text of a task begins: what calls that could share cached blocks have in common."""
     if isinstance(task, TextEmbeddings):
         return task.texts[0]
+    adapter = task.adapter.digest[:16] if task.adapter is not None else ""
     if task.messages is None:
-        return task.prompt or ""
-    return "\n".join(message.content for message in task.messages[:4])
+        return adapter + (task.prompt or "")
+    return adapter + "\n".join(message.content for message in task.messages[:4])
 
 
 def estimated_tokens_of(task: TaskInput) -> int:

@@ -61,6 +61,8 @@ class Reason(enum.Enum):
     MODEL_ID_INVALID = Row(404, 3042, "Invalid model name")
     MODEL_UNKNOWN = Row(400, 5007, "No such model {detail} or task")
     LORA_UNSUPPORTED = Row(405, 5005, "This model does not support LoRA", is_ai=True)
+    FINETUNE_UNKNOWN = Row(404, 3042, "No such finetune")
+    FINETUNE_INCOMPLETE = Row(400, 3039, "The finetune lacks files: {detail}", is_ai=True)
     BODY_MISSING = Row(400, 3003, "The request has no body")
     BODY_TOO_LARGE = Row(413, 3006, "The request body is larger than {detail} bytes")
     BODY_INVALID = Row(400, 5004, "Invalid data: {detail}", is_ai=True)

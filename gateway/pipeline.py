@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from catalog.card import parse_model_id
 from catalog.registry import Registry, Resolved
-from engine.protocol.tasks import ChatMessage
+from engine.protocol.tasks import ChatMessage, TextGeneration
 from gateway import authentication, json_body, placement, streaming
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.connections import NodeLink
@@ -53,6 +56,9 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         turns: tuple[ChatMessage, ...] = ()
         if asked.thread is not None:
             asked, turns = await services.threads.go_on(asked, account_id)
+        if asked.lora is not None and isinstance(asked.task, TextGeneration):
+            adapter = await services.finetunes.adapter(principal.account_id, asked.lora, resolved.card)
+            asked = replace(asked, task=structs.replace(asked.task, adapter=adapter))
 
         call = _make_call(services, exchange, principal, resolved, asked, session, started_s)
         services.blocked_inputs.check(call)

@@ -27,6 +27,7 @@ class Access(enum.Enum):
     PROVEN = "any good credential; the endpoint shows what that opens"
     USER = "any good credential of a user"
     RUN_MODELS = "ai:run"
+    WRITE_AI = "ai:write"
     READ_ACCOUNT = "account:read"
     WRITE_ACCOUNT = "account:write"
     READ_ACCOUNT_TOKENS = "account_api_token:read"
@@ -43,6 +44,7 @@ class Route:
     path: str
     access: Access
     endpoint: Any
+    may_end_in_slash: bool = False  # clients write it either way
 
 
 @dataclass
@@ -68,7 +70,12 @@ class Router:
     def match(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
         """The route and its decoded parameters. Raises Refusal: NO_ROUTE, ACCOUNT_ID_MALFORMED, METHOD_NOT_ALLOWED."""
         found: dict[str, bytes] = {}
-        branch = _walk(self._root, raw_path[1:].split(b"/"), found)
+        segments = raw_path[1:].split(b"/")
+        branch = _walk(self._root, segments, found)
+        if branch is None and not segments[-1]:
+            branch = _walk(self._root, segments[:-1], found)
+            if branch is not None and not all(route.may_end_in_slash for route in branch.routes.values()):
+                branch = None
         if branch is None:
             raise Refusal(Reason.NO_ROUTE)
         account_id = found.get("account_id")

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from catalog import finetunes as catalog_finetunes
 from catalog.registry import Registry
 from gateway.admission import Admission
 from gateway.blocked_inputs import BlockedInputs
 from gateway.client_address import ClientAddress
+from gateway.finetunes import Finetunes
 from gateway.nodes import Nodes
 from gateway.settings import GatewaySettings, networks_in
 from gateway.threads import Threads
@@ -52,6 +54,7 @@ class Services:
     blocked_inputs: BlockedInputs
     threads: Threads
     limits: Limits
+    finetunes: Finetunes
     cache_identity: Callable[[str], tuple[bytes, int]]
     trusted_proxies: AddressCondition | None = None
 
@@ -83,6 +86,10 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes), database)
     verifier = TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral)
     registry = Registry(database)
+    limits_of_finetunes = catalog_finetunes.Limits(
+        settings.finetune_max_rank, settings.finetune_max_bytes, settings.finetunes_per_account
+    )
+    finetunes = Finetunes(database, registry, settings.objects_url, limits_of_finetunes, SYSTEM_CLOCK)
     sender = f"gateway@{socket.gethostname()}"
     nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls)
     for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh)):
@@ -114,6 +121,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
             limits=limits,
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
+            finetunes=finetunes,
             cache_identity=cache_identity,
             trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         )
@@ -123,6 +131,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
+        await finetunes.close()
         await ephemeral.close()
         await database.close()
 

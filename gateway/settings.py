@@ -11,6 +11,10 @@ from tenants.conditions import parse_networks
 from tenants.limits import parse_rules
 
 
+def _engine_rank(value: int) -> str | None:
+    return None if 1 <= value <= 64 else "must be a rank that engines take, 1 to 64"
+
+
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be a port, 0 to 65535"
 
@@ -63,6 +67,21 @@ class GatewaySettings:
         "usage spooled while the database is away; when full, new calls are refused",
         default=1 << 30,
         check=at_least(1 << 20),
+    )
+    objects_url: str = setting(
+        "OBJECTS_URL",
+        "object store that finetunes are uploaded to: file:///folder or s3://bucket/prefix; without one none is taken",
+        default="",
+        check=starts_with("file://", "s3://"),
+    )
+    finetune_max_bytes: int = setting(
+        "HEARTH_FINETUNE_MAX_BYTES", "largest file of a finetune", default=300 << 20, check=at_least(1024)
+    )
+    finetune_max_rank: int = setting(
+        "HEARTH_FINETUNE_MAX_RANK", "largest rank of a finetune's matrices", default=32, check=_engine_rank
+    )
+    finetunes_per_account: int = setting(
+        "HEARTH_FINETUNES_PER_ACCOUNT", "finetunes that one account may have", default=100, check=at_least(0)
     )
     host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)

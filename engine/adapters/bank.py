@@ -70,7 +70,9 @@ class AdapterBank:
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]:
-        """The modules that an adapter can change, and their (in, out)."""
+        """The modules that an adapter can change, and their (in, out); none where there is no memory for one."""
+        if not self._budget_bytes:
+            return {}
         return {
             prefix + name: (linear.shape[1], num_out)
             for prefix, linear in self._sites

@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from engine.local_adapter import LocalAdapter
+from engine.node.adapters import NodeAdapters
 from engine.node.replicas import Replicas, Resident
 from engine.node.suspects import Suspects, Suspicion
 from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta, Usage
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks import Adapter, TaskInput
 from engine.protocol.wire import Execute
 from engine.tasks.work import Refused, Run, Work
 from telemetry import metrics
@@ -41,6 +43,7 @@ class Call:
         self._is_over = False
         self._suspicion: Suspicion | None = None
         self._resident: Resident | None = None
+        self._adapter: Adapter | None = None  # taken, to be given back
         self._load = 0  # which of the resident's processes has it
         self._run: Run | None = None
         loop = asyncio.get_running_loop()
@@ -67,13 +70,24 @@ class Call:
                 execute.model, execute.revision, _task_name(execute.task)
             )
             self._load = self._resident.num_loads
-            work = Work(execute.task, execute.namespace, execute.tenant)
+            work = Work(execute.task, execute.namespace, execute.tenant, await self._take_adapter())
             self._run = await self._resident.ready_model.start(work, self._on_event)
         except Refused as refusal:
             self._end(refusal.failure)
         except Exception:  # one call's bug is one call's failure
             logger.exception("a call could not be started", extra={"request_id": execute.request_id})
             self._end(_BROKEN)
+
+    async def _take_adapter(self) -> LocalAdapter | None:
+        """The files of the adapter that the call asks for, kept until its end. Raises Refused."""
+        adapter = getattr(self._execute.task, "adapter", None)
+        if adapter is None:
+            return None
+        if self._calls.adapters is None:
+            raise Refused("invalid_input", "'/lora' cannot be used: there are no adapters here")
+        local = await self._calls.adapters.take(adapter)
+        self._adapter = adapter
+        return local
 
     async def _clear_suspicion(self) -> Failed | None:
         """Wait until this call may run; its end if it may not."""
@@ -117,6 +131,8 @@ class Call:
             self._suspicion.leave()
         if self._resident is not None:
             self._calls.replicas.release(self._resident)
+        if self._adapter is not None and self._calls.adapters is not None:
+            self._calls.adapters.give(self._adapter)
         self._calls.forget(self)
         self._emit(event)
 
@@ -131,8 +147,12 @@ def _task_name(task: TaskInput) -> str:
 class Calls:
     """All calls of the node. `max_calls` at once; none begins once the node drains."""
 
-    def __init__(self, replicas: Replicas, max_calls: int, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, replicas: Replicas, max_calls: int, clock: Clock = SYSTEM_CLOCK, adapters: NodeAdapters | None = None
+    ) -> None:
+        """Without `adapters`, calls that ask for one are refused."""
         self.replicas = replicas
+        self.adapters = adapters
         self.suspects = Suspects(clock)
         self.is_draining = False
         self._max_calls = max_calls

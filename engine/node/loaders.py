@@ -36,6 +36,8 @@ class LoadSettings(Protocol):
     @property
     def kv_memory_bytes(self) -> int: ...
     @property
+    def adapter_memory_bytes(self) -> int: ...
+    @property
     def max_sequences(self) -> int: ...
     @property
     def max_waiting(self) -> int: ...
@@ -75,6 +77,7 @@ class Loaders:
             dtype=settings.dtype,
             device=settings.device,
             kv_memory_bytes=settings.kv_memory_bytes,
+            adapter_memory_bytes=settings.adapter_memory_bytes,
             max_sequences=settings.max_sequences,
             max_waiting=settings.max_waiting,
             max_step_tokens=settings.max_step_tokens,

@@ -10,6 +10,7 @@ import logging
 import time
 from contextlib import AsyncExitStack
 
+from engine.node.adapters import NodeAdapters
 from engine.node.addresses import parse_address, parse_http_address
 from engine.node.calls import Calls
 from engine.node.disk_cache import DiskCache
@@ -45,7 +46,7 @@ class Node:
         store = ModelStore(self._cache, self._objects)
         wanted = parse_models(settings.models)
         self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
-        self._calls = Calls(self._replicas, settings.max_calls)
+        self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
         self._gateways = GatewayDoor(self._calls, settings.cluster_secret, settings.name, tls_context(settings))
         door = HttpDoor(self._calls, store, settings.cluster_secret, self.status, lambda: self.is_ready)
         self._http = HttpServer(door)

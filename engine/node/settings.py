@@ -124,6 +124,12 @@ class NodeSettings:
     kv_memory_bytes: int = setting(
         "HEARTH_NODE_KV_BYTES", "memory for the KV cache of each model", default=256 << 20, check=at_least(1 << 20)
     )
+    adapter_memory_bytes: int = setting(
+        "HEARTH_NODE_ADAPTER_BYTES",
+        "memory for the LoRA adapters of each text model; the least recently used idle one leaves first; 0 takes none",
+        default=512 << 20,
+        check=at_least(0),
+    )
     max_sequences: int = setting(
         "HEARTH_NODE_MAX_SEQUENCES", "sequences a model generates at once", default=64, check=at_least(1)
     )

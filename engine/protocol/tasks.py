@@ -81,6 +81,14 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
     text: str = ""
 
 
+class Adapter(Struct, frozen=True):
+    """A LoRA adapter that a completion's every token goes through. `name` is what its manifest is called, `digest` that
+    of the manifest: equal digests are equal adapters."""
+
+    name: str
+    digest: str
+
+
 class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=True, kw_only=True):
     """Continue a prompt. Exactly one of `messages`, `prompt` and `prompt_token_ids` is given.
 
@@ -105,6 +113,7 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     is_parallel_tool_calls: bool = True
     constraint: Constraint | None = None
     num_choices: int = 1
+    adapter: Adapter | None = None
 
 
 class TextEmbeddings(Struct, frozen=True, tag="text-embeddings", omit_defaults=True, kw_only=True):

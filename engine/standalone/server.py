@@ -45,6 +45,7 @@ class _LoadSettings:
     dtype: str
     num_threads: int
     kv_memory_bytes: int
+    adapter_memory_bytes: int
     max_sequences: int
     max_waiting: int
     max_step_tokens: int
@@ -138,6 +139,7 @@ class StandaloneServer:
             dtype=self._dtype,
             num_threads=settings.num_threads,
             kv_memory_bytes=settings.kv_memory_bytes,
+            adapter_memory_bytes=0,
             max_sequences=settings.max_sequences,
             max_waiting=settings.max_waiting,
             max_step_tokens=settings.max_step_tokens,

@@ -29,6 +29,9 @@ _FAILURES: dict[str, Failed] = {
     "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True, num_deaths=1),
     "error": Failed("internal", "the engine could not run this sequence"),
     "aborted": Failed("internal", "the model was unloaded", is_retryable=True),
+    "bad_adapter": Failed(
+        "invalid_input", "'/lora' cannot be used: its matrices are damaged, not finite, or more than this node keeps"
+    ),
     "unclosed": Failed("constraint_failed", "the answer was not complete when the tokens ran out"),
 }
 

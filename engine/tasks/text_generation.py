@@ -24,6 +24,7 @@ from engine.protocol.tasks import Constraint, TextGeneration
 from engine.replica import Replica
 from engine.report import EngineInfo, EngineStatus
 from engine.sequence import SequenceRequest
+from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
 from engine.tasks.generation import Generation
@@ -66,6 +67,7 @@ class TextGenerator:
         self._tokenizer = tokenizer
         self._checker = checker
         self._sequence_ids = itertools.count(1)
+        self._adapters = AdapterCheck(replica.info.adapter_sites)
         template = tokenizer.chat_template
         self._form = None if template is None else find_form(template.render, tool_parser)
         self._controls = _controls(tokenizer)
@@ -124,6 +126,8 @@ class TextGenerator:
             plan = make_plan(task, self._form, self._controls)
         except ToolsUnusable as error:
             raise Refused("invalid_input", str(error)) from error
+        if work.adapter is not None:
+            await self._adapters.check(work.adapter)
         prompt = await self.prompt_ids(task)
         room = info.max_model_len - len(prompt)
         if task.sampling.must_fit and task.sampling.max_tokens > room:
@@ -139,6 +143,7 @@ class TextGenerator:
             tenant=work.tenant,
             stop_token_ids=(*controls, *task.sampling.stop_token_ids),
             constraint=constraint,
+            adapter=work.adapter,
         )
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, FailureReason, Usage
 from engine.protocol.tasks import TaskInput
 from engine.report import EngineStatus
@@ -19,11 +20,13 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Work:
-    """One call's share of a model: the task's input, the 32 bytes that key its prefix cache, a number for fairness."""
+    """One call's share of a model: the task's input, the 32 bytes that key its prefix cache, a number for fairness, and
+    the task's adapter, where it asks for one and this node has it."""
 
     task: TaskInput
     namespace: bytes
     tenant: int
+    adapter: LocalAdapter | None = None
 
 
 class Refused(Exception):

@@ -134,8 +134,9 @@ def parse_settings(text: bytes, max_rank: int = MAX_RANK) -> AdapterSettings:
     )
 
 
-def read_changes(weights: Path, settings: AdapterSettings, max_rank: int = MAX_RANK) -> AdapterForm:
-    """Check the header of `adapter_model.safetensors` against the settings. Raises AdapterError."""
+def read_changes(weights: Path, settings: AdapterSettings | None, max_rank: int = MAX_RANK) -> dict[str, Change]:
+    """Check the header of `adapter_model.safetensors`, against the settings where they are known: without them a change
+    has no scale. Returns the changes by module. Raises AdapterError."""
     try:
         extents = read_header(weights)
     except HeaderError as error:
@@ -154,8 +155,9 @@ def read_changes(weights: Path, settings: AdapterSettings, max_rank: int = MAX_R
     if len(pairs) > _MAX_MODULES:
         raise AdapterError(f"{WEIGHTS_FILE} changes {len(pairs)} modules; at most {_MAX_MODULES} are read")
     changes = {module: _change(module, pair, extents, settings, max_rank) for module, pair in sorted(pairs.items())}
-    _check_targets(settings, changes)
-    return AdapterForm(settings, changes)
+    if settings is not None:
+        _check_targets(settings, changes)
+    return changes
 
 
 def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterForm:
@@ -167,7 +169,8 @@ def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterForm:
         text = path.read_bytes()
     except OSError as error:
         raise AdapterError(f"{CONFIG_FILE} cannot be read: {error.strerror}") from None
-    return read_changes(folder / WEIGHTS_FILE, parse_settings(text, max_rank), max_rank)
+    settings = parse_settings(text, max_rank)
+    return AdapterForm(settings, read_changes(folder / WEIGHTS_FILE, settings, max_rank))
 
 
 def check_fit(form: AdapterForm, sites: Mapping[str, tuple[int, int]]) -> None:
@@ -184,7 +187,7 @@ def check_fit(form: AdapterForm, sites: Mapping[str, tuple[int, int]]) -> None:
 
 
 def _change(
-    module: str, pair: Mapping[str, str], extents: Mapping[str, Extent], settings: AdapterSettings, max_rank: int
+    module: str, pair: Mapping[str, str], extents: Mapping[str, Extent], settings: AdapterSettings | None, max_rank: int
 ) -> Change:
     for letter in "AB":
         if letter not in pair:
@@ -195,9 +198,10 @@ def _change(
     rank = a.shape[0]
     if not 1 <= rank <= max_rank:
         raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has rank {rank}; at most {max_rank} is served")
-    if rank != settings.rank_of(module):
+    if settings is not None and rank != settings.rank_of(module):
         raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has rank {rank}, {CONFIG_FILE} says {settings.rank_of(module)}")
-    return Change(rank, settings.scale_of(module, rank), a.shape[1], b.shape[0], a, b, pair["A"], pair["B"])
+    scale = math.nan if settings is None else settings.scale_of(module, rank)
+    return Change(rank, scale, a.shape[1], b.shape[0], a, b, pair["A"], pair["B"])
 
 
 def _check_targets(settings: AdapterSettings, changes: Mapping[str, Change]) -> None:

@@ -37,7 +37,7 @@ def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: boo
             num_choices=task.num_choices,
         )
 
-    return Asked(task, boolean(admitted, "stream", False), make_shape)
+    return Asked(task, boolean(admitted, "stream", False), make_shape, lora=admitted.get("lora"))
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -27,6 +27,7 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
             task,
             boolean(admitted, "stream", False),
             lambda _call: NativeText(has_tools=has_tools, is_json=is_json),
+            lora=admitted.get("lora"),
         )
     if card.task_slug == "text-embeddings":
         return Asked(native.text_embeddings(admitted), False, lambda _call: NativeEmbeddings())

@@ -1,0 +1,251 @@
+"""Finetunes: LoRA adapters that accounts bring for a model. Rows say whose they are; their files lie with the models'.
+
+A finetune begins without files. Each file is checked when it comes, against the other if that is there; with both it
+gets a manifest, whose digest is what calls name, so that a file that is brought anew makes a new adapter. Every
+function asks whose it is; a public one may be used by all, and changed by its owner alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Row, func, insert, or_, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from catalog.errors import FinetuneError
+from catalog.manifest import FileEntry, Manifest, blob_key, hash_file, manifest_key
+from catalog.tables import finetunes
+from engine.weight_formats.adapter_files import (
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    WEIGHTS_FILE,
+    AdapterError,
+    AdapterSettings,
+    parse_settings,
+    read_changes,
+)
+from storage.database import Database
+from storage.errors import Conflict, Missing
+from storage.objects import Objects
+from telemetry.clock import SYSTEM_CLOCK, Clock
+
+FILES = (CONFIG_FILE, WEIGHTS_FILE)
+RESERVED_PREFIX = "cf-public-"
+MAX_DESCRIPTION = 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_MAX_PUBLIC = 1000
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an account may bring."""
+
+    max_rank: int = 32
+    max_bytes: int = 300 * 1024 * 1024
+    max_per_account: int = 100
+
+
+@dataclass(frozen=True)
+class Finetune:
+    """One row. `revision` is the digest of its manifest, None until both files are there."""
+
+    finetune_id: str
+    account_id: str
+    name: str
+    model: str
+    description: str
+    is_public: bool
+    created_at: datetime
+    modified_at: datetime
+    config_sha256: str | None
+    weights_sha256: str | None
+    weights_bytes: int | None
+    revision: str | None
+
+    @property
+    def missing_files(self) -> list[str]:
+        there = (self.config_sha256, self.weights_sha256)
+        return [name for name, sha256 in zip(FILES, there, strict=True) if sha256 is None]
+
+    @property
+    def manifest_name(self) -> str:
+        """What nodes ask for; no model has such a name."""
+        return f"finetune/{self.finetune_id}"
+
+
+async def create(
+    database: Database,
+    account_id: str,
+    *,
+    name: str,
+    model: str,
+    description: str = "",
+    is_public: bool = False,
+    limits: Limits = Limits(),
+    may_be_reserved: bool = False,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Finetune:
+    """A finetune without files. Raises FinetuneError naming the field."""
+    if not _NAME.fullmatch(name) or _UUID.fullmatch(name) or ".." in name:
+        raise FinetuneError("'/name' must be 1 to 128 of A-Z a-z 0-9 . _ - and no UUID")
+    if name.lower().startswith(RESERVED_PREFIX) and not may_be_reserved:
+        raise FinetuneError(f"'/name' must not begin with '{RESERVED_PREFIX}'")
+    if len(description) > MAX_DESCRIPTION:
+        raise FinetuneError(f"'/description' must have <= {MAX_DESCRIPTION} characters")
+    now = clock.now()
+    made = Finetune(
+        str(uuid.uuid4()), account_id, name, model, description, is_public, now, now, None, None, None, None
+    )
+    try:
+        async with database.transaction() as connection:
+            count = select(func.count()).select_from(finetunes).where(finetunes.c.account_id == account_id)
+            if (await connection.execute(count)).scalar_one() >= limits.max_per_account:
+                raise FinetuneError(f"an account has at most {limits.max_per_account} finetunes")
+            await connection.execute(insert(finetunes).values(vars(made)))
+    except Conflict:
+        raise FinetuneError("'/name' is that of another finetune of this account") from None
+    return made
+
+
+async def list_of(database: Database, account_id: str) -> list[Finetune]:
+    """An account's own, oldest first."""
+    query = select(finetunes).where(finetunes.c.account_id == account_id)
+    return await _read(database, query.order_by(finetunes.c.created_at, finetunes.c.finetune_id))
+
+
+async def list_public(database: Database, *, limit: int, offset: int, order_by: str = "") -> list[Finetune]:
+    """Those that everyone may use, and that can be used: oldest first, or by another of their columns."""
+    column = finetunes.c[order_by if order_by in ("name", "model", "modified_at") else "created_at"]
+    query = select(finetunes).where(finetunes.c.is_public, finetunes.c.revision.is_not(None))
+    query = query.order_by(column, finetunes.c.finetune_id).limit(min(limit, _MAX_PUBLIC)).offset(offset)
+    return await _read(database, query)
+
+
+async def find_own(database: Database, account_id: str, finetune_id: str) -> Finetune | None:
+    """One of an account's own, by its id."""
+    query = select(finetunes).where(finetunes.c.account_id == account_id, finetunes.c.finetune_id == finetune_id)
+    return next(iter(await _read(database, query)), None)
+
+
+async def find_usable(database: Database, account_id: str, reference: str) -> Finetune | None:
+    """What an account means by an id or a name: its own, else a public one; of several public ones the oldest."""
+    query = select(finetunes).where(
+        or_(finetunes.c.account_id == account_id, finetunes.c.is_public),
+        or_(finetunes.c.finetune_id == reference, finetunes.c.name == reference),
+    )
+    found = await _read(database, query.order_by(finetunes.c.created_at, finetunes.c.finetune_id).limit(_MAX_PUBLIC))
+    return min(found, key=lambda each: (each.account_id != account_id, each.created_at), default=None)
+
+
+async def put_file(
+    database: Database,
+    objects: Objects,
+    finetune: Finetune,
+    file_name: str,
+    path: Path,
+    *,
+    limits: Limits = Limits(),
+    clock: Clock = SYSTEM_CLOCK,
+) -> Finetune:
+    """Take one of its files, which lies at `path`. Raises FinetuneError, StoreError."""
+    if file_name not in FILES:
+        raise FinetuneError(f"'/file_name' must be one of {', '.join(FILES)}")
+    size_bytes = (await asyncio.to_thread(path.stat)).st_size
+    if size_bytes > limits.max_bytes:
+        raise FinetuneError(f"{file_name} has {size_bytes} bytes; at most {limits.max_bytes} are taken")
+    try:
+        if file_name == CONFIG_FILE:
+            await _check_config(objects, finetune, path, limits)
+        else:
+            config = None if finetune.config_sha256 is None else await _config(objects, finetune.config_sha256, limits)
+            await asyncio.to_thread(read_changes, path, config, limits.max_rank)
+    except AdapterError as error:
+        raise FinetuneError(str(error)) from None
+    sha256 = await asyncio.to_thread(hash_file, path)
+    await objects.put_file(blob_key(sha256), path, sha256=sha256)
+    if file_name == CONFIG_FILE:
+        columns: dict[str, Any] = {"config_sha256": sha256, "config_bytes": size_bytes}
+    else:
+        columns = {"weights_sha256": sha256, "weights_bytes": size_bytes}
+    async with database.transaction() as connection:
+        return await _set_file(connection, objects, finetune, columns, clock.now())
+
+
+async def remove(database: Database, account_id: str, finetune_id: str) -> bool:
+    """Whether there was one. Its files stay in the object store, as a model's do."""
+    where = (finetunes.c.account_id == account_id, finetunes.c.finetune_id == finetune_id)
+    async with database.transaction() as connection:
+        return (await connection.execute(finetunes.delete().where(*where))).rowcount > 0
+
+
+async def _set_file(
+    connection: AsyncConnection, objects: Objects, finetune: Finetune, columns: dict[str, Any], now: datetime
+) -> Finetune:
+    """Write a file's columns, and with both files the manifest: in one transaction, so that of two files that come at
+    once the second sees the first."""
+    mine = finetunes.c.finetune_id == finetune.finetune_id
+    done = await connection.execute(update(finetunes).where(mine).values(modified_at=now, **columns))
+    if not done.rowcount:
+        raise FinetuneError("the finetune was removed meanwhile")
+    row = (await connection.execute(select(finetunes).where(mine))).one()
+    changed = _finetune(row)
+    if changed.config_sha256 is None or changed.weights_sha256 is None or changed.weights_bytes is None:
+        return changed
+    files = (
+        FileEntry(CONFIG_FILE, row.config_bytes, changed.config_sha256),
+        FileEntry(WEIGHTS_FILE, changed.weights_bytes, changed.weights_sha256),
+    )
+    manifest = Manifest(
+        name=changed.manifest_name, task="lora", architecture=changed.model, context_window=0, files=files
+    )
+    await objects.put_bytes(manifest_key(manifest.revision), manifest.encode())
+    await connection.execute(update(finetunes).where(mine).values(revision=manifest.revision))
+    return _finetune((await connection.execute(select(finetunes).where(mine))).one())
+
+
+async def _check_config(objects: Objects, finetune: Finetune, path: Path, limits: Limits) -> None:
+    """Raises AdapterError."""
+    settings = _settings(await asyncio.to_thread(_read_config, path), limits)
+    if finetune.weights_sha256 is None:
+        return
+    weights = path.with_name(path.name + ".weights")
+    try:
+        await objects.download(blob_key(finetune.weights_sha256), weights, sha256=finetune.weights_sha256)
+        await asyncio.to_thread(read_changes, weights, settings, limits.max_rank)
+    except Missing:
+        return  # what is not there now is looked at when it comes again
+    finally:
+        weights.unlink(missing_ok=True)
+
+
+def _read_config(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_CONFIG_BYTES + 1)
+
+
+async def _config(objects: Objects, sha256: str, limits: Limits) -> AdapterSettings:
+    return _settings(await objects.get_bytes(blob_key(sha256)), limits)
+
+
+def _settings(text: bytes, limits: Limits) -> AdapterSettings:
+    """Raises AdapterError."""
+    settings = parse_settings(text, limits.max_rank)
+    if not settings.model_type:
+        raise AdapterError(f"{CONFIG_FILE}: 'model_type' is missing: the base's family, such as llama or mistral")
+    return settings
+
+
+async def _read(database: Database, query: Any) -> list[Finetune]:
+    async with database.connection() as connection:
+        return [_finetune(row) for row in await connection.execute(query)]
+
+
+def _finetune(row: Row[Any]) -> Finetune:
+    return Finetune(**{name: getattr(row, name) for name in Finetune.__dataclass_fields__})

@@ -1,0 +1,44 @@
+"""Is an adapter one for this model? Asked before its first sequence; headers are read in a thread, and once.
+
+The process that runs the model checks again what it loads: here the caller is told what is wrong, by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.local_adapter import LocalAdapter
+from engine.tasks.work import Refused
+from engine.weight_formats.adapter_files import AdapterError, check_fit, read_adapter
+
+_MAX_REMEMBERED = 1024
+
+
+class AdapterCheck:
+    """`sites` are the modules that an adapter can change, and their (in, out)."""
+
+    def __init__(self, sites: Mapping[str, tuple[int, int]]) -> None:
+        self._sites = sites
+        self._found: OrderedDict[str, str] = OrderedDict()  # digest -> what is wrong, "" for nothing
+
+    async def check(self, adapter: LocalAdapter) -> None:
+        """Raises Refused."""
+        wrong = self._found.get(adapter.digest)
+        if wrong is None:
+            wrong = self._found[adapter.digest] = await asyncio.to_thread(self._find_fault, Path(adapter.folder))
+            while len(self._found) > _MAX_REMEMBERED:
+                self._found.popitem(last=False)
+        if wrong:
+            raise Refused("invalid_input", f"'/lora' cannot be used with this model: {wrong}")
+
+    def _find_fault(self, folder: Path) -> str:
+        if not self._sites:
+            return "none can be loaded beside it here"
+        try:
+            check_fit(read_adapter(folder), self._sites)
+        except AdapterError as error:
+            return str(error)
+        return ""
