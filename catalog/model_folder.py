@@ -86,7 +86,7 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
             "description": f"{folder.architecture} model",
             "schema": "text_generation_legacy",
             # Any text can be held to a schema; tools are the template's to write.
-            "capabilities": ["json_mode", "logit_bias", "multiple_choices"],
+            "capabilities": ["json_mode", "logit_bias", "lora", "multiple_choices"],
             "context_window": window,
             "default_max_tokens": min(256, window) if isinstance(window, int) else 256,
         }

@@ -23,10 +23,15 @@ MAY_IMPORT = {
     "storage": {"telemetry"},
     "tenants": {"storage", "telemetry"},
     "catalog": {
-        "storage", "telemetry", "engine.weight_formats.safetensors_header", "engine.weight_formats.adapter_files",
+        "storage",
+        "telemetry",
+        "engine.weight_formats.safetensors_header",
+        "engine.weight_formats.adapter_files",
     },
     "engine": {
-        "engine.protocol", "engine.weight_formats.safetensors_header", "engine.weight_formats.adapter_files",
+        "engine.protocol",
+        "engine.weight_formats.safetensors_header",
+        "engine.weight_formats.adapter_files",
         "telemetry.child_process",
     },
     "engine.node": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},

@@ -94,7 +94,7 @@ def test_a_language_model_tells_its_own_facts(tmp_path: Path) -> None:
     facts = derive_facts(inspect_folder(write_model_folder(tmp_path)), "@cf/acme/chat", CREATED_AT)
     assert (facts.task, facts.context_window, facts.default_max_tokens) == ("Text Generation", 1024, 256)
     assert facts.prices.input == 0
-    assert facts.capabilities == {"json_mode", "logit_bias", "multiple_choices"}
+    assert facts.capabilities == {"json_mode", "logit_bias", "lora", "multiple_choices"}
 
 
 def test_a_sentence_embedder_tells_its_own_facts() -> None:

@@ -16,7 +16,7 @@ from tests.catalog.cards import write_model_folder
 from tests.fakes.hub_server import COMMIT, HubServer
 
 MINILM = "@cf/hearth/minilm"
-FREE = ["json_mode", "logit_bias", "multiple_choices"]  # what every text model can do
+FREE = ["json_mode", "logit_bias", "lora", "multiple_choices"]  # what every text model can do
 SPARK = Path(__file__).parents[2] / "catalog/builtin/spark"
 CARD = """
 name = "@cf/acme/carded"

@@ -43,7 +43,7 @@ CARDS_TOML = {
         """,
     "@cf/test/handy": """
         schema = "text_generation_legacy"
-        capabilities = ["function_calling", "json_mode"]
+        capabilities = ["function_calling", "json_mode", "lora"]
         prices = { input = 100, output = 1000 }
         context_window = 2048
         """,

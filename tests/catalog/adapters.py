@@ -1,0 +1,29 @@
+"""The two files of a LoRA adapter as bytes, sound unless a test says otherwise."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+MODULES = {"layers.0.self_attn.q_proj": (16, 16), "layers.1.self_attn.v_proj": (16, 8)}  # (in, out)
+
+
+def config_bytes(**changes: Any) -> bytes:
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "bias": "none",
+              "task_type": "CAUSAL_LM", "use_dora": False, "modules_to_save": None, "model_type": "llama"}  # fmt: skip
+    return json.dumps(config | changes).encode()
+
+
+def weights_bytes(rank: int = 4, seed: int = 0, **changes: np.ndarray | None) -> bytes:
+    """`changes` by a tensor's name replace a matrix, None takes it away."""
+    random = np.random.default_rng(seed)
+    tensors: dict[str, Any] = {}
+    for module, (num_in, num_out) in MODULES.items():
+        name = f"base_model.model.model.{module}"
+        tensors[f"{name}.lora_A.weight"] = random.standard_normal((rank, num_in)).astype(np.float32)
+        tensors[f"{name}.lora_B.weight"] = random.standard_normal((num_out, rank)).astype(np.float32)
+    tensors |= changes
+    return save({name: matrix for name, matrix in tensors.items() if matrix is not None})

@@ -1,0 +1,75 @@
+"""The rows of finetunes, on both databases, and the files that they stand for."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from catalog import finetunes
+from catalog.errors import FinetuneError
+from catalog.finetunes import Finetune, Limits
+from catalog.manifest import decode_manifest, manifest_key
+from storage.database import Database
+from storage.objects import Objects
+from tests.catalog.adapters import config_bytes, weights_bytes
+
+OURS, THEIRS = "a" * 32, "b" * 32
+MODEL = "@cf/test/base"
+
+
+async def create(database: Database, name: str, account_id: str = OURS, **fields: object) -> Finetune:
+    return await finetunes.create(database, account_id, name=name, model=MODEL, **fields)  # type: ignore[arg-type]
+
+
+async def put(database: Database, objects: Objects, finetune: Finetune, folder: Path, config: bool) -> Finetune:
+    name = "adapter_config.json" if config else "adapter_model.safetensors"
+    path = folder / f"{finetune.finetune_id}-{name}"
+    path.write_bytes(config_bytes() if config else weights_bytes())
+    return await finetunes.put_file(database, objects, finetune, name, path)
+
+
+async def test_an_account_sees_its_own_and_uses_public_ones(database: Database, tmp_path: Path):
+    objects = Objects.connect(f"file://{tmp_path / 'objects'}")
+    ours = await create(database, "style")
+    theirs = await create(database, "style", THEIRS, is_public=True)
+    other = await create(database, "other", THEIRS)
+    assert [each.finetune_id for each in await finetunes.list_of(database, OURS)] == [ours.finetune_id]
+    assert await finetunes.find_own(database, OURS, theirs.finetune_id) is None
+    assert (await finetunes.find_usable(database, OURS, "style")) == ours
+    assert (await finetunes.find_usable(database, THEIRS, "style")) == theirs
+    assert (await finetunes.find_usable(database, OURS, theirs.finetune_id)) == theirs
+    assert await finetunes.find_usable(database, OURS, other.finetune_id) is None
+    assert await finetunes.list_public(database, limit=10, offset=0) == []
+    for config in (True, False):
+        await put(database, objects, theirs, tmp_path, config)
+    (listed,) = await finetunes.list_public(database, limit=10, offset=0)
+    assert (listed.finetune_id, listed.missing_files) == (theirs.finetune_id, [])
+    assert not await finetunes.remove(database, OURS, theirs.finetune_id)
+    assert await finetunes.remove(database, THEIRS, theirs.finetune_id)
+    await objects.close()
+
+
+async def test_two_files_that_come_at_once_make_one_manifest(database: Database, tmp_path: Path):
+    objects = Objects.connect(f"file://{tmp_path / 'objects'}")
+    made = await create(database, "style")
+    assert made.missing_files == ["adapter_config.json", "adapter_model.safetensors"]
+    await asyncio.gather(*(put(database, objects, made, tmp_path, config) for config in (True, False)))
+    found = await finetunes.find_own(database, OURS, made.finetune_id)
+    assert found is not None
+    assert found.revision is not None
+    manifest = decode_manifest(await objects.get_bytes(manifest_key(found.revision)), found.revision)
+    assert [entry.path for entry in manifest.files] == ["adapter_config.json", "adapter_model.safetensors"]
+    await objects.close()
+
+
+async def test_accounts_are_bounded_and_names_their_own(database: Database):
+    for number in range(3):
+        await create(database, f"n{number}", limits=Limits(max_per_account=3))
+    with pytest.raises(FinetuneError, match="at most 3 finetunes"):
+        await create(database, "n3", limits=Limits(max_per_account=3))
+    with pytest.raises(FinetuneError, match="'/name' is that of another"):
+        await create(database, "n0")
+    assert await create(database, "n0", THEIRS)
+    assert await create(database, "cf-public-x", THEIRS, may_be_reserved=True)

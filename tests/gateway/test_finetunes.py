@@ -1,0 +1,227 @@
+"""Finetunes through the gateway: created, brought, listed, and named in `lora`; the official client among the callers.
+What a node makes of an adapter is tested with a whole platform."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from cloudflare import Cloudflare
+
+from catalog.manifest import blob_key, decode_manifest, manifest_key
+from engine.protocol.tasks import Adapter
+from tests.catalog.adapters import config_bytes, weights_bytes
+from tests.gateway.process import CHATTY, HANDY, PARROT
+from tests.gateway.site import Running, Site
+from tests.waiting import wait_until_blocking
+
+
+@pytest.fixture(scope="module")
+def running(new_site: Callable[..., Site]) -> Running:
+    site = new_site()
+    site.add_node("n1")
+    objects = {"OBJECTS_URL": f"file://{site.folder / 'objects'}", "HEARTH_FINETUNE_MAX_BYTES": "20000",
+               "HEARTH_FINETUNE_MAX_RANK": "8", "HEARTH_FINETUNES_PER_ACCOUNT": "40"}  # fmt: skip
+    return Running(site, site.gateway(**objects).start())
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(headers=running.headers("write"), timeout=20) as client:
+        yield client
+
+
+def url(running: Running, rest: str = "") -> str:
+    return f"{running.account_url}/ai/finetunes{rest}"
+
+
+def create(running: Running, client: httpx.Client, name: str, **fields: Any) -> dict[str, Any]:
+    answer = client.post(url(running), json={"model": HANDY, "name": name} | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["result"]
+
+
+def bring(running: Running, client: httpx.Client, finetune_id: str, file_name: str, content: bytes) -> httpx.Response:
+    where = url(running, f"/{finetune_id}/finetune-assets/")
+    return client.post(where, data={"file_name": file_name}, files={"file": (file_name, content)})
+
+
+def complete(running: Running, client: httpx.Client, name: str, seed: int = 0, **fields: Any) -> dict[str, Any]:
+    made = create(running, client, name, **fields)
+    files = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": weights_bytes(seed=seed)}
+    for file_name, content in files.items():
+        answer = bring(running, client, made["id"], file_name, content)
+        assert (answer.status_code, answer.json()["result"]) == (200, None), answer.text
+    return made
+
+
+def code_of(answer: httpx.Response) -> tuple[int, int]:
+    return answer.status_code, answer.json()["errors"][0]["code"]
+
+
+def adapter_asked(running: Running, client: httpx.Client, lora: str, **body: Any) -> Adapter:
+    answer = client.post(f"{running.account_url}/ai/run/{HANDY}", json={"prompt": "x", "lora": lora} | body)
+    assert answer.status_code == 200, answer.text
+    adapter = running.site.execute_of(answer).task.adapter
+    assert adapter is not None
+    return adapter
+
+
+def test_the_official_client_creates_brings_and_lists(running: Running):
+    account_id = running.tenants.account_id
+    with Cloudflare(base_url=running.gateway.base_url, api_token=running.tenants.secrets["write"]) as cloudflare:
+        finetunes = cloudflare.ai.finetunes
+        made = finetunes.create(account_id=account_id, model=HANDY, name="sdk", description="by the client")
+        assert (made.name, made.model, made.public, made.description) == ("sdk", HANDY, False, "by the client")
+        for name, content in (("adapter_config.json", config_bytes()), ("adapter_model.safetensors", weights_bytes())):
+            done = finetunes.assets.create(made.id, account_id=account_id, file=(name, content), file_name=name)
+            assert done.success
+        assert made.id in [row.id for row in finetunes.list(account_id=account_id)]
+        assert [row.id for row in finetunes.public.list(account_id=account_id, limit=0, order_by="orderBy")] == []
+        result = cloudflare.ai.run(HANDY, account_id=account_id, prompt="x", lora="sdk")
+        assert result["response"]
+
+
+def test_a_call_reaches_the_node_with_the_adapter_by_name_by_id_and_in_every_shape(
+    running: Running, client: httpx.Client
+):
+    made = complete(running, client, "tuned")
+    adapter = adapter_asked(running, client, "tuned")
+    assert adapter == adapter_asked(running, client, made["id"])
+    assert adapter == adapter_asked(running, client, "tuned", prompt=None, messages=[{"role": "user", "content": "x"}])
+    body = {"model": HANDY, "messages": [{"role": "user", "content": "x"}], "lora": "tuned"}
+    answer = client.post(f"{running.account_url}/ai/v1/chat/completions", json=body)
+    assert running.site.execute_of(answer).task.adapter == adapter
+    objects = running.site.folder / "objects"
+    manifest = decode_manifest((objects / manifest_key(adapter.digest)).read_bytes(), adapter.digest)
+    assert manifest.name == adapter.name == f"finetune/{made['id']}"
+    for entry, content in zip(manifest.files, (config_bytes(), weights_bytes()), strict=True):
+        assert entry.sha256 == hashlib.sha256(content).hexdigest()
+        assert (objects / blob_key(entry.sha256)).read_bytes() == content
+
+
+def test_a_file_brought_anew_makes_another_adapter(running: Running, client: httpx.Client):
+    made = complete(running, client, "again")
+    first = adapter_asked(running, client, made["id"])
+    assert bring(running, client, made["id"], "adapter_model.safetensors", weights_bytes(seed=9)).status_code == 200
+    # A second or so passes until every gateway has heard.
+    wait_until_blocking(lambda: adapter_asked(running, client, made["id"]).digest != first.digest, 10)
+
+
+def test_files_may_come_in_either_order_and_are_held_against_each_other(running: Running, client: httpx.Client):
+    made = create(running, client, "order")
+    assert bring(running, client, made["id"], "adapter_model.safetensors", weights_bytes()).status_code == 200
+    wrong = bring(running, client, made["id"], "adapter_config.json", config_bytes(r=5))
+    assert code_of(wrong) == (400, 5006)
+    assert "has rank 4, adapter_config.json says 5" in wrong.json()["errors"][0]["message"]
+    assert bring(running, client, made["id"], "adapter_config.json", config_bytes()).status_code == 200
+    assert adapter_asked(running, client, "order")
+
+
+@pytest.mark.parametrize(
+    ("file_name", "content", "says"),
+    [
+        ("adapter_config.json", config_bytes(use_dora=True), "'use_dora'"),
+        ("adapter_config.json", config_bytes(r=9), "'r' must be >= 1 and <= 8"),
+        ("adapter_config.json", config_bytes(model_type=None), "'model_type' is missing"),
+        ("adapter_config.json", b"{", "not JSON"),
+        ("adapter_model.safetensors", weights_bytes(rank=9), "at most 8"),
+        ("adapter_model.safetensors", b"\xff" * 100, "header of"),
+        ("adapter_model.safetensors", b"", "header of"),
+        ("adapter_model.bin", b"x", "'/file_name' must be one of adapter_config.json, adapter_model.safetensors"),
+        ("../adapter_config.json", b"x", "'/file_name'"),
+    ],
+)
+def test_a_file_that_cannot_be_served_is_refused_by_its_field(
+    running: Running, client: httpx.Client, file_name: str, content: bytes, says: str
+):
+    name = f"bad-{hashlib.sha256(content + file_name.encode()).hexdigest()[:8]}"
+    answer = bring(running, client, create(running, client, name)["id"], file_name, content)
+    assert code_of(answer) == (400, 5006)
+    assert says in answer.json()["errors"][0]["message"]
+
+
+def test_a_file_over_the_limit_is_refused(running: Running, client: httpx.Client):
+    made = create(running, client, "large")
+    answer = bring(running, client, made["id"], "adapter_model.safetensors", b"x" * 20_001)
+    assert "at most 20000" in answer.json()["errors"][0]["message"]
+    assert code_of(bring(running, client, made["id"], "adapter_model.safetensors", b"x" * 400_000)) == (413, 3006)
+    assert client.post(url(running, f"/{made['id']}/finetune-assets"), content=b"x").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"name": "a"}, (400, 5006)), ({"model": HANDY}, (400, 5006)), ({"model": HANDY, "name": ""}, (400, 5006)),
+        ({"model": HANDY, "name": "cf-public-x"}, (400, 5006)), ({"model": HANDY, "name": "a/../b"}, (400, 5006)),
+        ({"model": HANDY, "name": "a..b"}, (400, 5006)), ({"model": HANDY, "name": 5}, (400, 5006)),
+        ({"model": HANDY, "name": "00000000-0000-0000-0000-000000000000"}, (400, 5006)),
+        ({"model": HANDY, "name": "d", "description": "x" * 1025}, (400, 5006)),
+        ({"model": HANDY, "name": "d", "public": "maybe"}, (400, 5006)),
+        ({"model": HANDY, "name": "d", "public": []}, (400, 5006)),
+        ({"model": "nonsense", "name": "d"}, (404, 3042)), ({"model": "@cf/no/such", "name": "d"}, (400, 5007)),
+        ({"model": PARROT, "name": "d"}, (405, 5005)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_created_is_refused(
+    running: Running, client: httpx.Client, body: Any, expected: tuple[int, int]
+):
+    assert code_of(client.post(url(running), json=body)) == expected
+
+
+def test_names_are_unique_within_an_account(running: Running, client: httpx.Client):
+    create(running, client, "unique")
+    assert code_of(client.post(url(running, "/"), json={"model": HANDY, "name": "unique"})) == (400, 5006)
+
+
+def test_another_accounts_finetune_is_not_there(running: Running, client: httpx.Client):
+    """Its owner may use it; another account finds nothing under its id or name, and may bring it no file."""
+    made = complete(running, client, "secret-style")
+    tenants = running.tenants
+    theirs = f"{running.gateway.base_url}/accounts/{tenants.other_account_id}/ai"
+    with httpx.Client(headers=running.headers("other"), timeout=20) as other:
+        assert other.get(f"{theirs}/finetunes").json()["result"] == []
+        for reference in (made["id"], "secret-style"):
+            body = {"prompt": "x", "lora": reference}
+            assert code_of(other.post(f"{theirs}/run/{HANDY}", json=body)) == (404, 3042)
+        assert code_of(other.get(url(running))) == (403, 10000)
+    assert code_of(client.post(f"{theirs}/finetunes", json={"model": HANDY, "name": "x"})) == (403, 10000)
+    answer = bring(running, client, "00000000-0000-0000-0000-000000000000", "adapter_config.json", config_bytes())
+    assert code_of(answer) == (404, 3042)
+
+
+def test_a_public_one_is_listed_for_all_and_used_by_all(running: Running, client: httpx.Client):
+    made = complete(running, client, "for-all", public=True)
+    create(running, client, "for-all-later", public="true")  # without files: nobody can use it yet
+    theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai"
+    with httpx.Client(headers=running.headers("other"), timeout=20) as other:
+        listed = other.get(f"{theirs}/finetunes/public?limit=10.0&offset=0&orderBy=name").json()["result"]
+        assert [(row["id"], row["public"]) for row in listed] == [(made["id"], True)]
+        assert other.get(f"{theirs}/finetunes/public?offset=1").json()["result"] == []
+        assert code_of(other.get(f"{theirs}/finetunes/public?limit=x")) == (400, 3003)
+        answer = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": "for-all"})
+        assert running.site.execute_of(answer).task.adapter.name == f"finetune/{made['id']}"
+
+
+def test_a_call_that_names_what_it_cannot_have_is_refused(running: Running, client: httpx.Client):
+    run = f"{running.account_url}/ai/run/"
+    made = create(running, client, "half")
+    answer = client.post(run + HANDY, json={"prompt": "x", "lora": "half"})
+    assert code_of(answer) == (400, 3039)
+    assert "adapter_config.json, adapter_model.safetensors" in answer.json()["errors"][0]["message"]
+    assert code_of(client.post(run + HANDY, json={"prompt": "x", "lora": "nobody"})) == (404, 3042)
+    assert code_of(client.post(run + PARROT, json={"prompt": "x", "lora": made["id"]})) == (405, 5005)
+    messages = [{"role": "user", "content": "x"}]
+    assert code_of(client.post(run + CHATTY, json={"messages": messages, "lora": "half"})) == (405, 5005)
+
+
+def test_reading_is_enough_to_list_and_to_run_but_not_to_write(running: Running, client: httpx.Client):
+    made = complete(running, client, "readable")
+    with httpx.Client(headers=running.headers("good"), timeout=20) as reader:
+        assert made["id"] in [row["id"] for row in reader.get(url(running, "/")).json()["result"]]
+        assert adapter_asked(running, reader, "readable")
+        assert code_of(reader.post(url(running), json={"model": HANDY, "name": "x"})) == (403, 10000)
+        assert code_of(bring(running, reader, made["id"], "adapter_config.json", config_bytes())) == (403, 10000)
