@@ -24,6 +24,7 @@ _TAGS = (
     ("/ai/v1/messages", "Anthropic"),
     ("/ai/v1/", "OpenAI"),
     ("/ai/run", "Workers AI"),
+    ("/ai/finetunes", "Finetunes"),
     ("/ai/", "Models"),
     ("/tokens", "API tokens"),
     ("/client/v4/", "Accounts"),
@@ -49,6 +50,29 @@ _QUERIES: dict[str, dict[str, Json]] = {
     "/permission_groups": {"name": _TEXT, "scope": _TEXT},
     "/client/v4/accounts": {"name": _TEXT, **_PAGE},
     "/memberships": {"name": _TEXT, **_PAGE},
+    "/ai/finetunes/public": {"limit": _COUNT, "offset": {"type": "integer", "minimum": 0}, "orderBy": _TEXT},
+}
+# Bodies that no schema file admits, by how their path ends: media type and schema.
+_BODIES: dict[str, tuple[str, Json]] = {
+    "/ai/finetunes": (
+        "application/json",
+        {
+            "type": "object",
+            "required": ["model", "name"],
+            "properties": {"model": _TEXT, "name": _TEXT, "description": _TEXT, "public": {"type": "boolean"}},
+        },
+    ),
+    "/finetune-assets": (
+        "multipart/form-data",
+        {
+            "type": "object",
+            "required": ["file_name", "file"],
+            "properties": {
+                "file_name": {"type": "string", "enum": ["adapter_config.json", "adapter_model.safetensors"]},
+                "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+            },
+        },
+    ),
 }
 _REQUIRED_QUERIES = {"model"}
 _MESSAGE: Json = {
@@ -106,7 +130,9 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
         content = _answers([_put(schemas, name, "output") for name in names], schemas, is_bare)
     elif path.startswith("/client/v4/"):
         if route.method in ("POST", "PUT", "PATCH"):
-            operation["requestBody"] = {"content": _json({"type": "object"})}
+            bodies = (body for suffix, body in _BODIES.items() if path.endswith(suffix))
+            media_type, schema = next(bodies, ("application/json", {"type": "object"}))
+            operation["requestBody"] = {"content": {media_type: {"schema": schema}}}
         content = _json({"type": "object"} if tag == "OpenAI" else _reference("Envelope"))
     else:
         content = {"*/*": {}}

@@ -35,7 +35,7 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
             has_logprobs=task.sampling.logprobs is not None,
         )
 
-    return Asked(task, boolean(admitted, "stream", False), make_shape)
+    return Asked(task, boolean(admitted, "stream", False), make_shape, lora=admitted.get("lora"))
 
 
 COMPLETIONS = Door(is_openai=True, read=_read, schemas=("openai_completions",))
