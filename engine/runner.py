@@ -17,6 +17,7 @@ from engine.inputs import StepInputs, StepOutput
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.interface import Kernels, KvPool
+from engine.kernels.native.operators import find_native_kernels
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import read_config
@@ -50,7 +51,7 @@ class Runner:
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp1-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0
-        kernels = kernels or CpuKernels()
+        kernels = kernels or find_native_kernels() or CpuKernels()
         self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"))
         # By threads, which inference mode does not reach.
         weights.load(checkpoint, self._model.destinations(checkpoint.entries))

@@ -44,6 +44,9 @@ echo "setup: installing the versions of requirements.lock"
 pip install --quiet --requirement requirements.lock
 pip install --quiet --no-deps --editable .
 
+# Kernels for this machine where it has a C++ compiler; without them everything runs through torch.
+$bin/python -m engine.kernels.native.build || echo "setup: kernels were not compiled"
+
 touch .venv/.setup
 [ "${SYSTEM_TORCH:-}" = 1 ] && touch .venv/.setup-system-torch
 echo "setup: done"

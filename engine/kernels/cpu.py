@@ -6,6 +6,7 @@ the cache), so each kernel is the shortest chain found by measurement.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -14,7 +15,7 @@ from torch.nn import functional
 
 from engine.kernels.cpu_attention import CpuAttention
 from engine.kernels.cpu_linear import bind_linear
-from engine.kernels.interface import Activation, Attention, AttentionShape, Facts, KvPool, Operator, Place
+from engine.kernels.interface import Activation, Add, Attention, AttentionShape, Facts, KvPool, Operator, Place
 from engine.kernels.reference import ACTIVATIONS
 
 # The operator itself, a third of the calls of torch's wrapper around it, which comes in where it is not there.
@@ -101,6 +102,9 @@ class CpuKernels:
             return torch.sigmoid(gate * slope).mul_(gate).mul_(up.add_(1))
 
         return gate if activation.limit is None else gate_limited
+
+    def add(self, multiplier: float) -> Add:
+        return torch.Tensor.add_ if multiplier == 1 else functools.partial(torch.Tensor.add_, alpha=multiplier)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return CpuAttention(pool, shape, sinks)

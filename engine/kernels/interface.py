@@ -21,6 +21,7 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 # What a step's tables say of its tokens' positions; gives queries and keys in qkv [T, …] theirs, in place.
 Facts = tuple[torch.Tensor, ...]
 Place = Callable[[torch.Tensor, Facts], object]
+Add = Callable[[torch.Tensor, torch.Tensor], object]  # to a stream, in place
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,9 @@ class Kernels(Protocol):
 
     def activation(self, activation: Activation) -> Operator:
         """Gated: [T, 2 I] -> [T, I]. Not gated: [T, I] -> [T, I]."""
+
+    def add(self, multiplier: float) -> Add:
+        """stream [T, C] float32, x [T, C] -> stream += x × multiplier, in place."""
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         """`sinks`, float32 [H] for each layer, are scores that take part in every softmax and mix no value."""

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from engine.kernels.interface import (
     Activation,
+    Add,
     Attention,
     AttentionShape,
     AttentionStep,
@@ -89,6 +90,9 @@ class ReferenceKernels:
             return gate * torch.sigmoid(gate * activation.slope) * (up + 1)
 
         return gate
+
+    def add(self, multiplier: float) -> Add:
+        return lambda stream, x: stream.add_(x, alpha=multiplier)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return ReferenceAttention(pool, shape, sinks)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from engine.kernels.interface import Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
+from engine.kernels.interface import Add, Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
 from engine.layers.attention import SelfAttention
 from engine.layers.config import MoeConfig
 from engine.layers.embedding import Embedding
@@ -169,6 +169,7 @@ class Layer:
         self._names: Names = config.names
         self._output: Operator  # [T, H ·] -> [T, C], what attention adds
         self._feed: Operator  # [T, C] -> [T, C], what the feed-forward adds
+        self._add: Add
         self._residual_multiplier = config.residual_multiplier
         self._attention = _attention(config, layer, dtype, device)
         self._feed_forward: Mlp | Moe
@@ -223,6 +224,7 @@ class Layer:
         for norm in (self._after_attention, self._after_feed_forward):
             if norm is not None:
                 norm.bind(kernels)
+        self._add = kernels.add(self._residual_multiplier)
         self.link()
 
     def link(self) -> None:
@@ -246,18 +248,17 @@ class Layer:
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
         """Add the attention's output and then the feed-forward's to stream [T, C], in place."""
-        multiplier = self._residual_multiplier
-        stream.add_(self._output(mixed), alpha=multiplier)
-        stream.add_(self._feed(self._before_feed_forward.forward(stream)), alpha=multiplier)
+        self._add(stream, self._output(mixed))
+        self._add(stream, self._feed(self._before_feed_forward.forward(stream)))
 
 
 class ParallelLayer(Layer):
     """Attention and feed-forward read the same normalised stream, and both are added to it."""
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
-        multiplier, fed = self._residual_multiplier, self._feed(self._before_attention.forward(stream))
-        stream.add_(self._output(mixed), alpha=multiplier)
-        stream.add_(fed, alpha=multiplier)
+        fed = self._feed(self._before_attention.forward(stream))
+        self._add(stream, self._output(mixed))
+        self._add(stream, fed)
 
 
 def _then(operator: Operator, norm: Norm) -> Operator:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.kernels.cpu import CpuKernels
 from engine.runner import Runner
 from tests.engine.checkpoints import runner_of, save_random
 from tests.engine.driver import Driver
@@ -143,7 +144,7 @@ def test_a_decode_step_makes_few_calls_of_python_and_of_torch(
     dtype: str, num_calls: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What never changes is chosen in `bind`; a step that asks again, layer by layer, shows here: it had 235 once."""
-    runner = runner_of(model_of("llama 2").folder, dtype=dtype)
+    runner = runner_of(model_of("llama 2").folder, CpuKernels(), dtype=dtype)
     driver, events = Driver(runner), []
     driver.add([1] * 20, max_tokens=9, temperature=0.0, ignore_eos=True)
     for _ in range(3):

@@ -1,0 +1,71 @@
+"""Compile the kernels for this machine: `python -m engine.kernels.native.build`. A few seconds, once.
+
+Needs a C++ compiler (`$CXX`, c++, g++ or clang++) and nothing else. What comes out is tried in a process of its own
+before anyone may load it. Never required: without it everything runs through torch.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.kernels.native.library import CACHE, FLAGS, SOURCE, library_path
+
+_TIMEOUT_S = 300.0
+_MOST_SAID = 2000  # characters of a compiler's message
+_TRIAL = "from pathlib import Path; from engine.kernels.native.operators import check; check(Path({path!r}))"
+
+
+class BuildError(Exception):
+    """There is no compiler, it failed, or what it made does not compute what it should."""
+
+
+def build(folder: Path = CACHE) -> Path:
+    """The library's path, made now if it is not there. Raises BuildError."""
+    path = library_path(folder)
+    if path.exists():
+        return path
+    compiler = find_compiler()
+    if compiler is None:
+        raise BuildError("no C++ compiler: set CXX, or install g++ or clang++")
+    draft = path.with_name(f".{path.stem}.{os.getpid()}.so")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _run([compiler, *FLAGS, str(SOURCE), "-o", str(draft)], f"{compiler} failed")
+        _run([sys.executable, "-c", _TRIAL.format(path=str(draft))], "the compiled kernels do not work")
+        draft.replace(path)
+    except OSError as error:
+        raise BuildError(f"{folder}: {error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def find_compiler() -> str | None:
+    wanted = os.environ.get("CXX")
+    names = (wanted,) if wanted else ("c++", "g++", "clang++")
+    return next((found for name in names if (found := shutil.which(name))), None)
+
+
+def _run(command: list[str], failure: str) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise BuildError(f"{failure}: not done after {_TIMEOUT_S:.0f} s") from None
+    if done.returncode:
+        raise BuildError(f"{failure} (status {done.returncode}): {done.stderr.strip()[-_MOST_SAID:]}")
+
+
+def main() -> int:
+    try:
+        sys.stdout.write(f"kernels: {build()}\n")
+    except BuildError as error:
+        sys.stdout.write(f"kernels: not compiled, everything runs through torch: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

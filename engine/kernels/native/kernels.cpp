@@ -1,0 +1,536 @@
+// The CPU kernels in C++: one call where torch needs five to ten, and products and attention made for few rows.
+//
+// Optional: `build.py` compiles this file for the machine it runs on, `library.py` finds the result, and everything
+// here has a twin in torch. Plain C functions over raw memory; shapes and strides are checked by the callers. Numbers
+// are float32 ("f32") or bfloat16 ("bf16", kept as uint16); all sums are in float32. Every row's result is the same
+// whatever rows are beside it, and however many threads work. NaN and infinities go through as in torch.
+//
+// Letters: T tokens, R rows (sequences), H query heads, G KV heads, D head size, C channels, K inputs, N outputs.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using bf16 = uint16_t;
+constexpr int LANES = 16;
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Bits __attribute__((vector_size(64)));
+typedef uint16_t Halves __attribute__((vector_size(32)));
+
+// Work below this many multiplications is not worth waking a second thread for.
+constexpr int64_t ALONE = 1 << 18;
+
+inline float widen(float x) { return x; }
+inline float widen(bf16 x) {
+    uint32_t bits = uint32_t(x) << 16;
+    float y;
+    std::memcpy(&y, &bits, 4);
+    return y;
+}
+inline void narrow(float x, float* y) { *y = x; }
+inline void narrow(float x, bf16* y) {  // to nearest, ties to even; NaN stays NaN
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    *y = x != x ? bf16(0x7fc0) : bf16(rounded);
+}
+
+inline Floats load(const float* p) {
+    Floats x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+inline Floats load(const bf16* p) {
+    Halves x;
+    std::memcpy(&x, p, sizeof x);
+    Bits bits = __builtin_convertvector(x, Bits) << 16;
+    Floats y;
+    std::memcpy(&y, &bits, sizeof y);
+    return y;
+}
+
+inline void store(Floats x, float* p) { std::memcpy(p, &x, sizeof x); }
+inline void store(Floats x, bf16* p) {  // as `narrow`
+    Bits bits, is_nan = (Bits)(x != x);
+    std::memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    Halves rounded = __builtin_convertvector((bits & ~is_nan) | (is_nan & 0x7fc0), Halves);
+    std::memcpy(p, &rounded, sizeof rounded);
+}
+
+inline Floats all(float x) { return Floats{} + x; }
+
+inline float sum(Floats x) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_ps((__m512)x);
+#else
+    float total = 0;
+    for (int i = 0; i < LANES; ++i) total += x[i];
+    return total;
+#endif
+}
+
+// The sums of four vectors.
+inline void sum4(const Floats* x, float* y) {
+#if defined(__AVX512F__)
+    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    __m512 abcd = _mm512_add_ps(
+        _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+        _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+    __m256 half = _mm256_add_ps(_mm512_castps512_ps256(abcd), _mm512_extractf32x8_ps(abcd, 1));
+    _mm_storeu_ps(y, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#else
+    for (int i = 0; i < 4; ++i) y[i] = sum(x[i]);
+#endif
+}
+
+// e^x for x <= 0 within 2 ulp (0 below -87, NaN for NaN): 2^n times a polynomial of what remains.
+inline Floats exponential(Floats x) {
+    Bits is_tiny = (Bits)(x < -87.0f);
+    x = x < -87.0f ? all(-87.0f) : x;
+    Floats scaled = x * 1.44269504089f;
+    Floats shifted = scaled + 12582912.0f;  // 1.5 × 2^23: the sum's low bits are the nearest integer
+    Floats whole = shifted - 12582912.0f;
+    Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
+    Floats y = all(1.9875691500e-4f);
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    Ints bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    Ints power = (bits - 0x4b400000 + 127) << 23;
+    Floats two;
+    std::memcpy(&two, &power, sizeof two);
+    Floats result = y * two;
+    Bits kept;
+    std::memcpy(&kept, &result, sizeof kept);
+    kept &= ~is_tiny;
+    std::memcpy(&result, &kept, sizeof result);
+    return result;
+}
+
+// ---------------------------------------------------------------------------------------------------------- norms
+
+template <class Out>
+void rms_norm(const float* x, const float* weight, Out* out, int64_t num_tokens, int64_t width, float eps) {
+#pragma omp parallel for if (num_tokens * width > ALONE)
+    for (int64_t t = 0; t < num_tokens; ++t) {
+        const float* row = x + t * width;
+        Out* to = out + t * width;
+        Floats squares[4] = {};
+        int64_t i = 0;
+        for (; i + 4 * LANES <= width; i += 4 * LANES)
+            for (int j = 0; j < 4; ++j) {
+                Floats v = load(row + i + j * LANES);
+                squares[j] += v * v;
+            }
+        float total = sum(squares[0] + squares[1] + squares[2] + squares[3]);
+        for (; i < width; ++i) total += row[i] * row[i];
+        float scale = 1.0f / std::sqrt(total / float(width) + eps);
+        int64_t c = 0;
+        for (; c + LANES <= width; c += LANES) store(load(row + c) * scale * load(weight + c), to + c);
+        for (; c < width; ++c) narrow(row[c] * scale * weight[c], to + c);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- rotation
+
+// Heads of 2 × half numbers at the start of each row of qkv: (a, b) -> (a cos - b sin, b cos + a sin).
+template <class E>
+void rotate(E* qkv, int64_t qkv_stride, const E* cos, int64_t cos_stride, const E* sin, int64_t sin_stride,
+            int64_t num_tokens, int64_t num_heads, int64_t half) {
+#pragma omp parallel for if (num_tokens * num_heads * half > ALONE / 4)
+    for (int64_t t = 0; t < num_tokens; ++t) {
+        const E* c = cos + t * cos_stride;
+        const E* s = sin + t * sin_stride + half;  // the second of its two halves, the one that is not negated
+        for (int64_t h = 0; h < num_heads; ++h) {
+            E* a = qkv + t * qkv_stride + h * 2 * half;
+            E* b = a + half;
+            int64_t i = 0;
+            for (; i + LANES <= half; i += LANES) {
+                Floats x = load(a + i), y = load(b + i), cosine = load(c + i), sine = load(s + i);
+                store(x * cosine - y * sine, a + i);
+                store(y * cosine + x * sine, b + i);
+            }
+            for (; i < half; ++i) {
+                float x = widen(a[i]), y = widen(b[i]), cosine = widen(c[i]), sine = widen(s[i]);
+                narrow(x * cosine - y * sine, a + i);
+                narrow(y * cosine + x * sine, b + i);
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------- activation
+
+// silu(gate) × up of rows [gate | up].
+template <class E>
+void gate_silu(const E* gate_up, E* out, int64_t num_tokens, int64_t width) {
+#pragma omp parallel for if (num_tokens * width > ALONE / 8)
+    for (int64_t t = 0; t < num_tokens; ++t) {
+        const E *gate = gate_up + t * 2 * width, *up = gate + width;
+        E* to = out + t * width;
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            Floats g = load(gate + i);
+            Floats size = g < 0.0f ? g : -g;  // -|g|
+            Floats e = exponential(size);
+            Floats numerator = g < 0.0f ? g * e : g;  // g e^g / (1 + e^g) or g / (1 + e^-g)
+            Floats y = numerator / (1.0f + e) * load(up + i);
+            store(y, to + i);
+        }
+        for (; i < width; ++i) {
+            float g = widen(gate[i]);
+            narrow(g / (1.0f + std::exp(-g)) * widen(up[i]), to + i);
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- residual
+
+template <class E>
+void accumulate(float* stream, const E* x, float factor, int64_t size) {
+#pragma omp parallel for if (size > ALONE)
+    for (int64_t i = 0; i < size; ++i) stream[i] += factor * widen(x[i]);
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------------------------------------------ attention
+
+// What attention needs of a layer and of a step; `library.py` has the same fields.
+struct AttentionCall {
+    const void* qkv;  // [R, (H + planes G) D], rotated
+    void* kv;         // the layer's pool [slots, planes G D]
+    void* out;        // [R, H × value size]
+    const int32_t* block_tables;  // [R, table width]
+    const int32_t* context_lens;  // [R], the newest token included
+    const int32_t* firsts;        // [R], the first position each row sees
+    const float* sinks;           // [H] or null
+    int64_t num_rows, qkv_stride, table_stride, block_size;
+    int64_t num_heads, num_kv_heads, head_dim, value_dim, kv_width, value_offset;
+    float scale, softcap;  // softcap 0: none
+};
+
+namespace {
+
+// Scores of NQ queries [NQ, D] (float32) over keys, into scores [NQ, stride].
+template <int NQ, class E>
+void score(const float* query, const E* const* keys, int64_t num_keys, int64_t head_dim, float* scores,
+           int64_t stride) {
+    const int64_t whole = head_dim / LANES * LANES;
+    float four[4];
+    for (int64_t k = 0; k < num_keys; k += 4) {
+        const E* key[4];
+        for (int j = 0; j < 4; ++j) key[j] = keys[std::min(k + j, num_keys - 1)];
+        Floats sums[NQ][4] = {};
+        for (int64_t d = 0; d < whole; d += LANES) {
+            Floats part[4];
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; ++j) part[j] = load(key[j] + d);
+#pragma GCC unroll 4
+            for (int q = 0; q < NQ; ++q) {
+                Floats wanted = load(query + q * head_dim + d);
+#pragma GCC unroll 4
+                for (int j = 0; j < 4; ++j) sums[q][j] += wanted * part[j];
+            }
+        }
+#pragma GCC unroll 4
+        for (int q = 0; q < NQ; ++q) {
+            sum4(sums[q], four);
+            for (int j = 0; j < 4; ++j) {
+                for (int64_t d = whole; d < head_dim; ++d) four[j] += query[q * head_dim + d] * widen(key[j][d]);
+                if (k + j < num_keys) scores[q * stride + k + j] = four[j];
+            }
+        }
+    }
+}
+
+// Mixes of NQ queries: weights [NQ, stride] over values, NV vectors of the head from `first` on, into mixed [NQ, Dv].
+template <int NQ, int NV, class E>
+void mix(const float* weights, int64_t stride, const E* const* values, int64_t num_keys, int64_t first, E* mixed,
+         int64_t value_dim, const float* shares) {
+    Floats even[NQ][NV] = {}, odd[NQ][NV] = {};
+    int64_t k = 0;
+    for (; k + 2 <= num_keys; k += 2)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+            Floats one = load(values[k] + first + v * LANES), two = load(values[k + 1] + first + v * LANES);
+#pragma GCC unroll 4
+            for (int q = 0; q < NQ; ++q) {
+                even[q][v] += one * weights[q * stride + k];
+                odd[q][v] += two * weights[q * stride + k + 1];
+            }
+        }
+    for (; k < num_keys; ++k)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+            Floats one = load(values[k] + first + v * LANES);
+#pragma GCC unroll 4
+            for (int q = 0; q < NQ; ++q) even[q][v] += one * weights[q * stride + k];
+        }
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q)
+        for (int v = 0; v < NV; ++v) {
+            store((even[q][v] + odd[q][v]) * shares[q], mixed + q * value_dim + first + v * LANES);
+        }
+}
+
+// One KV head of one row, NQ of its queries.
+template <int NQ, class E>
+void attend_queries(const AttentionCall& call, const E* query, const E* const* keys, int64_t num_keys,
+                    int64_t first_head, E* mixed, std::vector<float>& room) {
+    const int64_t head_dim = call.head_dim, stride = (num_keys + LANES - 1) / LANES * LANES;
+    room.resize(NQ * (stride + head_dim));
+    float *scores = room.data(), *exact = scores + NQ * stride;
+    for (int64_t i = 0; i < NQ * head_dim; ++i) exact[i] = widen(query[i]) * call.scale;
+    score<NQ>(exact, keys, num_keys, head_dim, scores, stride);
+    float shares[NQ];
+    for (int q = 0; q < NQ; ++q) {
+        float* row = scores + q * stride;
+        if (call.softcap > 0)
+            for (int64_t k = 0; k < num_keys; ++k) row[k] = std::tanh(row[k] / call.softcap) * call.softcap;
+        for (int64_t k = num_keys; k < stride; ++k) row[k] = -INFINITY;
+        Floats highest = all(-INFINITY);
+        for (int64_t k = 0; k < stride; k += LANES) {
+            Floats x = load(row + k);
+            highest = x > highest ? x : highest;
+        }
+        float peak = highest[0];
+        for (int j = 1; j < LANES; ++j) peak = highest[j] > peak ? highest[j] : peak;
+        float total = 0;
+        if (call.sinks) {
+            float sink = call.sinks[first_head + q];
+            peak = sink > peak ? sink : peak;
+            total = std::exp(sink - peak);
+        }
+        Floats totals = {};
+        for (int64_t k = 0; k < stride; k += LANES) {
+            Floats x = exponential(load(row + k) - peak);
+            std::memcpy(row + k, &x, sizeof x);
+            totals += x;
+        }
+        shares[q] = 1.0f / (total + sum(totals));
+    }
+    const int64_t whole = call.value_dim / LANES * LANES;
+    int64_t first = 0;
+    for (; first + 4 * LANES <= whole; first += 4 * LANES)
+        mix<NQ, 4>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
+    const int64_t left = (whole - first) / LANES;
+    if (left == 3) mix<NQ, 3>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
+    if (left == 2) mix<NQ, 2>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
+    if (left == 1) mix<NQ, 1>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
+    for (int q = 0; q < NQ; ++q)
+        for (int64_t d = whole; d < call.value_dim; ++d) {
+            float y = 0;
+            for (int64_t k = 0; k < num_keys; ++k) y += scores[q * stride + k] * widen(keys[num_keys + k][d]);
+            narrow(y * shares[q], mixed + q * call.value_dim + d);
+        }
+}
+
+template <class E>
+void attend_head(const AttentionCall& call, int64_t row, int64_t kv_head, std::vector<const E*>& places,
+                 std::vector<float>& room) {
+    const int64_t group = call.num_heads / call.num_kv_heads;
+    const int64_t first = call.firsts[row], num_keys = call.context_lens[row] - first;
+    const int32_t* table = call.block_tables + row * call.table_stride;
+    const E* kv = static_cast<const E*>(call.kv) + kv_head * call.head_dim;
+    places.resize(2 * num_keys);  // keys, then values
+    int64_t block = first / call.block_size, within = first % call.block_size;
+    const E* place = kv + (int64_t(table[block]) * call.block_size + within) * call.kv_width;
+    for (int64_t k = 0; k < num_keys; ++k) {
+        places[k] = place;
+        places[num_keys + k] = place + call.value_offset;
+        place += call.kv_width;
+        if (++within == call.block_size && k + 1 < num_keys) {
+            within = 0;
+            place = kv + int64_t(table[++block]) * call.block_size * call.kv_width;
+        }
+    }
+    const E* query = static_cast<const E*>(call.qkv) + row * call.qkv_stride + kv_head * group * call.head_dim;
+    E* mixed = static_cast<E*>(call.out) + (row * call.num_heads + kv_head * group) * call.value_dim;
+    for (int64_t q = 0; q < group;) {
+        const E* some = query + q * call.head_dim;
+        E* to = mixed + q * call.value_dim;
+        const int64_t head = kv_head * group + q, left = group - q;
+        if (left >= 4) {
+            attend_queries<4>(call, some, places.data(), num_keys, head, to, room), q += 4;
+        } else if (left == 3) {
+            attend_queries<3>(call, some, places.data(), num_keys, head, to, room), q += 3;
+        } else if (left == 2) {
+            attend_queries<2>(call, some, places.data(), num_keys, head, to, room), q += 2;
+        } else {
+            attend_queries<1>(call, some, places.data(), num_keys, head, to, room), q += 1;
+        }
+    }
+}
+
+template <class E>
+void attend(const AttentionCall& call) {
+    const int64_t query_width = call.num_heads * call.head_dim;
+    int64_t work = 0;
+    for (int64_t row = 0; row < call.num_rows; ++row) {
+        const E* from = static_cast<const E*>(call.qkv) + row * call.qkv_stride + query_width;
+        const int64_t newest = call.context_lens[row] - 1, block_size = call.block_size;
+        const int64_t block = call.block_tables[row * call.table_stride + newest / block_size];
+        E* to = static_cast<E*>(call.kv) + (block * block_size + newest % block_size) * call.kv_width;
+        std::memcpy(to, from, call.kv_width * sizeof(E));
+        work += (call.context_lens[row] - call.firsts[row]) * query_width;
+    }
+#pragma omp parallel if (work > ALONE)
+    {
+        std::vector<const E*> places;
+        std::vector<float> room;
+#pragma omp for collapse(2) schedule(dynamic, 4)
+        for (int64_t row = 0; row < call.num_rows; ++row)
+            for (int64_t head = 0; head < call.num_kv_heads; ++head) attend_head<E>(call, row, head, places, room);
+    }
+}
+
+// --------------------------------------------------------------------------------------------------------- linear
+
+// Outputs in panels of WIDTH, inputs in pairs: packed[panel][k / 2][WIDTH][2], zeros where there is no output.
+constexpr int NUM_VECTORS = 3;
+constexpr int64_t WIDTH = NUM_VECTORS * LANES;
+
+#if defined(__AVX512BF16__)
+template <int ROWS>
+void multiply(const bf16* x, int64_t x_stride, const bf16* panel, const bf16* bias, bf16* out, int64_t out_stride,
+              int64_t num_in, int64_t num_out) {
+    __m512 sums[ROWS][NUM_VECTORS];
+    for (int r = 0; r < ROWS; ++r)
+        for (int v = 0; v < NUM_VECTORS; ++v) sums[r][v] = _mm512_setzero_ps();
+    for (int64_t k = 0; k < num_in; k += 2, panel += 2 * WIDTH) {
+        __m512bh weights[NUM_VECTORS];
+        for (int v = 0; v < NUM_VECTORS; ++v) {
+            weights[v] = (__m512bh)_mm512_loadu_si512(panel + v * 2 * LANES);
+            if (ROWS <= 4) _mm_prefetch((const char*)(panel + v * 2 * LANES) + 4096, _MM_HINT_T0);
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            int32_t pair;
+            std::memcpy(&pair, x + r * x_stride + k, 4);
+            __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            for (int v = 0; v < NUM_VECTORS; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], both, weights[v]);
+        }
+    }
+    for (int v = 0; v < NUM_VECTORS; ++v) {
+        const int64_t left = num_out - v * LANES;
+        if (left <= 0) break;
+        const __mmask16 mask = left >= LANES ? 0xffff : __mmask16((1u << left) - 1);
+        __m512 offset = _mm512_setzero_ps();
+        if (bias) {
+            __m256i some = _mm256_maskz_loadu_epi16(mask, bias + v * LANES);
+            offset = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(some), 16));
+        }
+        for (int r = 0; r < ROWS; ++r) {
+            __m256bh y = _mm512_cvtneps_pbh(_mm512_add_ps(sums[r][v], offset));
+            _mm256_mask_storeu_epi16(out + r * out_stride + v * LANES, mask, (__m256i)y);
+        }
+    }
+}
+
+void multiply_rows(int64_t num_rows, const bf16* x, int64_t x_stride, const bf16* panel, const bf16* bias, bf16* out,
+                   int64_t out_stride, int64_t num_in, int64_t num_out) {
+    while (num_rows > 0) {
+        int64_t now = num_rows >= 8 ? 8 : num_rows >= 4 ? 4 : num_rows;
+        switch (now) {
+#define CASE(n)                                                                            \
+    case n:                                                                                \
+        multiply<n>(x, x_stride, panel, bias, out, out_stride, num_in, num_out);           \
+        break;
+            CASE(8) CASE(4) CASE(3) CASE(2) CASE(1)
+#undef CASE
+        }
+        num_rows -= now, x += now * x_stride, out += now * out_stride;
+    }
+}
+#endif
+
+}  // namespace
+
+extern "C" {
+
+int hearth_has_linear() {
+#if defined(__AVX512BF16__)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
+int64_t hearth_packed_size(int64_t num_out, int64_t num_in) { return (num_out + WIDTH - 1) / WIDTH * WIDTH * num_in; }
+
+// weight [N, K], rows `stride` apart, K even.
+void hearth_pack(const bf16* weight, int64_t stride, bf16* packed, int64_t num_out, int64_t num_in) {
+    const int64_t num_panels = (num_out + WIDTH - 1) / WIDTH;
+#pragma omp parallel for if (num_out * num_in > ALONE)
+    for (int64_t p = 0; p < num_panels; ++p) {
+        bf16* to = packed + p * WIDTH * num_in;
+        for (int64_t k = 0; k < num_in; k += 2)
+            for (int64_t n = 0; n < WIDTH; ++n, to += 2) {
+                const int64_t row = p * WIDTH + n;
+                to[0] = row < num_out ? weight[row * stride + k] : bf16(0);
+                to[1] = row < num_out ? weight[row * stride + k + 1] : bf16(0);
+            }
+    }
+}
+
+// out [T, N] = x [T, K] × packed + bias.
+void hearth_linear(const bf16* x, const bf16* packed, const bf16* bias, bf16* out, int64_t num_tokens, int64_t num_out,
+                   int64_t num_in) {
+#if defined(__AVX512BF16__)
+    const int64_t num_panels = (num_out + WIDTH - 1) / WIDTH;
+#pragma omp parallel for schedule(static) if (num_tokens * num_out * num_in > ALONE)
+    for (int64_t p = 0; p < num_panels; ++p) {
+        const int64_t first = p * WIDTH;
+        multiply_rows(num_tokens, x, num_in, packed + first * num_in, bias ? bias + first : nullptr, out + first,
+                      num_out, num_in, num_out - first);
+    }
+#else
+    (void)x, (void)packed, (void)bias, (void)out, (void)num_tokens, (void)num_out, (void)num_in;
+#endif
+}
+
+void hearth_attend_f32(const AttentionCall* call) { attend<float>(*call); }
+void hearth_attend_bf16(const AttentionCall* call) { attend<bf16>(*call); }
+
+void hearth_rms_norm_f32(const float* x, const float* weight, float* out, int64_t tokens, int64_t width, float eps) {
+    rms_norm(x, weight, out, tokens, width, eps);
+}
+void hearth_rms_norm_bf16(const float* x, const float* weight, bf16* out, int64_t tokens, int64_t width, float eps) {
+    rms_norm(x, weight, out, tokens, width, eps);
+}
+
+void hearth_rotate_f32(float* qkv, int64_t qkv_stride, const float* cos, int64_t cos_stride, const float* sin,
+                       int64_t sin_stride, int64_t tokens, int64_t heads, int64_t half) {
+    rotate(qkv, qkv_stride, cos, cos_stride, sin, sin_stride, tokens, heads, half);
+}
+void hearth_rotate_bf16(bf16* qkv, int64_t qkv_stride, const bf16* cos, int64_t cos_stride, const bf16* sin,
+                        int64_t sin_stride, int64_t tokens, int64_t heads, int64_t half) {
+    rotate(qkv, qkv_stride, cos, cos_stride, sin, sin_stride, tokens, heads, half);
+}
+
+void hearth_gate_silu_f32(const float* gate_up, float* out, int64_t tokens, int64_t width) {
+    gate_silu(gate_up, out, tokens, width);
+}
+void hearth_gate_silu_bf16(const bf16* gate_up, bf16* out, int64_t tokens, int64_t width) {
+    gate_silu(gate_up, out, tokens, width);
+}
+
+void hearth_accumulate_bf16(float* stream, const bf16* x, float factor, int64_t size) {
+    accumulate(stream, x, factor, size);
+}
+}

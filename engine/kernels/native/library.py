@@ -1,0 +1,91 @@
+"""The compiled kernels of this machine: where they are, and their functions with types.
+
+Knows no compiler: `build.py` does. What was built from another source or for another processor has another name and is
+never loaded. Without a library everything runs through torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import platform
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
+_CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
+
+
+class AttentionCall(ctypes.Structure):
+    """The struct of that name in `kernels.cpp`, field for field."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("qkv", "kv", "out", "block_tables", "context_lens", "firsts", "sinks")),
+        *((name, c_int64) for name in ("num_rows", "qkv_stride", "table_stride", "block_size")),
+        *((name, c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim")),
+        *((name, c_int64) for name in ("kv_width", "value_offset")),
+        *((name, c_float) for name in ("scale", "softcap")),
+    ]
+
+
+_ROTATE = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64)
+_NORM = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float)
+_GATE = (c_void_p, c_void_p, c_int64, c_int64)
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "has_linear": (c_int, ()),
+    "packed_size": (c_int64, (c_int64, c_int64)),
+    "pack": (None, (c_void_p, c_int64, c_void_p, c_int64, c_int64)),
+    "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)),
+    "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
+    **{f"attend_{kind}": (None, (POINTER(AttentionCall),)) for kind in ("f32", "bf16")},
+    **{f"rms_norm_{kind}": (None, _NORM) for kind in ("f32", "bf16")},
+    **{f"rotate_{kind}": (None, _ROTATE) for kind in ("f32", "bf16")},
+    **{f"gate_silu_{kind}": (None, _GATE) for kind in ("f32", "bf16")},
+}
+
+
+def library_path(folder: Path = CACHE) -> Path:
+    """Where the library of this source, these flags and this processor is, if it was built."""
+    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest.update("\0".join((*FLAGS, *_processor())).encode())
+    return folder / f"{digest.hexdigest()[:24]}.so"
+
+
+@functools.cache
+def find_library() -> ctypes.CDLL | None:
+    """What was built for this machine; None if nothing was, or if it cannot be loaded."""
+    try:
+        return load(library_path())
+    except OSError:
+        return None
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Functions of the library at `path`, named as in `kernels.cpp`. Raises OSError, also if one is missing.
+
+    They work in torch's own threads: the library asks for the OpenMP that torch has brought along already.
+    """
+    import torch  # noqa: F401  # its OpenMP has to be there first
+
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        try:
+            function = getattr(library, f"hearth_{name}")
+        except AttributeError as error:
+            raise OSError(f"{path}: no function hearth_{name}") from error
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _processor() -> list[str]:
+    """What decides which instructions there are."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return [platform.machine(), platform.processor()]
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    found = {key.strip(): value.strip() for key, value in fields.items()}
+    return [platform.machine(), *(found.get(field, "") for field in _CPU_FIELDS)]

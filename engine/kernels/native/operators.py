@@ -1,0 +1,209 @@
+"""`CpuKernels` with its frequent operators in C++: one short call each instead of torch's several.
+
+Products in bfloat16, norms, rotation, gated silu, what is added to the stream, and attention of decode rows. All else,
+and any operand of another kind, goes through torch. Exists only where `library.py` finds a library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.cpu_attention import CpuAttention
+from engine.kernels.interface import (
+    GATED_SILU,
+    Activation,
+    Add,
+    Attention,
+    AttentionShape,
+    Facts,
+    Kernels,
+    KvPool,
+    Operator,
+    Place,
+    Reach,
+)
+from engine.kernels.native.library import AttentionCall, find_library, load
+from engine.kernels.reference import ReferenceKernels
+
+_SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+def find_native_kernels() -> NativeKernels | None:
+    """The kernels compiled for this machine, if there are any."""
+    library = find_library()
+    return None if library is None else NativeKernels(library)
+
+
+class NativeKernels(CpuKernels):
+    """See `engine.kernels.interface.Kernels` for the law of each."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self._facts: Facts = ()  # of positions, that a rotation got last, and where they are
+        self._facts_at: tuple[int, ...] = ()
+        self._half = 0
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
+        num_out, num_in = weight.shape
+        library = self._library
+        if weight.dtype != torch.bfloat16 or num_in % 2 or not library.hearth_has_linear():
+            return super().linear(weight, bias)
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        packed = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=torch.bfloat16)
+        library.hearth_pack(weight.data_ptr(), weight.stride(0), packed.data_ptr(), num_out, num_in)
+        bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
+        multiply, packed_at = library.hearth_linear, packed.data_ptr()
+        bias_at = None if bias is None else bias.data_ptr()
+
+        def forward(x: torch.Tensor, _kept: object = (packed, bias)) -> torch.Tensor:
+            x = x.contiguous()
+            num_rows = x.shape[0]
+            out = torch.empty(num_rows, num_out, dtype=torch.bfloat16)
+            multiply(x.data_ptr(), packed_at, bias_at, out.data_ptr(), num_rows, num_out, num_in)
+            return out
+
+        return forward
+
+    def rms_norm(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> Operator:
+        if dtype not in _SUFFIXES:
+            return super().rms_norm(weight, eps, dtype)
+        function = getattr(self._library, f"hearth_rms_norm_{_SUFFIXES[dtype]}")
+        exact = weight.float().contiguous()
+        width, weight_at = exact.numel(), exact.data_ptr()
+
+        def norm(x: torch.Tensor, _kept: object = exact) -> torch.Tensor:
+            if x.dtype != torch.float32:
+                x = x.float()
+            x = x.contiguous()
+            out = torch.empty(x.shape, dtype=dtype)
+            function(x.data_ptr(), weight_at, out.data_ptr(), x.numel() // width, width, eps)
+            return out
+
+        return norm
+
+    def rotation(self, num_heads: int) -> Place:
+        functions = {dtype: getattr(self._library, f"hearth_rotate_{_SUFFIXES[dtype]}") for dtype in _SUFFIXES}
+
+        def rotate(qkv: torch.Tensor, facts: Facts) -> None:
+            if facts is not self._facts:  # a step's layers share them
+                cos, sin = self._facts = facts
+                self._facts_at = cos.data_ptr(), cos.stride(0), sin.data_ptr(), sin.stride(0), cos.shape[0]
+                self._half = cos.shape[-1]
+            functions[qkv.dtype](qkv.data_ptr(), qkv.stride(0), *self._facts_at, num_heads, self._half)
+
+        return rotate
+
+    def activation(self, activation: Activation) -> Operator:
+        if activation != GATED_SILU:
+            return super().activation(activation)
+        functions = {dtype: getattr(self._library, f"hearth_gate_silu_{_SUFFIXES[dtype]}") for dtype in _SUFFIXES}
+
+        def gate(gate_up: torch.Tensor) -> torch.Tensor:
+            gate_up = gate_up.contiguous()
+            num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+            out = torch.empty(num_tokens, width, dtype=gate_up.dtype)
+            functions[gate_up.dtype](gate_up.data_ptr(), out.data_ptr(), num_tokens, width)
+            return out
+
+        return gate
+
+    def add(self, multiplier: float) -> Add:
+        function = self._library.hearth_accumulate_bf16
+
+        def add(stream: torch.Tensor, x: torch.Tensor) -> None:
+            if x.dtype == torch.bfloat16 and x.is_contiguous() and stream.is_contiguous():
+                function(stream.data_ptr(), x.data_ptr(), multiplier, x.numel())
+            else:
+                stream.add_(x, alpha=multiplier)
+
+        return add
+
+    def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
+        return CpuAttention(pool, shape, sinks, PagedDecode(self._library, pool, shape, sinks))
+
+
+class PagedDecode:
+    """Decode rows straight over the pool, in place of `DecodeWorkspace`: nothing is kept between steps."""
+
+    def __init__(
+        self, library: ctypes.CDLL, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor]
+    ) -> None:
+        self._function = getattr(library, f"hearth_attend_{_SUFFIXES[pool.data.dtype]}")
+        self._layers = [layer.data_ptr() for layer in pool.data.unbind(0)]
+        self._reaches, self._reach_of = shape.distinct_reaches(pool.num_layers)
+        self._sinks = [sink.float().contiguous() for sink in sinks]
+        self._sinks_at: list[int | None] = [sink.data_ptr() for sink in self._sinks] or [None] * pool.num_layers
+        self._mixed_width = shape.mixed_width
+        self._call = AttentionCall(
+            block_size=pool.block_size,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            value_dim=shape.mixed_head_dim,
+            kv_width=shape.kv_width,
+            value_offset=(shape.num_planes - 1) * shape.num_kv_heads * shape.head_dim,
+            scale=shape.score_scale,
+            softcap=shape.softcap or 0.0,
+        )
+        self._reference = ctypes.byref(self._call)
+        self._kept: tuple[NDArray[np.int32], ...] = ()  # what the call points to
+        self._firsts: list[NDArray[np.int32]] = []  # of each reach [R], the first position a row sees
+        self._firsts_at: list[int] = []
+
+    def arrange(
+        self, sequence_ids: NDArray[np.int64], context_lens: NDArray[np.int32], block_tables: NDArray[np.int32]
+    ) -> int:
+        """As `DecodeWorkspace.arrange`: every row is taken."""
+        call = self._call
+        context_lens, block_tables = np.ascontiguousarray(context_lens), np.ascontiguousarray(block_tables)
+        self._kept = context_lens, block_tables
+        call.context_lens, call.block_tables = context_lens.ctypes.data, block_tables.ctypes.data
+        call.num_rows, call.table_stride = len(sequence_ids), block_tables.shape[1]
+        self._firsts = [_first_seen(reach, context_lens) for reach in self._reaches]
+        self._firsts_at = [firsts.ctypes.data for firsts in self._firsts]
+        return len(sequence_ids)
+
+    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """qkv [R, (H + planes G) D], rotated -> [R, H ·]; its keys and values are in the pool then."""
+        call = self._call
+        out = torch.empty(qkv.shape[0], self._mixed_width, dtype=qkv.dtype)
+        call.qkv, call.qkv_stride, call.out = qkv.data_ptr(), qkv.stride(0), out.data_ptr()
+        call.kv, call.sinks = self._layers[layer], self._sinks_at[layer]
+        call.firsts = self._firsts_at[self._reach_of[layer]]
+        self._function(self._reference)
+        return out
+
+    def store(self, slot_mapping: torch.Tensor) -> None:
+        """Nothing is left to do."""
+
+
+def _first_seen(reach: Reach, context_lens: NDArray[np.int32]) -> NDArray[np.int32]:
+    return np.ascontiguousarray(context_lens - reach.num_seen(context_lens), dtype=np.int32)
+
+
+def check(path: Path) -> None:
+    """Compare the library at `path` with torch on small operands. Raises OSError or AssertionError."""
+    native, reference = NativeKernels(load(path)), ReferenceKernels()
+    generator = torch.Generator().manual_seed(0)
+    with torch.inference_mode():
+        for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
+            stream = torch.randn(3, 96, generator=generator)
+            weight = torch.randn(192, 96, generator=generator).to(dtype)
+            seen = [_small_model(kernels, stream.clone(), weight) for kernels in (native, reference)]
+            torch.testing.assert_close(*seen, atol=tolerance, rtol=tolerance)
+
+
+def _small_model(kernels: Kernels, stream: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A norm, a product, a gate and a sum over stream [T, C] with weight [2 C, C]."""
+    dtype = weight.dtype
+    normalised = kernels.rms_norm(weight[0], 1e-6, dtype)(stream)
+    gated = kernels.activation(GATED_SILU)(kernels.linear(weight, None)(normalised) * 0.1)
+    kernels.add(0.5)(stream, gated)
+    return stream

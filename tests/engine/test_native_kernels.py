@@ -1,0 +1,228 @@
+"""The kernels in C++ against the same references as their twins in torch. Skipped where there is no compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.kernels.interface import Activation
+from engine.kernels.native import build, library
+from engine.kernels.native.operators import NativeKernels, check
+from engine.kernels.reference import ReferenceAttention, ReferenceKernels
+from tests.engine import one_thread  # noqa: F401
+from tests.engine.test_kernels import NUM_LAYERS, SHAPES, Life, pool_of, sinks_of
+
+TOLERANCES = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.03, "rtol": 0.03}}
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCES)
+
+
+@pytest.fixture(scope="module")
+def native() -> NativeKernels:
+    if build.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    return NativeKernels(library.load(build.build()))
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("name", SHAPES)
+def test_decode_over_the_pool_equals_the_reference_through_joins_departures_and_reordering(
+    name: str, dtype: torch.dtype, native: NativeKernels
+) -> None:
+    shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
+    pools = pool_of(shape, dtype), pool_of(shape, dtype)
+    twins = ReferenceAttention(pools[0], shape, sinks), native.attention(pools[1], shape, sinks)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        step = life.step()
+        for twin in twins:
+            twin.begin(step)
+        for layer in range(NUM_LAYERS):
+            width = shape.query_width + shape.kv_width
+            qkv = torch.randn(len(step.slot_mapping), width, generator=generator).to(dtype)
+            expected, found = (twin.attend(layer, qkv.clone()) for twin in twins)
+            torch.testing.assert_close(found, expected, **TOLERANCES[dtype])
+    assert torch.equal(*(pool.data.nan_to_num(-7.0) for pool in pools))  # both stored the same, and nothing else
+
+
+@DTYPES
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 6, 48), (7, 1, 64), (4, 2, 100)])
+def test_decode_with_heads_of_usual_sizes_equals_the_reference(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, native: NativeKernels
+) -> None:
+    shape = type(SHAPES["grouped"])(num_heads, num_kv_heads, head_dim)
+    life, pools = Life(0), (pool_of(shape, dtype), pool_of(shape, dtype))
+    life.lengths, life.tables = {0: 0, 1: 0}, {0: [], 1: []}
+    twins = ReferenceAttention(pools[0], shape), native.attention(pools[1], shape)
+    for index, chunks in enumerate(({0: 57, 1: 64}, {0: 1, 1: 1})):
+        step = life.step_of([0, 1], chunks)
+        qkv = random(len(step.slot_mapping), shape.query_width + shape.kv_width, dtype=dtype, seed=index)
+        for twin in twins:
+            twin.begin(step)
+        expected, found = (twin.attend(0, qkv.clone()) for twin in twins)
+        torch.testing.assert_close(found, expected, **TOLERANCES[dtype])
+
+
+def test_a_row_decodes_to_the_same_bits_alone_in_company_and_beside_one_that_is_not_finite(
+    native: NativeKernels,
+) -> None:
+    shape = SHAPES["grouped"]
+    rows = random(4, shape.query_width + shape.kv_width, dtype=torch.bfloat16)
+    rows[2] = float("nan")
+    found = []
+    for batch in ([1], [0, 1, 2, 3]):
+        life, attention = Life(0), native.attention(pool_of(shape, torch.bfloat16), shape)
+        life.lengths, life.tables = dict.fromkeys(batch, 0), {row: [] for row in batch}
+        for _ in range(6):
+            attention.begin(life.step_of(batch, dict.fromkeys(batch, 1)))
+            mixed = attention.attend(0, rows[batch].clone())
+        found.append(mixed[batch.index(1)])
+        assert mixed.isfinite().all(1).tolist() == [row != 2 for row in batch]
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_out", "num_in"), [(40, 24), (48, 2), (97, 66), (400, 300), (33, 7)])
+def test_a_product_equals_its_reference_whatever_its_shape(
+    num_out: int, num_in: int, has_bias: bool, native: NativeKernels
+) -> None:
+    weight = random(num_out, num_in, dtype=torch.bfloat16)
+    bias = random(num_out, dtype=torch.bfloat16, seed=1) if has_bias else None
+    linear = native.linear(weight, bias)
+    x = random(29, num_in, dtype=torch.bfloat16, seed=2)
+    whole = linear(x)
+    torch.testing.assert_close(whole, ReferenceKernels().linear(weight, bias)(x), atol=0.1, rtol=0.02)
+    if num_in % 2 == 0:
+        for num_tokens in range(1, 14):  # a row is the same whatever rows are beside it
+            assert torch.equal(linear(x[:num_tokens]), whole[:num_tokens])
+    assert torch.equal(linear(x.t().contiguous().t()), whole)
+
+
+def test_a_part_of_a_fused_weight_and_of_wider_rows_is_multiplied_as_it_is(native: NativeKernels) -> None:
+    weight, x = random(64, 80, dtype=torch.bfloat16)[:50, 16:48], random(5, 64, dtype=torch.bfloat16)[:, 32:]
+    found = native.linear(weight, None)(x)
+    torch.testing.assert_close(found, ReferenceKernels().linear(weight, None)(x), atol=0.1, rtol=0.02)
+
+
+@DTYPES
+def test_norm_rotation_gate_and_sum_equal_their_references(dtype: torch.dtype, native: NativeKernels) -> None:
+    twins, tolerance = (ReferenceKernels(), native), TOLERANCES[dtype]
+    for num_tokens, width in ((1, 24), (5, 288), (3, 7)):
+        x, weight = random(num_tokens, width), random(width, dtype=dtype, seed=1)
+        for scale in (1.0, 1e-4, 1e4):
+            expected, found = (twin.rms_norm(weight, 1e-5, dtype)(x * scale) for twin in twins)
+            assert found.dtype == dtype
+            torch.testing.assert_close(found, expected, **tolerance)
+        gate_up = random(num_tokens, 2 * width, dtype=dtype, seed=2) * 8
+        gate_up[0, :4] = torch.tensor([-200.0, 200.0, 0.0, -0.0])
+        expected, found = (twin.activation(Activation())(gate_up.clone()) for twin in twins)
+        torch.testing.assert_close(found, expected, **tolerance)
+        streams = x.clone(), x.clone()
+        for twin, stream in zip(twins, streams, strict=True):
+            twin.add(0.3)(stream, gate_up[:, :width].contiguous())
+            twin.add(1.0)(stream, gate_up[:, width:])
+            twin.add(1.0)(stream, x)
+        torch.testing.assert_close(streams[1], streams[0], atol=1e-5, rtol=1e-5)
+
+
+@DTYPES
+@pytest.mark.parametrize("half", [3, 24, 32])
+def test_rotation_equals_its_reference_and_leaves_values_alone(
+    half: int, dtype: torch.dtype, native: NativeKernels
+) -> None:
+    qkv, angles = random(4, 5 * 2 * half, dtype=dtype), random(4, 1, 1, half, seed=1)
+    table = torch.cat((angles.cos(), -angles.sin(), angles.sin()), 2).to(dtype)  # as `Rotary` keeps it
+    rotated = qkv.clone(), qkv.clone()
+    for twin, copy in zip((ReferenceKernels(), native), rotated, strict=True):
+        twin.rotation(3)(copy, table.split((1, 2), 2))
+    torch.testing.assert_close(rotated[1], rotated[0], **TOLERANCES[dtype])
+    assert torch.equal(rotated[1][:, 6 * half :], qkv[:, 6 * half :])
+
+
+@DTYPES
+def test_what_is_not_finite_stays_so_and_stays_in_its_row(dtype: torch.dtype, native: NativeKernels) -> None:
+    for value in (float("nan"), float("inf"), float("-inf")):
+        x = random(3, 96, dtype=dtype)
+        x[1, 5] = value
+        for operator in (
+            native.rms_norm(torch.ones(96), 1e-6, dtype),
+            native.activation(Activation()),
+            native.linear(random(50, 96, dtype=dtype), None),
+        ):
+            found = operator(x.float() if operator.__name__ == "norm" else x)
+            # silu(-inf) × a number is 0 × it
+            if not (operator.__name__ == "gate" and value == float("-inf")):
+                assert not found[1].isfinite().all()
+            assert found[[0, 2]].isfinite().all()
+
+
+def test_two_threads_compute_the_same_bits_as_one(native: NativeKernels) -> None:
+    shape = type(SHAPES["grouped"])(8, 2, 64)
+    weight, x = random(2048, 512, dtype=torch.bfloat16), random(9, 512, dtype=torch.bfloat16)
+    stream = random(1024, 512)
+    found = []
+    for num_threads in (1, 2):
+        torch.set_num_threads(num_threads)
+        life, attention = Life(0), native.attention(pool_of(shape, torch.bfloat16), shape)
+        life.lengths, life.tables = dict.fromkeys(range(6), 0), {row: [] for row in range(6)}
+        attention.begin(life.step_of(list(range(6)), dict.fromkeys(range(6), 50)))
+        attention.attend(0, random(300, shape.query_width + shape.kv_width, dtype=torch.bfloat16))
+        attention.begin(life.step_of(list(range(6)), dict.fromkeys(range(6), 1)))
+        mixed = attention.attend(0, random(6, shape.query_width + shape.kv_width, dtype=torch.bfloat16))
+        normalised = native.rms_norm(torch.ones(512), 1e-6, torch.bfloat16)(stream)
+        found.append((mixed, native.linear(weight, None)(x), normalised))
+    torch.set_num_threads(1)
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_library_that_is_not_ours_or_not_there_is_not_loaded(tmp_path: Path, monkeypatch) -> None:
+    path = tmp_path / "some.so"
+    with pytest.raises(OSError, match=r"some\.so"):
+        check(path)
+    path.write_bytes(b"\x7fELF, but no more")
+    with pytest.raises(OSError, match=r"some\.so"):
+        library.load(path)
+    monkeypatch.setattr(library, "library_path", lambda: path)
+    assert library.find_library.__wrapped__() is None
+
+
+def test_another_source_flag_or_processor_has_another_library(monkeypatch) -> None:
+    paths = {library.library_path()}
+    monkeypatch.setattr(library, "FLAGS", ("-O0",))
+    paths.add(library.library_path())
+    monkeypatch.setattr(library, "_processor", lambda: ["another"])
+    paths.add(library.library_path())
+    assert len(paths) == 3
+
+
+def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "missing"))
+    with pytest.raises(build.BuildError, match=r"no C\+\+ compiler"):
+        build.build(tmp_path)
+    compiler = tmp_path / "broken"
+    compiler.write_text("#!/bin/sh\necho cannot read >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.BuildError, match=r"status 3.*cannot read"):
+        build.build(tmp_path)
+    compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nonsense > "$2"\n')
+    with pytest.raises(build.BuildError, match="do not work"):
+        build.build(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"broken"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; from engine.kernels.native import build, library; "
+         "build.library_path = lambda folder: library.CACHE / 'never' / 'x.so'; sys.exit(build.main())"],
+        capture_output=True, text=True, env={"CXX": "/nowhere", "PATH": "", "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "everything runs through torch: no C++ compiler" in done.stdout
