@@ -87,7 +87,7 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     task: str
     description: str
     native_shape: NativeShape = "legacy"
-    schema: Literal["text_generation_legacy", "openai_chat", "text_embeddings"]
+    schema: Literal["text_generation_legacy", "text_generation_responses", "openai_chat", "text_embeddings"]
     context_window: Positive
     default_max_tokens: Positive = 256
     capabilities: frozenset[str] = frozenset()

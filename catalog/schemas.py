@@ -7,6 +7,7 @@ playground. Beside standard JSON Schema a file may say:
     x-neutral      value is one of these, which ask for nothing
     x-code         the error code of that refusal
     x-card         {"x-card": "context_window"} stands for that value of the card
+    x-file         {"x-file": "openai_chat"} among alternatives stands for those of that file
     maxBytes       UTF-8 bytes of a string; maxJsonBytes: bytes of any value as JSON
 
 and at its top which fields no caller may send (`refused`) and which variant is meant when several fit (`precedence`).
@@ -245,6 +246,11 @@ def _is_card_value(schema: Any) -> bool:
 def _read(name: str) -> dict[str, Any]:
     text = resources.files("catalog").joinpath("schemas", f"{name}.json").read_text("utf-8")
     source: dict[str, Any] = json.loads(text)
+    for half in ("input", "output"):
+        alternatives = source[half].get("oneOf", ())
+        if any("x-file" in alternative for alternative in alternatives):
+            parts = [_read(alternative["x-file"])[half] for alternative in alternatives]
+            source[half]["oneOf"] = [inner for part in parts for inner in part.get("oneOf", [part])]
     return source
 
 

@@ -13,7 +13,7 @@ from gateway.shapes import DONE, error_frame
 
 
 class CompletionText:
-    """One prompt's choices. `echo` is the text that each of them begins with."""
+    """One prompt's choices, bare or in the envelope. `echo` is the text that each of them begins with."""
 
     def __init__(
         self,
@@ -25,11 +25,13 @@ class CompletionText:
         num_choices: int,
         has_usage_chunk: bool,
         has_logprobs: bool,
+        is_bare: bool = True,
     ) -> None:
         self._head = (f"cmpl-{request_id}", created, model)
         self._echo = echo
         self._has_usage_chunk = has_usage_chunk
         self._has_logprobs = has_logprobs
+        self._is_bare = is_bare
         self._chunks = completions.CompletionChunks(*self._head, has_usage_chunk=has_usage_chunk)
         self._offsets = [0] * num_choices
 
@@ -40,7 +42,8 @@ class CompletionText:
             )
             for index, choice in enumerate(outcome.choices)
         ]
-        return envelope.encode(completions.completion_object(*self._head, choices, outcome.finished.usage))
+        answer = completions.completion_object(*self._head, choices, outcome.finished.usage)
+        return envelope.encode(answer) if self._is_bare else envelope.success(answer)
 
     def begin(self, _started: Started) -> bytes:
         if not self._echo:

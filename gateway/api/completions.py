@@ -14,8 +14,8 @@ from gateway.call import Asked, Call, Door
 from gateway.completion_shape import CompletionText
 
 
-def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
-    check_is_text(card)
+def read_completion(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:
+    """A text completion body, for this door and for models that take it natively."""
     admitted = input_schema(card, "completions").coerce_and_validate(body)
     asked = completions(admitted, context_window=card.context_window, vocab_size=0)
     if asked.num_tries != asked.num_choices:
@@ -33,9 +33,15 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
             num_choices=asked.num_choices,
             has_usage_chunk=has_usage_chunk,
             has_logprobs=task.sampling.logprobs is not None,
+            is_bare=is_bare,
         )
 
     return Asked(task, boolean(admitted, "stream", False), make_shape, lora=admitted.get("lora"))
+
+
+def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
+    check_is_text(card)
+    return read_completion(card, body, is_bare=True)
 
 
 COMPLETIONS = Door(is_openai=True, read=_read, schemas=("openai_completions",))

@@ -9,12 +9,16 @@ from catalog.schemas import input_schema
 from engine.protocol.fields import boolean
 from gateway import native
 from gateway.api.chat_completions import read_chat
+from gateway.api.completions import read_completion
+from gateway.api.responses import read_response
 from gateway.call import Asked, Door
 from gateway.errors import Reason, Refusal
 from gateway.shapes import NativeEmbeddings, NativeText
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
+    if card.schema == "text_generation_responses":
+        return _read_by_key(card, body)
     if card.native_shape == "chat_completion":
         return read_chat(card, body, face="native", is_bare=False)
     admitted = input_schema(card).coerce_and_validate(body)
@@ -32,6 +36,15 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
     if card.task_slug == "text-embeddings":
         return Asked(native.text_embeddings(admitted), False, lambda _call: NativeEmbeddings())
     raise Refusal(Reason.MODEL_UNKNOWN, card.name)
+
+
+def _read_by_key(card: ModelCard, body: dict[str, Any]) -> Asked:
+    """Of a model with three faces, the one whose key is present."""
+    if body.get("input") is not None:
+        return read_response(card, body, is_bare=False)
+    if body.get("messages") is None and body.get("prompt") is not None:
+        return read_completion(card, body, is_bare=False)
+    return read_chat(card, body, face="openai", is_bare=False)
 
 
 RUN = Door(is_openai=False, read=_read)

@@ -47,12 +47,18 @@ CARDS_TOML = {
         prices = { input = 100, output = 1000 }
         context_window = 2048
         """,
+    "@cf/test/manifold": """
+        native_shape = "chat_completion"
+        schema = "text_generation_responses"
+        prices = { input = 100, output = 1000 }
+        context_window = 2048
+        """,
     "@cf/test/nowhere": """
         schema = "text_generation_legacy"
         context_window = 2048
         """,
 }
-PARROT, CHATTY, VECTORS, HANDY, NOWHERE = CARDS_TOML
+PARROT, CHATTY, VECTORS, HANDY, MANIFOLD, NOWHERE = CARDS_TOML
 ALIAS = "@cf/meta/llama-3.1-8b-instruct"
 
 

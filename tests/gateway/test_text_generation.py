@@ -8,7 +8,7 @@ import pytest
 
 from gateway.streaming import COALESCE_S
 from tests.fakes.node import WORDS
-from tests.gateway.process import ALIAS, CHATTY, PARROT
+from tests.gateway.process import ALIAS, CHATTY, MANIFOLD, PARROT
 from tests.gateway.site import Running
 
 TEXT = "".join(WORDS)
@@ -222,6 +222,20 @@ def test_a_model_whose_native_shape_is_chat_answers_with_it_inside_the_envelope(
     *events, done = events_of(run(client, running, {"messages": HELLO, "stream": True}, CHATTY))
     assert done == "[DONE]"
     assert json.loads(events[0])["object"] == "chat.completion.chunk"
+
+
+def test_a_model_with_three_faces_answers_as_the_key_that_is_present_says(client: httpx.Client, running: Running):
+    response = run(client, running, {"input": "x"}, MANIFOLD).json()["result"]
+    assert (response["object"], response["output"][0]["content"][0]["text"]) == ("response", TEXT)
+    chatted = run(client, running, {"messages": HELLO}, MANIFOLD).json()["result"]
+    assert (chatted["object"], chatted["choices"][0]["message"]["content"]) == ("chat.completion", TEXT)
+    completion = run(client, running, {"prompt": "x"}, MANIFOLD).json()["result"]
+    assert (completion["object"], completion["choices"][0]["text"]) == ("text_completion", TEXT)
+    assert "response.completed" in run(client, running, {"input": "x", "stream": True}, MANIFOLD).text
+    refused = run(client, running, {}, MANIFOLD).json()
+    assert refused["errors"][0]["code"] == 5006
+    schema = client.get(f"{running.account_url}/ai/models/schema", params={"model": MANIFOLD}).json()["result"]
+    assert [variant["required"][0] for variant in schema["input"]["oneOf"]] == ["input", "messages", "prompt"]
 
 
 def test_tokens_that_come_close_together_share_a_frame_and_the_first_does_not_wait(
