@@ -32,6 +32,7 @@ class Shape(Protocol):
     def whole(self, outcome: Outcome) -> bytes: ...
     def begin(self, started: Started) -> bytes: ...
     def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes: ...
+    def reasoning(self, text: str, choice: int = 0) -> bytes: ...
     def tool_call(self, delta: ToolCallDelta) -> bytes: ...
     def choice_end(self, ended: ChoiceEnded) -> bytes: ...
     def end(self, finished: Finished) -> bytes: ...
@@ -78,6 +79,10 @@ class NativeText(_Plain):
 
     def text(self, text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
         return b'data: {"response":' + envelope.encode(text) + _filled_end()
+
+    def reasoning(self, _text: str, _choice: int = 0) -> bytes:
+        """This shape has no place for what is told apart from the text."""
+        return b""
 
     def tool_call(self, delta: ToolCallDelta) -> bytes:
         frames = self._close_call() if self._open_call != delta.index else b""
@@ -175,11 +180,16 @@ class ChatText(_Plain):
             usage,
             choice.logprobs if self._has_logprobs else None,
             choice.tool_calls,
+            reasoning=choice.reasoning,
             is_legacy=self._is_legacy,
         )
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
         return b"data: " + self._chunks[choice].text(text, logprobs) + b"\n\n"
+
+    def reasoning(self, text: str, choice: int = 0) -> bytes:
+        chunk = self._chunks[choice].reasoning(text)
+        return b"data: " + chunk + b"\n\n" if chunk else b""
 
     def tool_call(self, delta: ToolCallDelta) -> bytes:
         chunk = self._chunks[delta.choice].tool_call(delta)
@@ -200,6 +210,9 @@ class _NotStreamed(_Plain):
         raise AssertionError("this task does not stream")
 
     def choice_end(self, _ended: ChoiceEnded) -> bytes:
+        raise AssertionError("this task does not stream")
+
+    def reasoning(self, _text: str, _choice: int = 0) -> bytes:
         raise AssertionError("this task does not stream")
 
     def tool_call(self, _delta: ToolCallDelta) -> bytes:

@@ -63,9 +63,10 @@ async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, cli
 
 
 class _Gathered:
-    """Texts that follow each other in one choice."""
+    """Thoughts, and the texts behind them, that follow each other in one choice."""
 
     def __init__(self) -> None:
+        self.thoughts: list[str] = []
         self.texts: list[str] = []
         self.logprobs: list[TokenLogprob] = []
 
@@ -80,7 +81,10 @@ def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
             of_choice = gathered.get(event.choice)
             if of_choice is None:
                 of_choice = gathered[event.choice] = _Gathered()
-            of_choice.texts.append(event.text)
+            if event.is_reasoning and of_choice.texts:
+                frames += _text_frame(gathered, event.choice, shape)
+                of_choice = gathered[event.choice] = _Gathered()
+            (of_choice.thoughts if event.is_reasoning else of_choice.texts).append(event.text)
             if event.logprobs:
                 of_choice.logprobs += event.logprobs
         elif isinstance(event, ToolCallDelta):
@@ -101,9 +105,10 @@ def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
 
 
 def _text_frame(gathered: dict[int, _Gathered], choice: int, shape: Shape) -> bytes:
-    """One frame for the texts of a choice; nothing for none."""
+    """One frame for the thoughts of a choice and one for its texts; nothing for none."""
     found = gathered.pop(choice, None)
     if found is None:
         return b""
     text = found.texts[0] if len(found.texts) == 1 else "".join(found.texts)
-    return shape.text(text, found.logprobs, choice) if text or found.logprobs else b""
+    frame = shape.reasoning("".join(found.thoughts), choice) if found.thoughts else b""
+    return frame + shape.text(text, found.logprobs, choice) if text or found.logprobs else frame

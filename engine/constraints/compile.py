@@ -104,7 +104,7 @@ def grammar_of(constraint: Constraint, control_ids: Mapping[str, int]) -> str:
     if constraint.kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema(ANY_OBJECT, overrides=JSON_OPTIONS))
     if constraint.kind == "regex":
-        return str(LLMatcher.grammar_from_regex(_unanchored(constraint.text)))
+        return str(LLMatcher.grammar_from_regex(unanchored(constraint.text)))
     if constraint.kind == "choice":
         alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in _choices(constraint.text))
         return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
@@ -194,7 +194,7 @@ def _with_ids(grammar: str, control_ids: Mapping[str, int]) -> str:
     return _LARK_PARTS.sub(replace, grammar)
 
 
-def _unanchored(pattern: str) -> str:
+def unanchored(pattern: str) -> str:
     """Without a `^` at its beginning and a `$` at its end, which go without saying and which the library refuses."""
     pattern = pattern.removeprefix("^")
     if not pattern.endswith("$"):

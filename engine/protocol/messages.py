@@ -46,7 +46,8 @@ def _message(index: int, message: Any) -> ChatMessage:
         raise BadInput(f"'/messages/{index}/role' must be one of system, user, assistant, tool")
     content = _content(index, message.get("content"), may_be_null=known_role == "assistant")
     if known_role == "assistant":
-        return ChatMessage(known_role, content, tool_calls=earlier_calls(message, f"/messages/{index}"))
+        calls = earlier_calls(message, f"/messages/{index}")
+        return ChatMessage(known_role, content, tool_calls=calls, reasoning=_reasoning(index, message))
     if known_role == "tool":
         return ChatMessage(
             known_role,
@@ -72,6 +73,15 @@ def _label(index: int, message: Mapping[str, Any], field: str) -> str | None:
     if value is None:
         return None
     return fields.text(value, f"/messages/{index}/{field}", max_characters=MAX_ID_CHARACTERS)
+
+
+def _reasoning(index: int, message: Mapping[str, Any]) -> str:
+    """What an assistant says it thought before this turn, under either of the names that clients send."""
+    name = "reasoning_content" if message.get("reasoning_content") is not None else "reasoning"
+    value = message.get(name)
+    if value is not None and not isinstance(value, str):
+        raise BadInput(f"Type mismatch of '/messages/{index}/{name}', expected 'string'")
+    return value or ""
 
 
 def joined_texts(content: Any, pointer: str, kinds: Container[str] = ("text",)) -> str:

@@ -32,6 +32,7 @@ MAX_BIAS = 100
 
 _MIN_TOP_P = 0.001
 _MIN_REPETITION_PENALTY = 0.01
+REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _THINKING_SWITCHES = {"enable_thinking", "clear_thinking"}
 _FORBIDDEN = ("chat_template", "prompt_embeds", "input_embeds", "prompt_token_ids")
 
@@ -48,7 +49,26 @@ def text_generation(
     task = conversation(
         body, sampling(body, limit_name, default_max_tokens=default_max_tokens, context_window=context_window)
     )
-    return task if num_choices == 1 else msgspec.structs.replace(task, num_choices=num_choices)
+    return msgspec.structs.replace(
+        task, num_choices=num_choices, template_kwargs=template_kwargs(body), tells_reasoning=True
+    )
+
+
+def template_kwargs(body: Mapping[str, Any]) -> dict[str, bool | str]:
+    """Variables of the chat template that a caller sets: `reasoning_effort`, `chat_template_kwargs`. Raises BadInput.
+
+    Templates of some families call the switch `thinking`. An effort of none switches it off.
+    """
+    found: dict[str, bool | str] = {}
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        if effort not in REASONING_EFFORTS:
+            raise BadInput(f"'/reasoning_effort' must be one of {', '.join(REASONING_EFFORTS)}")
+        found |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
+    switches = body.get("chat_template_kwargs") or {}
+    for name in switches:
+        found[name] = boolean(switches, name, True, within="/chat_template_kwargs")
+    return found | ({"thinking": found["enable_thinking"]} if "enable_thinking" in found else {})
 
 
 def conversation(body: Mapping[str, Any], sampling: Sampling) -> TextGeneration:
@@ -192,6 +212,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
+def chat_usage_object(usage: Usage) -> dict[str, Any]:
+    """Token counts of a chat completion."""
+    return usage_object(usage) | {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+
+
 def logprobs_object(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     """`logprobs` of a choice."""
     return {
@@ -219,10 +244,13 @@ def chat_completion(
     logprobs: Sequence[TokenLogprob] | None = None,
     tool_calls: Sequence[ToolCall] = (),
     *,
+    reasoning: str = "",
     is_legacy: bool = False,
 ) -> dict[str, Any]:
     """A whole `chat.completion`. `is_legacy`: calls are told as the older `function_call`, which has room for one."""
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if tool_calls:
         message["content"] = text or None
         if is_legacy:
@@ -242,7 +270,7 @@ def chat_completion(
                 "finish_reason": finish_reason(reason, is_legacy=is_legacy),
             }
         ],
-        "usage": usage_object(usage),
+        "usage": chat_usage_object(usage),
     }
 
 
@@ -301,6 +329,14 @@ class ChatChunks:
         shown = _encode(logprobs_object(logprobs)) if logprobs else b"null"
         return self._before + _encode(delta) + b',"logprobs":' + shown + b',"finish_reason":null' + self._tail
 
+    def reasoning(self, text: str) -> bytes:
+        """A delta of what the model thinks; none for an empty one."""
+        if not text:
+            return b""
+        delta = {"reasoning_content": text} if self._has_role else {"role": "assistant", "reasoning_content": text}
+        self._has_role = True
+        return self._before + _encode(delta) + b',"logprobs":null,"finish_reason":null' + self._tail
+
     def tool_call(self, delta: ToolCallDelta) -> bytes:
         """A piece of a call. The older form has room for one call, and tells nothing of others."""
         if self._is_legacy and delta.index:
@@ -324,7 +360,7 @@ class ChatChunks:
 
     def usage(self, usage: Usage) -> bytes:
         """The chunk without choices that `include_usage` asks for."""
-        return self._open + b',"choices":[],"usage":' + _encode(usage_object(usage)) + b"}"
+        return self._open + b',"choices":[],"usage":' + _encode(chat_usage_object(usage)) + b"}"
 
 
 def vectors(embeddings: Embeddings) -> list[list[float]]:

@@ -50,14 +50,15 @@ class ToolCall(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
-    """One turn. `content` is plain text; control tokens inside it stay text. `tool_calls` are an assistant's own,
-    `tool_call_id` names the call that a tool's turn answers."""
+    """One turn. `content` is plain text; control tokens inside it stay text. `tool_calls` are an assistant's own, as is
+    the `reasoning` before its answer; `tool_call_id` names the call that a tool's turn answers."""
 
     role: str
     content: str = ""
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    reasoning: str = ""
 
 
 class Tool(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -100,6 +101,9 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
 
     `num_choices` answers are given to the one prompt. The first is what a call for one would get; with a seed, the
     others have seeds that follow it.
+
+    `template_kwargs` are variables of the template that a caller may set (`enable_thinking`). `tells_reasoning`: what
+    the model thinks first is to be told apart; otherwise it is text like any other, unless tools or a format are asked.
     """
 
     messages: tuple[ChatMessage, ...] | None = None
@@ -114,6 +118,8 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     constraint: Constraint | None = None
     num_choices: int = 1
     adapter: Adapter | None = None
+    template_kwargs: dict[str, bool | str] = {}
+    tells_reasoning: bool = False
 
 
 class TextEmbeddings(Struct, frozen=True, tag="text-embeddings", omit_defaults=True, kw_only=True):

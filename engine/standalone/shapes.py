@@ -37,6 +37,7 @@ def total_usage(usages: Sequence[Usage]) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
+        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
     )
 
 
@@ -77,10 +78,13 @@ class ChatShape:
             usage,
             choice.logprobs if self._has_logprobs else None,
             choice.tool_calls,
+            reasoning=choice.reasoning,
             is_legacy=self._is_legacy,
         )
 
     def frames(self, _task: int, event: Event, _next_event: Event | None) -> bytes:
+        if isinstance(event, Token) and event.is_reasoning:
+            return _frame(self._chunks[event.choice].reasoning(event.text))
         if isinstance(event, Token):
             return _frame(self._chunks[event.choice].text(event.text, event.logprobs))
         if isinstance(event, Started):

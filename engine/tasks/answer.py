@@ -1,6 +1,6 @@
-"""An answer's text on its way to who asked: calls of tools are told apart, stop strings looked for in what is content.
+"""An answer's text on its way to who asked: thoughts and calls are told apart, stop strings looked for in content.
 
-A stop string inside a call's arguments ends nothing. Knows text only.
+A stop string inside a call's arguments or a thought ends nothing. Knows text only.
 """
 
 from __future__ import annotations
@@ -8,19 +8,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.detokenizer import StopFinder
-from engine.tool_calls.parser import CallParser, Piece
+from engine.tool_calls.answer_parser import AnswerParser
+from engine.tool_calls.parser import Piece
 
 
 class Answer:
-    """One sequence's answer; `parser` None where no tools were offered."""
+    """One sequence's answer; `parser` None where it is nothing but text."""
 
-    def __init__(self, stops: StopFinder, parser: CallParser | None) -> None:
+    def __init__(self, stops: StopFinder, parser: AnswerParser | None) -> None:
         self._stops = stops
         self._parser = parser
 
     @property
-    def has_tools(self) -> bool:
+    def is_parsed(self) -> bool:
+        """Whether some of it may be no text."""
         return self._parser is not None
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is part of a thought."""
+        return self._parser is not None and self._parser.is_thinking
 
     @property
     def num_calls(self) -> int:

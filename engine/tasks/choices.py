@@ -65,4 +65,5 @@ class Choices:
             prompt_tokens=usages[0].prompt_tokens,
             cached_tokens=usages[0].cached_tokens,
             completion_tokens=sum(usage.completion_tokens for usage in usages),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
         )

@@ -19,7 +19,7 @@ from engine.sequence import SequenceRequest
 from engine.tasks.answer import Answer
 from engine.tasks.work import Emit
 from engine.tokenizer import Tokenizer
-from engine.tool_calls.parser import CallPiece, Piece
+from engine.tool_calls.parser import CallPiece, Piece, Thought
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +65,7 @@ class Generation:
         self._choice = choice
         self._num_cached = 0
         self._num_tokens = 0
+        self._num_thought = 0  # tokens of thoughts
         self._num_unsaid = 0  # tokens whose text is still held back
         self._logprobs: list[TokenLogprob] = []
         self._is_started = False
@@ -117,7 +118,9 @@ class Generation:
             self._num_tokens += 1
             self._num_unsaid += 1
             is_end_token = index == last and output.finish == "stop"
+            was_thinking = self._answer.is_thinking
             pieces += self._answer.push("" if is_end_token else self._detokenizer.push((token_id,)))
+            self._num_thought += was_thinking or self._answer.is_thinking
             if output.logprobs and not is_end_token:
                 self._logprobs.append(self._logprob(token_id, output.logprobs[index]))
             if self._answer.is_over:
@@ -142,9 +145,12 @@ class Generation:
                 continue
             if text:
                 self._say_text(text)
-            self._say_call(piece)
+            if isinstance(piece, Thought):
+                self._say_thought(piece)
+            else:
+                self._say_call(piece)
             text = ""
-        if text or not self._answer.has_tools:
+        if text or not self._answer.is_parsed:
             self._say_text(text)
 
     def _say_text(self, text: str) -> None:
@@ -153,8 +159,14 @@ class Generation:
             self._num_unsaid = 0
             self._logprobs.clear()
 
+    def _say_thought(self, piece: Thought) -> None:
+        """Log-probabilities are of content; those of a thought are not told."""
+        self._emit(Token(piece.text, self._num_unsaid, choice=self._choice, is_reasoning=True))
+        self._num_unsaid = 0
+        self._logprobs.clear()
+
     def _say_call(self, piece: CallPiece) -> None:
-        """Log-probabilities are of content; those of a call are not told."""
+        """Nor are those of a call."""
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
         self._emit(
             ToolCallDelta(
@@ -174,4 +186,9 @@ class Generation:
         self._emit(event)
 
     def _usage(self) -> Usage:
-        return Usage(prompt_tokens=self._num_prompt, cached_tokens=self._num_cached, completion_tokens=self._num_tokens)
+        return Usage(
+            prompt_tokens=self._num_prompt,
+            cached_tokens=self._num_cached,
+            completion_tokens=self._num_tokens,
+            reasoning_tokens=self._num_thought,
+        )

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -32,13 +32,15 @@ from engine.tasks.work import Emit, Refused, Run, Work
 from engine.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.form import find_form, template_messages, template_tools
-from engine.tool_calls.grammar import Controls
+from engine.tool_calls.grammar import Controls, Thinking
 from engine.tool_calls.plan import Plan, ToolsUnusable, make_plan, shown_tools
+from engine.tool_calls.reasoning import REASONINGS, find_reasoning
 from engine.zygote import Zygote
 
 _LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread, where they hold up nobody
 _CHARS_PER_MESSAGE = 100  # what a turn costs beside its text, in characters of text
 _NAMESPACE_BYTES = 32
+_PROMPT_END_TOKENS = 16  # of which may be marks of a thought
 _MAX_LOGPROBS = 20
 _MAX_STOPS = 16
 _MAX_BIASES = 1024
@@ -69,7 +71,9 @@ class TextGenerator:
         self._sequence_ids = itertools.count(1)
         self._adapters = AdapterCheck(replica.info.adapter_sites)
         template = tokenizer.chat_template
-        self._form = None if template is None else find_form(template.render, tool_parser)
+        words = template.words if template is not None and template.reads_tools else ()
+        self._form = None if template is None else find_form(template.render, tool_parser, words)
+        self._reasoning = None if template is None else find_reasoning(template.words)
         self._controls = _controls(tokenizer)
 
     @classmethod
@@ -122,13 +126,14 @@ class TextGenerator:
         task, info = work.task, self._replica.info
         _refuse_unsound(work, task)
         self._refuse_strange_tokens(task)
+        prompt = await self.prompt_ids(task)
         try:
-            plan = make_plan(task, self._form, self._controls)
+            is_turn = self._is_turn(task)
+            plan = make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
         except ToolsUnusable as error:
             raise Refused("invalid_input", str(error)) from error
         if work.adapter is not None:
             await self._adapters.check(work.adapter)
-        prompt = await self.prompt_ids(task)
         room = info.max_model_len - len(prompt)
         if task.sampling.must_fit and task.sampling.max_tokens > room:
             raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
@@ -192,8 +197,22 @@ class TextGenerator:
         raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
 
     def _detokenizer(self, task: TextGeneration, plan: Plan, prompt: Sequence[int]) -> Detokenizer:
-        marks = plan.form.family.marks if plan.form is not None else ()
-        return self._tokenizer.detokenizer(is_own_text=self._is_own_text(task, prompt), keep=marks)
+        return self._tokenizer.detokenizer(is_own_text=self._is_own_text(task, prompt), keep=plan.marks)
+
+    def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> Thinking | None:
+        """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
+        is_told = task.tells_reasoning or task.constraint is not None or shown_tools(task)
+        if self._reasoning is None or not is_told or not self._is_turn(task):
+            return None
+        end = self._tokenizer.detokenizer(keep=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
+        phase = self._reasoning.phase_after(end)
+        return None if phase == "answers" and not self._reasoning.answer_opening else Thinking(self._reasoning, phase)
+
+    def _is_turn(self, task: TextGeneration) -> bool:
+        """Whether the prompt is the template's, so that what follows is the assistant's whole turn."""
+        if task.messages is not None:
+            return True
+        return task.prompt is not None and self._tokenizer.has_chat_template and not task.raw
 
     async def prompt_ids(self, task: TextGeneration) -> Sequence[int]:
         """The ids of the prompt: at least one, and fewer than the context. Raises Refused."""
@@ -208,6 +227,7 @@ class TextGenerator:
             messages = task.messages or ()
             size = len(task.prompt or "") + sum(len(message.content) + _CHARS_PER_MESSAGE for message in messages)
             size += sum(len(call.arguments) for message in messages for call in message.tool_calls)
+            size += sum(len(message.reasoning) for message in messages)
             size += len(msgspec.json.encode(shown_tools(task)))
             encode = self._encode
             try:
@@ -221,13 +241,16 @@ class TextGenerator:
         return prompt
 
     def _encode(self, task: TextGeneration) -> list[int]:
+        switches: dict[str, Any] = dict(task.template_kwargs)
         if task.messages is not None:
             turns = template_messages(task.messages, self._form)
-            return self._tokenizer.encode_conversation(turns, tools=template_tools(shown_tools(task)) or None)
+            tools = template_tools(shown_tools(task)) or None
+            return self._tokenizer.encode_conversation(turns, tools=tools, **switches)
         assert task.prompt is not None
         if task.raw or not self._tokenizer.has_chat_template:
             return self._tokenizer.encode(task.prompt, is_raw=task.raw)
-        return self._tokenizer.encode_conversation([{"role": "user", "content": task.prompt}])
+        turns = [{"role": "user", "content": task.prompt}]
+        return self._tokenizer.encode_conversation(turns, **switches)
 
     def _refuse_strange_tokens(self, task: TextGeneration) -> None:
         """Raises Refused for a bias on tokens that the model does not have."""
@@ -286,6 +309,8 @@ def _too_long(what: str, max_model_len: int) -> Refused:
 
 def _controls(tokenizer: Tokenizer) -> Controls:
     """What grammars need to know of a model's control tokens. Marks of calls have no place in text."""
-    texts = {mark for family in FAMILIES.values() for mark in family.marks}
-    marks = {text: token_id for text in texts if (token_id := tokenizer.control_id(text)) is not None}
-    return Controls(marks, frozenset(tokenizer.shown_control_ids) - frozenset(marks.values()))
+    of_calls = {mark for family in FAMILIES.values() for mark in family.marks}
+    of_thoughts = {mark for reasoning in REASONINGS for mark in reasoning.marks}
+    marks = {text: token_id for text in of_calls | of_thoughts if (token_id := tokenizer.control_id(text)) is not None}
+    of_calls_ids = {token_id for text, token_id in marks.items() if text in of_calls}
+    return Controls(marks, frozenset(tokenizer.shown_control_ids) - of_calls_ids)

@@ -1,68 +1,239 @@
-"""How families of models write the calls of tools: marks, separators, and the name of the arguments' field. A table.
+"""How families of models write the calls of tools. A table: the marks of each, in one of the syntaxes.
 
-In all of them a call is a JSON object, `{"name": …, "arguments": …}`; what stands around it differs. `parser.py` reads
-by this table and `grammar.py` holds models to it. Knows no tokens.
+`parser.py` reads by this table and `grammar.py` holds models to it. `form.py` finds which of them a template writes.
+Knows no tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from engine.tool_calls.family import Family
+from engine.tool_calls.harmony import HARMONY
+from engine.tool_calls.headed_calls import HeadedCalls
+from engine.tool_calls.json_calls import JsonCalls
+from engine.tool_calls.pair_calls import PairCalls
+from engine.tool_calls.python_calls import PythonCalls
 
-
-@dataclass(frozen=True)
-class Family:
-    """One way to write calls: `opening head call (between call)* tail`.
-
-    `next_mark` after a call says that another follows, `end_mark` that none does; text may follow both. `is_bare`: an
-    answer may begin with a call without the opening. `takes_short_ids`: templates of this family insist on ids of nine
-    letters and digits.
-    """
-
-    name: str
-    opening: str
-    head: str
-    between: str
-    tail: str
-    arguments_field: str
-    next_mark: str = ""
-    end_mark: str = ""
-    is_bare: bool = False
-    takes_short_ids: bool = False
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """What may be control tokens of the model."""
-        return tuple(mark for mark in (self.opening, self.end_mark) if len(mark) > 1)
-
-
-HERMES = Family(
-    name="hermes",  # Hermes, Qwen 2.5 and 3, and our own
+HERMES = JsonCalls(
+    name="hermes",  # Hermes, Qwen 2.5 and 3, Granite 4, SmolLM 3, and our own
     opening="<tool_call>",
     head="\n",
     between="\n</tool_call>\n<tool_call>\n",
     tail="\n</tool_call>",
-    arguments_field="arguments",
     end_mark="</tool_call>",
+    hint="</tool_call>",
 )
-MISTRAL = Family(
-    name="mistral",
+MISTRAL = JsonCalls(
+    name="mistral",  # up to its tokenizer v3
     opening="[TOOL_CALLS]",
     head="[",
     between=", ",
     tail="]",
-    arguments_field="arguments",
-    next_mark=",",
+    next_marks=(",",),
     end_mark="]",
     takes_short_ids=True,
 )
-LLAMA3_JSON = Family(
-    name="llama3_json",  # Llama 3.1 to 3.3
-    opening="<|python_tag|>",
-    head="",
-    between="; ",
-    tail="",
-    arguments_field="parameters",
-    next_mark=";",
-    is_bare=True,
+MISTRAL_NAMED = HeadedCalls(
+    name="mistral_named",  # from its tokenizer v11 on: Small 3.2, Devstral, Magistral, Ministral 3
+    opening="[TOOL_CALLS]",
+    between="[TOOL_CALLS]",
+    headers=("{name}[ARGS]", "{name}[CALL_ID]{id}[ARGS]"),
+    inner_marks=("[ARGS]", "[CALL_ID]"),
+    takes_short_ids=True,
 )
-FAMILIES = {family.name: family for family in (HERMES, MISTRAL, LLAMA3_JSON)}
+LLAMA3_JSON = JsonCalls(
+    name="llama3_json",  # Llama 3.1 to 4
+    opening="<|python_tag|>",
+    between="; ",
+    arguments_field="parameters",
+    next_marks=(";",),
+    bare_begin="{",
+)
+LLAMA4_PYTHONIC = PythonCalls(
+    name="llama4_pythonic",  # Llama 3.2 and 4 where they were asked for Python
+    opening="<|python_start|>",
+    head="[",
+    between=", ",
+    tail="]",
+    next_marks=(",",),
+    skips=("]",),
+    end_mark="<|python_end|>",
+    bare_begin="[",
+)
+LFM2 = PythonCalls(
+    name="lfm2",
+    opening="<|tool_call_start|>",
+    head="[",
+    between=", ",
+    tail="]<|tool_call_end|>",
+    next_marks=(",",),
+    skips=("]",),
+    end_mark="<|tool_call_end|>",
+    hint="<|tool_list_start|>",
+)
+GRANITE = JsonCalls(
+    name="granite",  # 3.x
+    opening="<|tool_call|>",
+    head="[",
+    between=", ",
+    tail="]",
+    next_marks=(",",),
+    end_mark="]",
+    hint="<|tool_call|>",
+)
+COHERE = JsonCalls(
+    name="cohere",  # Command R7B and A
+    opening="<|START_ACTION|>",
+    head="[\n",
+    between=",\n",
+    tail="\n]<|END_ACTION|>",
+    name_field="tool_name",
+    arguments_field="parameters",
+    id_field="tool_call_id",
+    next_marks=(",",),
+    skips=("]",),
+    end_mark="<|END_ACTION|>",
+    hint="<|START_ACTION|>",
+)
+APRIEL = JsonCalls(
+    name="apriel",
+    opening="<tool_calls>",
+    head="[",
+    between=", ",
+    tail="]</tool_calls>",
+    next_marks=(",",),
+    skips=("]",),
+    end_mark="</tool_calls>",
+)
+APERTUS = HeadedCalls(
+    name="apertus",
+    opening="<|tools_prefix|>",
+    head="[",
+    between="}, ",
+    tail="}]<|tools_suffix|>",
+    headers=('{"{name}": ',),
+    next_marks=(",",),
+    skips=("}", "]"),
+    end_mark="<|tools_suffix|>",
+)
+DEEPSEEK_V3 = HeadedCalls(
+    name="deepseek_v3",  # V3 and R1
+    opening="<｜tool▁calls▁begin｜>",
+    head="<｜tool▁call▁begin｜>",
+    between="\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>",
+    tail="\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    headers=("function<｜tool▁sep｜>{name}\n```json\n",),
+    next_marks=("<｜tool▁call▁begin｜>",),
+    skips=("```", "<｜tool▁call▁end｜>"),
+    end_mark="<｜tool▁calls▁end｜>",
+    inner_marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+)
+DEEPSEEK_V31 = HeadedCalls(
+    name="deepseek_v31",
+    opening="<｜tool▁calls▁begin｜>",
+    head="<｜tool▁call▁begin｜>",
+    between="<｜tool▁call▁end｜><｜tool▁call▁begin｜>",
+    tail="<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    headers=("{name}<｜tool▁sep｜>",),
+    next_marks=("<｜tool▁call▁begin｜>",),
+    skips=("<｜tool▁call▁end｜>",),
+    end_mark="<｜tool▁calls▁end｜>",
+    inner_marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+)
+KIMI_K2 = HeadedCalls(
+    name="kimi_k2",
+    opening="<|tool_calls_section_begin|>",
+    head="<|tool_call_begin|>",
+    between="<|tool_call_end|><|tool_call_begin|>",
+    tail="<|tool_call_end|><|tool_calls_section_end|>",
+    headers=("functions.{numbered}<|tool_call_argument_begin|>",),
+    next_marks=("<|tool_call_begin|>",),
+    skips=("<|tool_call_end|>",),
+    end_mark="<|tool_calls_section_end|>",
+    inner_marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+)
+FUNCTIONARY = HeadedCalls(
+    name="functionary_v31",
+    opening="<function=",
+    between="</function><function=",
+    tail="</function>",
+    headers=("{name}>",),
+    end_mark="</function>",
+)
+GLM = PairCalls(
+    name="glm45",  # GLM 4.5 to 5; the later ones write no new lines
+    opening="<tool_call>",
+    between="<tool_call>",
+    before_key="<arg_key>",
+    after_key="</arg_key>",
+    before_value="<arg_value>",
+    after_value="</arg_value>",
+    call_end="</tool_call>",
+    line="\n",
+    is_line_free=True,
+    inner_marks=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
+)
+QWEN3_CODER = PairCalls(
+    name="qwen3_coder",  # Qwen 3 Coder, Qwen 3.5, Nemotron 3, Step 3.5
+    opening="<tool_call>",
+    head="\n",
+    between="\n</tool_call>\n<tool_call>\n",
+    tail="\n</tool_call>",
+    before_name="<function=",
+    after_name=">",
+    before_key="<parameter=",
+    after_key=">",
+    after_value="</parameter>",
+    call_end="</function>",
+    wraps_values=True,
+    line="\n",
+    end_mark="</tool_call>",
+)
+SEED_OSS = PairCalls(
+    name="seed_oss",
+    opening="<seed:tool_call>",
+    head="\n",
+    between="\n</seed:tool_call>\n<seed:tool_call>\n",
+    tail="\n</seed:tool_call>",
+    before_name="<function=",
+    after_name=">",
+    before_key="<parameter=",
+    after_key=">",
+    after_value="</parameter>",
+    call_end="</function>",
+    line="\n",
+    end_mark="</seed:tool_call>",
+)
+
+
+def _deepseek_marked(name: str, section: str) -> PairCalls:
+    return PairCalls(
+        name=name,
+        opening=f"<｜DSML｜{section}>",
+        head="\n",
+        between="",
+        tail=f"</｜DSML｜{section}>",
+        before_name='<｜DSML｜invoke name="',
+        after_name='">',
+        before_key='<｜DSML｜parameter name="',
+        after_text_key='" string="true">',
+        after_json_key='" string="false">',
+        after_value="</｜DSML｜parameter>",
+        call_end="</｜DSML｜invoke>\n",
+        line="\n",
+        has_next_unmarked=True,
+        end_mark=f"</｜DSML｜{section}>",
+        inner_marks=("｜DSML｜",),
+    )
+
+
+DEEPSEEK_V32 = _deepseek_marked("deepseek_v32", "function_calls")
+DEEPSEEK_V4 = _deepseek_marked("deepseek_v4", "tool_calls")
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        HERMES, MISTRAL, MISTRAL_NAMED, LLAMA3_JSON, COHERE, APRIEL, APERTUS, DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32,
+        DEEPSEEK_V4, KIMI_K2, GLM, QWEN3_CODER, SEED_OSS, FUNCTIONARY, GRANITE, LFM2,
+        LLAMA4_PYTHONIC, HARMONY,
+    )
+}  # fmt: skip

@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.chat_template import TemplateRefused
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.tool_calls.families import FAMILIES, Family
-from engine.tool_calls.parser import CallParser, CallPiece
+from engine.tool_calls.answer_parser import call_parser
+from engine.tool_calls.families import FAMILIES
+from engine.tool_calls.family import Family
+from engine.tool_calls.parser import CallPiece
 
 Render = Callable[..., str]  # a template's `render`
 
@@ -37,15 +39,19 @@ class Form:
     takes_several: bool = True
 
 
-def find_form(render: Render, family_name: str | None = None) -> Form | None:
+def find_form(render: Render, family_name: str | None = None, words: Collection[str] = ()) -> Form | None:
     """The form of a model's calls; None when its template writes none that is known. `family_name` says the family
-    where the template does not show it."""
+    where the template does not show it; otherwise, where a template tells the model in words how to write calls, one
+    of its `words` may."""
     for takes_text in (False, True):
         for family in FAMILIES.values():
             if _is_read_back(render, Form(family, takes_text), _PROBED[:1]):
                 several = _is_read_back(render, Form(family, takes_text), _PROBED)
                 return Form(FAMILIES[family_name] if family_name else family, takes_text, several)
-    return Form(FAMILIES[family_name]) if family_name else None
+    if family_name:
+        return Form(FAMILIES[family_name])
+    hinted = (family for family in FAMILIES.values() if family.hint and any(family.hint in word for word in words))
+    return next(map(Form, hinted), None)
 
 
 def _is_read_back(render: Render, form: Form, probed: Sequence[str]) -> bool:
@@ -64,12 +70,11 @@ def _is_read_back(render: Render, form: Form, probed: Sequence[str]) -> bool:
 
 def _last_answer(text: str, family: Family) -> str:
     """A family whose calls need no opening writes them at the beginning of an answer; the prompt before is cut off."""
-    begin = f'{{"name": "{_PROBE.name}", "{family.arguments_field}"'
-    return text[max(0, text.find(begin)) :] if family.is_bare else text
+    return text[max(0, text.find(family.begin_of(_PROBE.name))) :] if family.is_bare else text
 
 
 def _arguments_in(text: str, family: Family) -> list[Any]:
-    parser = CallParser(family, {_PROBE.name}, is_held=False)
+    parser = call_parser(family, {_PROBE.name: _PROBE.parameters}, is_held=False, is_parallel=True)
     pieces = [piece for piece in parser.push(text) + parser.flush() if isinstance(piece, CallPiece)]
     return [json.loads(piece.arguments) for piece in pieces if piece.arguments]
 
@@ -96,6 +101,8 @@ def template_messages(messages: Sequence[ChatMessage], form: Form | None) -> lis
     turns = []
     for message in messages:
         turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            turn |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
         if message.tool_calls:
             turn["tool_calls"] = [
                 {

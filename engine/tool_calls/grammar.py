@@ -1,22 +1,25 @@
 """Which tools a model may or must call -> a grammar that lets it write nothing else (Lark, in llguidance's dialect).
 
 Where the choice is the model's, the grammar is lazy: free text, until the mark that opens a call; from there on, a
-call of a tool that was offered, its arguments by the tool's schema. Pure text; whether the library takes a schema,
-`engine/constraints/` says.
+call of a tool that was offered, its arguments by the tool's schema. What a model thinks first is free, up to the mark
+that ends it. Pure text; whether the library takes a schema, `engine/constraints/` says.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.constraints.compile import JSON_OPTIONS
+from engine.constraints.compile import JSON_OPTIONS, unanchored
 from engine.constraints.json_schema import ANY_OBJECT, with_finite_numbers
 from engine.protocol.tasks import Constraint, Tool
-from engine.tool_calls.families import Family
+from engine.tool_calls.family import Family, RuleWriter, quoted
+from engine.tool_calls.free_text import holding, slashed, spelled, text_until, text_without
+from engine.tool_calls.harmony import MESSAGE, HarmonyCalls, Shown, harmony_rules
+from engine.tool_calls.reasoning import Phase, Reasoning
 
 # As `json.dumps` writes, which is what models were shown in training.
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -30,18 +33,41 @@ class Controls:
     marks: Mapping[str, int]
     in_text: Collection[int] = ()
 
+    def literal(self, text: str, marks: Collection[str]) -> str:
+        """Characters as a grammar spells them, with control tokens where they are some of `marks`."""
+        return spelled(text, marks, self.marks)
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """A model that may think first, and where its prompt leaves it."""
+
+    reasoning: Reasoning
+    phase: Phase
+
 
 def can_be_lazy(family: Family, controls: Controls) -> bool:
     """Whether text can be told from the beginning of a call: the opening is a control token, and always there."""
+    if isinstance(family, HarmonyCalls):
+        return MESSAGE in controls.marks
     return not family.is_bare and family.opening in controls.marks
 
 
 def required_calls(
-    family: Family, tools: Sequence[Tool], controls: Controls, *, is_parallel: bool, is_loose: bool
+    family: Family,
+    tools: Sequence[Tool],
+    controls: Controls,
+    *,
+    is_parallel: bool,
+    is_loose: bool,
+    thinking: Thinking | None = None,
 ) -> Constraint:
     """One call of one of `tools` or, if parallel, several; and no other text. `is_loose`: only the arguments of strict
-    tools are held to their schema."""
-    return Constraint("grammar", "start: calls\n" + _calls(family, tools, controls, is_parallel, is_loose))
+    tools are held to their schema. Raises SchemaUnwritable."""
+    rules = _calls(family, tools, controls, is_parallel, is_loose)
+    if isinstance(family, HarmonyCalls):
+        return Constraint("grammar", _harmony(controls, "calls") + rules)
+    return _grammar("calls", rules, controls, thinking)
 
 
 def lazy_calls(
@@ -52,45 +78,112 @@ def lazy_calls(
     *,
     is_parallel: bool,
     is_loose: bool,
+    thinking: Thinking | None = None,
 ) -> Constraint:
-    """Text with or without calls after it; where the caller wants an `answer` in JSON, that or calls."""
+    """Text with or without calls after it; where the caller wants an `answer` in JSON, that or calls. Raises
+    SchemaUnwritable."""
+    calls = _calls(family, tools, controls, is_parallel, is_loose)
+    if isinstance(family, HarmonyCalls):
+        rules = "" if answer is None else _answer(answer)
+        return Constraint(
+            "grammar", _harmony(controls, "text or calls" if answer is None else "answer or calls") + rules + calls
+        )
     if answer is None:
-        head = f"start: text calls?\n{_text(family, controls)}"
-    else:
-        schema = ANY_OBJECT if answer.kind == "json_object" else with_finite_numbers(json.loads(answer.text))
-        head = f"start: answer | calls\nanswer: %json {_json({**schema, 'x-guidance': JSON_OPTIONS})}\n"
-    return Constraint("grammar", head + _calls(family, tools, controls, is_parallel, is_loose))
+        return _grammar("text calls?", _text(family.opening, controls, thinking) + calls, controls, thinking)
+    body = _framed_answer(controls, thinking)
+    return _grammar(f"{body} | calls", _answer(answer) + calls, controls, thinking)
 
 
-def _text(family: Family, controls: Controls) -> str:
+def thoughtful_answer(answer: Constraint, controls: Controls, thinking: Thinking) -> Constraint:
+    """An answer that matches `answer`, once the model has thought."""
+    return _grammar(_framed_answer(controls, thinking), _answer(answer), controls, thinking)
+
+
+def harmony_answer(answer: Constraint, controls: Controls) -> Constraint:
+    """An answer on harmony's last channel that matches `answer`."""
+    return Constraint("grammar", _harmony(controls, "answer") + _answer(answer))
+
+
+def _harmony(controls: Controls, shows: Shown) -> str:
+    return harmony_rules(controls.marks, shows)
+
+
+def _grammar(body: str, rules: str, controls: Controls, thinking: Thinking | None) -> Constraint:
+    """`body`, with a thought before it."""
+    if thinking is None or thinking.phase == "answers":
+        return Constraint("grammar", f"start: {body}\n{rules}")
+    reasoning = thinking.reasoning
+    own = {controls.marks[mark] for mark in reasoning.marks if mark in controls.marks}
+    asides = sorted(set(controls.in_text) - own)
+    begin = "" if thinking.phase == "thinks" else controls.literal(reasoning.opening, reasoning.marks)
+    head = f"start: thought{'?' * (thinking.phase == 'may_think')} body\nbody: {body}\n"
+    thought = f'thought: {begin} thinking ("\\n" "\\n"?)?\n'
+    free = text_until("thinking", reasoning.closing, reasoning.marks, controls.marks, asides)
+    return Constraint("grammar", head + thought + free + rules)
+
+
+def _answer(answer: Constraint) -> str:
+    """Rules for `answer`: a text that matches."""
+    if answer.kind == "regex":
+        return f"answer: ANSWER\nANSWER: /{slashed(unanchored(answer.text))}/\n"
+    if answer.kind == "choice":
+        return f"answer: {' | '.join(map(quoted, json.loads(answer.text)))}\n"
+    if answer.kind == "grammar":
+        return f"answer: %lark {{\n{answer.text}\n}}\n"
+    schema = ANY_OBJECT if answer.kind == "json_object" else _finite(answer.text)
+    return f"answer: %json {quoted({**schema, 'x-guidance': JSON_OPTIONS})}\n"
+
+
+def _framed_answer(controls: Controls, thinking: Thinking | None) -> str:
+    """What stands for an answer, with the marks that some models put around it."""
+    if thinking is None or not thinking.reasoning.answer_opening:
+        return "answer"
+    marks = thinking.reasoning.marks
+    begin = controls.literal(thinking.reasoning.answer_opening, marks)
+    end = controls.literal(thinking.reasoning.answer_closing, marks)
+    return f"({begin})? answer ({end})?"
+
+
+def _finite(schema: str) -> dict[str, Any]:
+    found = json.loads(schema)
+    return with_finite_numbers(found) if isinstance(found, dict) else {}
+
+
+def _text(opening: str, controls: Controls, thinking: Thinking | None) -> str:
     """Text that does not spell the opening, with the control tokens that may show in it."""
-    spelled = re.escape(family.opening).replace("/", r"\/")
-    rules = f"TEXT: /(?s:.+)/ & ~/(?s:.*){spelled}(?s:.*)/\n"
-    if not controls.in_text:
-        return f"text: TEXT?\n{rules}"
-    return f"text: TEXT? (control TEXT?)*\ncontrol: <[{','.join(map(str, sorted(controls.in_text)))}]>\n{rules}"
+    unless, in_text = holding(opening), set(controls.in_text)
+    if thinking is not None:
+        reasoning = thinking.reasoning
+        in_text -= {controls.marks.get(mark, -1) for mark in (reasoning.opening, reasoning.closing)}
+        for mark in (reasoning.answer_opening, reasoning.answer_closing):
+            in_text |= {controls.marks[mark]} if mark in controls.marks else set()
+        if thinking.phase == "may_think":
+            unless += rf" & ~/\s*{slashed(re.escape(reasoning.opening))}(?s:.*)/"
+    return text_without("text", unless, sorted(in_text))
 
 
 def _calls(family: Family, tools: Sequence[Tool], controls: Controls, is_parallel: bool, is_loose: bool) -> str:
     def literal(text: str) -> str:
-        """Characters, with control tokens where they are some of the model's."""
-        pattern = "|".join(re.escape(mark) for mark in family.marks if mark in controls.marks)
-        parts = re.split(f"({pattern})", text) if pattern else [text]
-        return " ".join(
-            f"<[{controls.marks[part]}]>" if part in controls.marks else _json(part) for part in parts if part
-        )
+        return controls.literal(text, family.marks)
 
     opening = "" if family.is_bare else family.opening
-    more = f"({literal(family.between)} call)*" if is_parallel else ""
+    line = '"\\n"? ' if family.has_free_line_between else ""
+    more = f"({line}{literal(family.between)} call)*" if is_parallel else ""
     rules = [
         f"calls: {literal(opening + family.head)} call {more} {literal(family.tail)}",
         "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
     ]
     for index, tool in enumerate(tools):
-        begin = f'{{"name": {_json(tool.name)}, "{family.arguments_field}": '
-        arguments = _json(_arguments(tool, is_loose=is_loose))
-        rules += [f'call_{index}: {_json(begin)} arguments_{index} "}}"', f"arguments_{index}: %json {arguments}"]
+        rules += _call(family, index, tool, literal, controls, is_loose=is_loose)
     return "\n".join(rules) + "\n"
+
+
+def _call(
+    family: Family, index: int, tool: Tool, literal: Callable[[str], str], controls: Controls, *, is_loose: bool
+) -> list[str]:
+    options = {**_SPACING, "lenient": not tool.is_strict, "coerce_one_of": not tool.is_strict}
+    writer = RuleWriter(literal, controls.marks, options)
+    return family.call_rules(index, tool.name, _arguments(tool, is_loose=is_loose), writer)
 
 
 def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:
@@ -103,9 +196,4 @@ def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     schema["type"] = "object"
-    options = {**_SPACING, "lenient": not tool.is_strict, "coerce_one_of": not tool.is_strict}
-    return {**schema, "x-guidance": options}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return schema

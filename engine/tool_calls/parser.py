@@ -1,27 +1,18 @@
 """An answer's text, piece by piece -> what is content and what is calls of tools. The same for any split of the text.
 
-Content is given on as it comes, but for what could still become a call. A text that looks like a call and is none (no
-JSON, a tool that nobody offered) is content, every character of it; only white space around calls is dropped. Knows
-text and a family's marks; who holds the model to them is `grammar.py`.
+Content is given on as it comes, but for what could still become a call. A text that looks like a call and is none (of
+no tool that was offered, or cut short) is content, every character of it; only white space around calls is dropped.
+Knows text and a family's marks; one call is read by the family's own reader; `grammar.py` holds the model to them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
+from engine.tool_calls.family import CallReader, Family, Tools
 
-from engine.tool_calls.families import Family
-
-_HEADER = re.compile(r'\{\s*"name"\s*:\s*"([^"\\]{0,128})"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-_FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # as much of its name as tells whether it is a call's
-_FIELDS_OF_A_CALL = {'name"', 'arguments"', 'parameters"', 'type"', 'id"'}
 _MAX_UNENDED = 8
-_NOT_IN_STRING = re.compile(r'["{}\[\]]')
-_IN_STRING = re.compile(r'["\\]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +24,15 @@ class CallPiece:
     arguments: str
 
 
-Piece = str | CallPiece
-_State = Literal["start", "text", "head", "object", "after"]
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A piece of what the model thought before it answered."""
+
+    text: str
+
+
+Piece = str | CallPiece | Thought
+_State = Literal["start", "text", "head", "call", "after"]
 
 
 class CallParser:
@@ -45,7 +43,7 @@ class CallParser:
     none can still be content. `is_parallel` False: the answer is over with its first call.
     """
 
-    def __init__(self, family: Family, tools: Collection[str], *, is_held: bool, is_parallel: bool = True) -> None:
+    def __init__(self, family: Family, tools: Tools, *, is_held: bool, is_parallel: bool = True) -> None:
         self._family = family
         self._tools = tools
         self._is_held = is_held
@@ -53,9 +51,10 @@ class CallParser:
         self._state: _State = "start" if family.is_bare else "text"
         self._buffer = ""  # not looked at yet, or not enough to tell
         self._raw = ""  # looked at, and content after all if this is no call
-        self._object: _Object | None = None
+        self._reader: CallReader | None = None
         self._pieces: list[Piece] = []
         self.num_calls = 0
+        self.is_thinking = False  # ever
 
     @property
     def is_over(self) -> bool:
@@ -87,13 +86,18 @@ class CallParser:
 
     def _unfinished(self) -> str:
         """The text that was held back, where it is content."""
-        if self._state in ("head", "object"):
-            if self._object is None:
+        if self._state in ("head", "call"):
+            if self._reader is None:
                 return self._raw + self._buffer
-            return "" if self._object.is_said else self._raw + self._object.text  # what was told of a call stays told
+            is_said = self._reader.is_said  # what was told of a call stays told
+            return "" if is_said else self._raw + self._reader.text + self._buffer
         rest = self._buffer
-        is_end = self._state == "after" and self._family.end_mark.startswith(rest.strip())
+        is_end = self._state == "after" and any(mark.startswith(rest.strip()) for mark in self._marks_after)
         return "" if is_end or (self.num_calls and rest.isspace()) else rest
+
+    @property
+    def _marks_after(self) -> tuple[str, ...]:
+        return (*self._family.skips, self._family.end_mark)
 
     def _advance(self) -> bool:
         """Go on from one state to the next; whether there may be more to do."""
@@ -101,7 +105,7 @@ class CallParser:
             "start": self._in_start,
             "text": self._in_text,
             "head": self._in_head,
-            "object": self._in_object,
+            "call": self._in_call,
             "after": self._after,
         }
         return step[self._state]()
@@ -110,13 +114,13 @@ class CallParser:
         begun = self._buffer.lstrip()
         if not begun or (begun != self._family.opening and self._family.opening.startswith(begun)):
             return False
-        self._state = "head" if begun[0] == "{" else "text"
+        self._state = "head" if begun[0] == self._family.bare_begin else "text"
         return True
 
     def _in_text(self) -> bool:
         opening = self._family.opening
         at = self._buffer.find(opening)
-        before = self._buffer[: at if at >= 0 else _start_of_partial(self._buffer, opening)]
+        before = self._buffer[: at if at >= 0 else start_of_partial(self._buffer, opening)]
         content = before.rstrip()
         self._say(content)
         if at < 0:
@@ -128,42 +132,42 @@ class CallParser:
         return True
 
     def _in_head(self) -> bool:
-        begun = self._buffer.lstrip()
-        if not begun:
+        """Between the opening and the first call."""
+        head, begun = self._family.head.strip(), self._buffer.lstrip()
+        if not begun or (begun != head and head.startswith(begun)):
             return False
-        size = len(self._buffer) - len(begun)
-        if begun[0] == self._family.head and self._raw.count("[") == self._family.opening.count("["):
-            size += 1
-        elif begun[0] != "{":
-            return self._is_no_call()
-        self._raw += self._buffer[:size]
-        self._buffer = self._buffer[size:]
-        if begun[0] == "{":
-            self._object, self._state = _Object(), "object"
+        self._set_aside(len(self._buffer) - len(begun) + (len(head) if begun.startswith(head) else 0))
+        self._state = "call"
         return True
 
-    def _in_object(self) -> bool:
-        current = self._object
-        assert current is not None
-        size = current.push(self._buffer)
+    def _in_call(self) -> bool:
+        if self._reader is None:
+            begun = self._buffer.lstrip()
+            self._set_aside(len(self._buffer) - len(begun))
+            if not begun:
+                return False
+            self._reader = self._family.reader(self._tools)
+        reader = self._reader
+        size = reader.push(self._buffer)
         self._buffer = self._buffer[size:]
         if self._is_held:
-            self._tell(current)
-        if not current.is_whole:
-            first = None if current.is_said else _FIRST_FIELD.match(current.text)
-            return first is not None and first[1] not in _FIELDS_OF_A_CALL and self._is_no_call()
-        if not current.is_said:
-            call = None if self._is_held else _whole_call(current.text, self._tools)
+            self._tell(reader)
+        if reader.is_none:
+            return self._is_no_call()
+        if not reader.is_whole:
+            return False
+        if not reader.is_said:
+            call = None if self._is_held else reader.call()
             if call is None:
                 return self._is_no_call()
             self._pieces += [CallPiece(self.num_calls, call[0], ""), CallPiece(self.num_calls, None, call[1])]
         self.num_calls += 1
-        self._object, self._raw, self._state = None, "", "after"
+        self._reader, self._raw, self._state = None, "", "after"
         return True
 
-    def _tell(self, current: _Object) -> None:
+    def _tell(self, reader: CallReader) -> None:
         """Say what is new of a call that is certain to be one."""
-        name, arguments = current.take_news(self._tools)
+        name, arguments = reader.take_news()
         if name is not None:
             self._pieces.append(CallPiece(self.num_calls, name, ""))
         if arguments:
@@ -174,26 +178,36 @@ class CallParser:
         family, begun = self._family, self._buffer.lstrip()
         if not begun:
             return False
-        follows: tuple[tuple[str, _State], ...] = ((family.next_mark, "head"), (family.end_mark, "text"))
+        follows: list[tuple[str, _State]] = [(mark, "call") for mark in family.next_marks]
+        follows += [(mark, "after") for mark in family.skips]
+        follows += [(family.end_mark, "text")] if family.end_mark else []
         for mark, state in follows:
-            if mark and begun.startswith(mark):
-                size = len(self._buffer) - len(begun) + len(mark)
-                self._raw, self._buffer = self._buffer[:size], self._buffer[size:]
+            if begun.startswith(mark):
+                self._raw = ""
+                self._set_aside(len(self._buffer) - len(begun) + len(mark))
                 self._state = state
                 return True
-            if mark and mark.startswith(begun):
-                return False
-        self._state = "text"
+        if any(mark.startswith(begun) for mark, _ in follows):
+            return False
+        self._raw = ""
+        self._state = "call" if family.has_next_unmarked else "text"
         return True
 
     def _is_no_call(self) -> bool:
-        """What looked like a call is content."""
-        self._say(self._raw + (self._object.text if self._object is not None else ""))
+        """What looked like a call is content, unless it was told as one."""
+        if self._reader is None:
+            self._say(self._raw)
+        elif not self._reader.is_said:
+            self._say(self._raw + self._reader.text)
         self._restart(self._buffer)
         return True
 
+    def _set_aside(self, size: int) -> None:
+        self._raw += self._buffer[:size]
+        self._buffer = self._buffer[size:]
+
     def _restart(self, text: str) -> None:
-        self._object, self._raw, self._buffer, self._state = None, "", text, "text"
+        self._reader, self._raw, self._buffer, self._state = None, "", text, "text"
 
     def _say(self, text: str) -> None:
         if text:
@@ -204,90 +218,7 @@ class CallParser:
         return pieces
 
 
-class _Object:
-    """A JSON object that arrives in pieces: where it ends, and what can be said of it as a call before it does."""
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.is_whole = False
-        self.is_said = False
-        self._scanner = _Scanner()
-        self._arguments = _Scanner()
-        self._told = 0  # up to where the arguments were told
-
-    def push(self, text: str) -> int:
-        """Take what belongs to the object; returns how many characters."""
-        size = self._scanner.scan(text)
-        self.is_whole = self._scanner.is_closed
-        self.text += text[:size]
-        return size
-
-    def take_news(self, tools: Collection[str]) -> tuple[str | None, str]:
-        """The name when it has just become known to be one of `tools`, and the new part of the arguments."""
-        name = None
-        if not self.is_said:
-            header = _HEADER.match(self.text)
-            if header is None or header[1] not in tools:
-                return None, ""
-            self.is_said, self._told, name = True, header.end(), header[1]
-        if self._arguments.is_closed:
-            return name, ""
-        size = self._arguments.scan(self.text[self._told :])
-        arguments = self.text[self._told : self._told + size]
-        self._told += size
-        return name, arguments
-
-
-class _Scanner:
-    """Finds the end of the JSON object or list that a text begins with, across pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_in_string = False
-        self._is_escaped = False
-        self.is_closed = False
-
-    def scan(self, text: str) -> int:
-        """How many characters belong to the value."""
-        at = 0
-        while at < len(text):
-            if self._is_escaped:
-                self._is_escaped = False
-                at += 1
-                continue
-            found = (_IN_STRING if self._is_in_string else _NOT_IN_STRING).search(text, at)
-            if found is None:
-                return len(text)
-            at = found.end()
-            character = found[0]
-            if character == '"':
-                self._is_in_string = not self._is_in_string
-            elif character == "\\":
-                self._is_escaped = True
-            else:
-                self._depth += 1 if character in "{[" else -1
-                if self._depth <= 0:
-                    self.is_closed = True
-                    return at
-        return len(text)
-
-
-def _whole_call(text: str, tools: Collection[str]) -> tuple[str, str] | None:
-    """Name and arguments of the call that `text` is; None when it is none of one of `tools`."""
-    try:
-        call: Any = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
-    name, arguments = call.get("name"), call.get("arguments", call.get("parameters", {}))
-    if not isinstance(name, str) or name not in tools or not isinstance(arguments, dict):
-        return None
-    header = _HEADER.match(text)
-    if header is None:
-        return name, msgspec.json.encode(arguments).decode()
-    return name, text[header.end() : header.end() + _Scanner().scan(text[header.end() :])]
-
-
-def _start_of_partial(text: str, mark: str) -> int:
+def start_of_partial(text: str, mark: str) -> int:
     """Where the longest end of `text` that could become `mark` starts; `len(text)` if there is none."""
     at = max(0, len(text) - len(mark) + 1)
     while (at := text.find(mark[0], at)) >= 0:

@@ -11,7 +11,17 @@ import pytest
 from catalog.card import ToolParser
 from engine.chat_template import ChatTemplate
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.tool_calls.families import FAMILIES, HERMES, LLAMA3_JSON, MISTRAL
+from engine.tool_calls.families import (
+    FAMILIES,
+    GRANITE,
+    HARMONY,
+    HERMES,
+    LFM2,
+    LLAMA3_JSON,
+    MISTRAL,
+    MISTRAL_NAMED,
+    QWEN3_CODER,
+)
 from engine.tool_calls.form import Form, find_form, template_messages, template_tools
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark/tokenizer_config.json"
@@ -19,7 +29,8 @@ CALL = ToolCall(id="c1", name="f", arguments='{"a": "ü"}')
 
 
 def form_of(source: str, name: str | None = None) -> Form | None:
-    return find_form(ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render, name)
+    template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+    return find_form(template.render, name, template.words if template.reads_tools else ())
 
 
 @pytest.mark.parametrize(
@@ -31,7 +42,11 @@ def form_of(source: str, name: str | None = None) -> Form | None:
         ("mistralai-Mistral-Nemo-Instruct-2407", Form(MISTRAL)),
         ("meta-llama-Llama-3.1-8B-Instruct", Form(LLAMA3_JSON, takes_several=False)),
         ("meta-llama-Llama-3.3-70B-Instruct", Form(LLAMA3_JSON, takes_several=False)),
-        ("GLM-4.6", None),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", Form(MISTRAL_NAMED)),
+        ("Qwen3-Coder", Form(QWEN3_CODER)),
+        ("openai-gpt-oss-120b", Form(HARMONY, takes_several=False)),
+        ("ibm-granite-granite-3.3-2B-Instruct", Form(GRANITE)),
+        ("LFM2-8B-A1B", Form(LFM2)),
         ("google-gemma-2-2b-it", None),
         ("classic/chatml", None),
     ],

@@ -12,7 +12,8 @@ from engine.constraints.compile import compile_matcher
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint, TextGeneration, Tool
 from engine.tokenizer import Tokenizer
-from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL, Family
+from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL
+from engine.tool_calls.family import Family
 from engine.tool_calls.form import Form
 from engine.tool_calls.grammar import Controls, can_be_lazy, lazy_calls, required_calls
 from engine.tool_calls.plan import ToolsUnusable, make_plan

@@ -1,0 +1,158 @@
+"""Calls whose name stands before the arguments, which are a JSON object of their own: `name[ARGS]{…}`.
+
+Mistral's newer syntax, DeepSeek's, Kimi's and others, each with its own marks between name and arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, quoted
+from engine.tool_calls.json_text import JsonScanner
+
+_SPACE = r"\s{0,8}"
+_PLACES = re.compile(r"(\{name\}|\{numbered\}|\{id\}|\s+)")
+_READ_AS = {"{name}": NAME, "{numbered}": r"[A-Za-z0-9_.:/-]{1,134}", "{id}": r"[A-Za-z0-9_-]{1,64}"}
+_NAMED = ("{name}", "{numbered}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadedCalls(Family):
+    """`headers` are the ways to write what stands before the arguments, with `{name}` and `{id}` in place of
+    what differs (`{numbered}`: the name, with the call's number behind it); the first is the family's usual one."""
+
+    headers: tuple[str, ...]
+
+    @cached_property
+    def whole_headers(self) -> re.Pattern[str]:
+        """A whole header and where the arguments begin; the name in one of the groups."""
+        return re.compile("|".join(f"(?:{_whole(header)})(?=\\{{)" for header in self.headers))
+
+    @cached_property
+    def begun_headers(self) -> tuple[re.Pattern[str], ...]:
+        """Each matches as much of a text as could be the beginning of a header."""
+        return tuple(re.compile(_begun(header)) for header in self.headers)
+
+    def begin_of(self, name: str) -> str:
+        return re.split(_PLACES, self.headers[0], maxsplit=1)[0] + name
+
+    def reader(self, tools: Tools) -> HeadedReader:
+        return HeadedReader(self, tools)
+
+    def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
+        known = [header for header in self.headers[1:] if self._marks_in(header) <= writer.controls.keys()]
+        heads = " | ".join(_written(header, name, writer) for header in (self.headers[0], *known))
+        return [f"call_{index}: ({heads}) arguments_{index}", f"arguments_{index}: {writer.json(schema)}"]
+
+    def _marks_in(self, header: str) -> set[str]:
+        return {mark for mark in self.inner_marks if mark in header}
+
+
+class HeadedReader:
+    """A header, then an object."""
+
+    def __init__(self, family: HeadedCalls, tools: Tools) -> None:
+        self.text = ""
+        self.is_whole = False
+        self.is_none = False
+        self.is_said = False
+        self._family = family
+        self._tools = tools
+        self._name = ""
+        self._scanner = JsonScanner()
+        self._begin = 0  # of the arguments
+        self._told = 0  # characters of the arguments
+
+    def push(self, text: str) -> int:
+        size = 0
+        if not self._name:
+            size = self._header_in(text)
+            if not size:
+                return 0
+        size += self._scanner.scan(text[size:])
+        self.is_whole = self._scanner.is_closed
+        self.text += text[:size]
+        return size
+
+    def _header_in(self, text: str) -> int:
+        """The size of the header that `text` begins with; 0 if it is not whole, or none."""
+        found = self._family.whole_headers.match(text)
+        if found is not None:
+            name = next(group for group in found.groups() if group)
+            self._name = self._known(name)
+            self._begin = found.end()
+            self.is_none = not self._name
+            return found.end() if self._name else 0
+        longest = max(begun.match(text).end() for begun in self._family.begun_headers)  # type: ignore[union-attr]
+        self.is_none = longest < len(text)
+        return 0
+
+    def _known(self, name: str) -> str:
+        """The tool that a header names; some models number their calls within the name."""
+        if name in self._tools:
+            return name
+        without_index = name.rpartition(":")[0]
+        return without_index if without_index in self._tools else ""
+
+    def take_news(self) -> tuple[str | None, str]:
+        if not self._name:
+            return None, ""
+        name = None if self.is_said else self._name
+        self.is_said = True
+        arguments = self.text[self._begin + self._told :]
+        self._told += len(arguments)
+        return name, arguments
+
+    def call(self) -> tuple[str, str] | None:
+        arguments = self.text[self._begin :]
+        try:
+            msgspec.json.decode(arguments)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return None
+        return self._name, arguments
+
+
+def _parts(header: str) -> list[str]:
+    return [part for part in _PLACES.split(header) if part]
+
+
+def _whole(header: str) -> str:
+    """A pattern for a whole header. White space in it is a matter of taste."""
+
+    def pattern(part: str) -> str:
+        if part.isspace():
+            return _SPACE
+        read_as = _READ_AS.get(part)
+        return re.escape(part) if read_as is None else f"({read_as})" if part in _NAMED else read_as
+
+    return _SPACE + "".join(pattern(part) for part in _parts(header)) + _SPACE
+
+
+def _begun(header: str) -> str:
+    """A pattern for every beginning of a header: each step may be the last."""
+    steps = [_SPACE]
+    for part in _parts(header):
+        steps += [_SPACE] if part.isspace() else [_READ_AS[part]] if part in _READ_AS else map(re.escape, part)
+    pattern = _SPACE
+    for step in reversed(steps):
+        pattern = f"(?:{step}{pattern})?"
+    return pattern
+
+
+def _written(header: str, name: str, writer: RuleWriter) -> str:
+    spelled: list[str] = []
+    patterns: Sequence[str] = re.split(r"(\{id\}|\{numbered\})", header.replace("{name}", name))
+    for part in patterns:
+        if part == "{id}":
+            spelled.append("/[A-Za-z0-9]{9}/")
+        elif part == "{numbered}":
+            spelled += [quoted(name + ":"), "/[0-9]{1,3}/"]
+        elif part:
+            spelled.append(writer.literal(part))
+    return " ".join(spelled) or quoted("")

@@ -1,0 +1,117 @@
+"""Calls that are JSON objects with the tool's name and its arguments as fields: `{"name": …, "arguments": …}`.
+
+The commonest syntax: Hermes and Qwen, Mistral's first, Llama 3's, Granite's, Command's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from engine.tool_calls.family import Family, RuleWriter, Tools, quoted
+from engine.tool_calls.json_text import JsonScanner
+
+_FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # as much of its name as tells whether it is a call's
+_OTHER_FIELDS = ('arguments"', 'parameters"', 'type"', 'id"')
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonCalls(Family):
+    """`id_field` comes before the name, where a family numbers its calls."""
+
+    name_field: str = "name"
+    arguments_field: str = "arguments"
+    id_field: str = ""
+
+    @cached_property
+    def header(self) -> re.Pattern[str]:
+        """A call's text up to its arguments; the name in group 1."""
+        numbered = rf'"{self.id_field}"\s*:\s*"[^"\\]{{0,128}}"\s*,\s*' if self.id_field else ""
+        name = rf'"{self.name_field}"\s*:\s*"([^"\\]{{0,128}})"\s*,\s*'
+        return re.compile(rf'\{{\s*(?:{numbered})?{name}"(?:arguments|parameters)"\s*:\s*(?=\{{)')
+
+    @cached_property
+    def first_fields(self) -> frozenset[str]:
+        """What `_FIRST_FIELD` may find in a call."""
+        own = [field + '"' for field in (self.name_field, self.id_field) if field]
+        return frozenset(field[:11] for field in (*own, *_OTHER_FIELDS))
+
+    def begin_of(self, name: str) -> str:
+        numbered = f'"{self.id_field}": "0", ' if self.id_field else ""
+        return f'{{{numbered}"{self.name_field}": "{name}", "{self.arguments_field}"'
+
+    def reader(self, tools: Tools) -> JsonReader:
+        return JsonReader(self, tools)
+
+    def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
+        numbered = f'{quoted(f"""{{"{self.id_field}": """)} /"[0-9]{{1,3}}"/ ", " ' if self.id_field else '"{" '
+        fields = f'"{self.name_field}": {quoted(name)}, "{self.arguments_field}": '
+        if not self.id_field:
+            numbered, fields = "", "{" + fields
+        return [
+            f'call_{index}: {numbered}{quoted(fields)} arguments_{index} "}}"',
+            f"arguments_{index}: {writer.json(schema)}",
+        ]
+
+
+class JsonReader:
+    """An object that may turn out to be a call: where it ends, and what can be said of it before it does."""
+
+    def __init__(self, family: JsonCalls, tools: Tools) -> None:
+        self.text = ""
+        self.is_whole = False
+        self.is_none = False
+        self.is_said = False
+        self._family = family
+        self._tools = tools
+        self._is_first_known = False
+        self._scanner = JsonScanner()
+        self._arguments = JsonScanner()
+        self._told = 0  # up to where the arguments were told
+
+    def push(self, text: str) -> int:
+        if not self.text and not text.startswith("{"):
+            self.is_none = True
+            return 0
+        if not self._is_first_known:
+            first = _FIRST_FIELD.match(self.text + text)
+            self._is_first_known = first is not None
+            if first is not None and first[1] not in self._family.first_fields:
+                self.is_none = True
+                text = text[: first.end() - len(self.text)]
+        size = self._scanner.scan(text)
+        self.is_whole = self._scanner.is_closed
+        self.text += text[:size]
+        return size
+
+    def take_news(self) -> tuple[str | None, str]:
+        name = None
+        if not self.is_said:
+            header = self._family.header.match(self.text)
+            if header is None or header[1] not in self._tools:
+                return None, ""
+            self.is_said, self._told, name = True, header.end(), header[1]
+        if self._arguments.is_closed:
+            return name, ""
+        size = self._arguments.scan(self.text[self._told :])
+        arguments = self.text[self._told : self._told + size]
+        self._told += size
+        return name, arguments
+
+    def call(self) -> tuple[str, str] | None:
+        try:
+            call: Any = msgspec.json.decode(self.text)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return None
+        name, arguments = call.get(self._family.name_field), call.get("arguments", call.get("parameters", {}))
+        if not isinstance(name, str) or name not in self._tools or not isinstance(arguments, dict):
+            return None
+        header = self._family.header.match(self.text)
+        if header is None:
+            return name, msgspec.json.encode(arguments).decode()
+        return name, self.text[header.end() : header.end() + JsonScanner().scan(self.text[header.end() :])]

@@ -1,0 +1,181 @@
+"""Calls written as Python: `[f(city="Paris", days=3), g()]`. Arguments have names; their values are literals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from engine.tool_calls.argument_types import properties_of, resolved, types_of
+from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
+from engine.tool_calls.python_text import PythonReader
+
+_WHOLE_NAME = re.compile(rf"({NAME})\s{{0,8}}\(")
+_BEGUN_NAME = re.compile(rf"(?:{NAME}(?:\s{{0,8}}\(?)?)?")
+_WHOLE_KEY = re.compile(r"\s*([A-Za-z_]\w{0,127})\s{0,8}=")
+_BEGUN_KEY = re.compile(r"\s*(?:[A-Za-z_]\w{0,127}(?:\s{0,8}=?)?)?")
+_KEY = re.compile(r"[A-Za-z_]\w{0,127}")
+_UNREAD = (
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+    "patternProperties",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonCalls(Family):
+    """Nothing but how a list of calls is opened and closed differs."""
+
+    def reader(self, tools: Tools) -> PythonCallReader:
+        return PythonCallReader(tools)
+
+    def begin_of(self, name: str) -> str:
+        return f"[{name}("
+
+    def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
+        properties = properties_of(schema)
+        is_plain = not any(key in schema for key in _UNREAD) and all(map(_KEY.fullmatch, properties))
+        if not is_plain and not writer.is_lenient:
+            raise SchemaUnwritable("its parameters are not plain properties")
+        rules: list[str] = []
+        required: list[str] = []
+        others: list[str] = []
+        for number, (key, part) in enumerate(properties.items()):
+            if not _KEY.fullmatch(key):
+                continue
+            argument = f"argument_{index}_{number}"
+            rules += [f"{argument}: {quoted(key + '=')} value_{index}_{number}"]
+            rules += _value_rules(f"value_{index}_{number}", part, schema, writer)
+            (required if key in schema.get("required", ()) else others).append(argument)
+        if not rules:
+            return [f"call_{index}: {quoted(name + '()')}"]
+        arguments = f"arguments_{index}" + ("" if required else "?")
+        listed = _listed(required, others)
+        return [f'call_{index}: {quoted(name + "(")} {arguments} ")"', f"arguments_{index}: {listed}", *rules]
+
+
+def _listed(required: list[str], others: list[str]) -> str:
+    """All of `required`, then any of `others`, with commas between them; at least one."""
+
+    def more(names: list[str]) -> str:
+        return " ".join(f'(", " {name})?' for name in names)
+
+    if required:
+        return ' ", " '.join(required) + " " + more(others)
+    return " | ".join(f"{name} {more(others[place + 1 :])}" for place, name in enumerate(others))
+
+
+def _value_rules(name: str, part: Any, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
+    """JSON is Python too, but for three words."""
+    types = types_of(part, schema)
+    if types == frozenset({"boolean"}) and not {"enum", "const"} & resolved(part, schema).keys():
+        return [f'{name}: "True" | "False"']
+    if types == frozenset({"null"}):
+        return [f'{name}: "None"']
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return [f"{name}: {writer.json({**definitions, **resolved(part, schema)})}"]
+
+
+class PythonCallReader:
+    """A name, then arguments, up to the bracket that closes them."""
+
+    def __init__(self, tools: Tools) -> None:
+        self.text = ""
+        self.is_whole = False
+        self.is_none = False
+        self.is_said = False
+        self._tools = tools
+        self._name = ""
+        self._arguments = ""
+        self._told = 0
+        self._state: Literal["name", "first", "key", "value", "after"] = "name"
+        self._value: PythonReader | None = None
+        self._keys: set[str] = set()
+
+    def push(self, text: str) -> int:
+        at = 0
+        while not (self.is_whole or self.is_none):
+            state = self._state
+            size = self._step(text[at:])
+            at += size
+            if not size and state == self._state:
+                break
+        self.text += text[:at]
+        return at
+
+    def take_news(self) -> tuple[str | None, str]:
+        if not self._name:
+            return None, ""
+        name = None if self.is_said else self._name
+        self.is_said = True
+        told = self._arguments + (self._value.json if self._value is not None else "")
+        news, self._told = told[self._told :], len(told)
+        return name, news
+
+    def call(self) -> tuple[str, str] | None:
+        try:
+            msgspec.json.decode(self._arguments)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return None
+        return self._name, self._arguments
+
+    def _step(self, text: str) -> int:
+        if self._state == "name":
+            return self._in_name(text)
+        if self._state == "value":
+            return self._in_value(text)
+        begun = text.lstrip()
+        size = len(text) - len(begun)
+        if not begun:
+            return size
+        if begun[0] == ")" and self._state != "key":
+            self._arguments += "}" if self._keys else "{}"
+            self.is_whole = True
+            return size + 1
+        if self._state == "after":
+            self.is_none = begun[0] != ","
+            self._state = "key"
+            return 0 if self.is_none else size + 1
+        return self._in_key(text)
+
+    def _in_name(self, text: str) -> int:
+        found = _WHOLE_NAME.match(text)
+        if found is None:
+            begun = _BEGUN_NAME.match(text)
+            self.is_none = begun is None or begun.end() < len(text)
+            return 0
+        self._name = found[1] if found[1] in self._tools else ""
+        self.is_none = not self._name
+        self._state = "first"
+        return 0 if self.is_none else found.end()
+
+    def _in_key(self, text: str) -> int:
+        found = _WHOLE_KEY.match(text)
+        if found is None:
+            begun = _BEGUN_KEY.match(text)
+            self.is_none = begun is None or begun.end() < len(text)
+            return 0
+        self.is_none = found[1] in self._keys
+        if self.is_none:
+            return 0
+        self._arguments += (", " if self._keys else "{") + quoted(found[1]) + ": "
+        self._keys.add(found[1])
+        self._value, self._state = PythonReader(), "value"
+        return found.end()
+
+    def _in_value(self, text: str) -> int:
+        assert self._value is not None
+        size = self._value.push(text)
+        self.is_none = self._value.is_none
+        if self._value.is_whole:
+            self._arguments += self._value.json
+            self._value, self._state = None, "after"
+        return size

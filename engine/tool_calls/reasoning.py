@@ -1,0 +1,143 @@
+"""How models mark what they think before they answer, and the reader that tells it from the answer.
+
+A thought stands at the beginning, between two marks; some templates write the first of them at the end of the prompt.
+White space around a thought is dropped. Knows text only; the marks may be control tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.tool_calls.parser import Piece, Thought, start_of_partial
+
+Phase = Literal["may_think", "thinks", "answers"]
+_State = Literal["start", "opened", "begun", "thought", "closed", "answer"]
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """`opening thought closing`, then the answer; some models put that between marks of its own."""
+
+    opening: str
+    closing: str
+    answer_opening: str = ""
+    answer_closing: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What may be control tokens of the model."""
+        marks = (self.opening, self.closing, self.answer_opening, self.answer_closing)
+        return tuple(mark.strip() for mark in marks if mark)
+
+    def phase_after(self, prompt_end: str) -> Phase:
+        """Where the model stands behind a prompt that ends so."""
+        end = prompt_end.rstrip()
+        if end.endswith(self.opening.rstrip()):
+            return "thinks"
+        return "answers" if end.endswith(self.closing) else "may_think"
+
+
+THINK = Reasoning("<think>", "</think>")
+GRANITE = Reasoning("<think>", "</think>", "<response>", "</response>")
+MISTRAL = Reasoning("[THINK]", "[/THINK]")
+COHERE = Reasoning("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
+SEED = Reasoning("<seed:think>", "</seed:think>")
+APERTUS = Reasoning("<|inner_prefix|>", "<|inner_suffix|>")
+REASONINGS = (GRANITE, COHERE, MISTRAL, SEED, APERTUS, THINK)
+
+
+def find_reasoning(words: Collection[str]) -> Reasoning | None:
+    """The marks that a chat template spells, among its `words`; None if it spells none."""
+
+    def is_spelled(mark: str) -> bool:
+        return any(mark.strip() in word for word in words)
+
+    for reasoning in REASONINGS:
+        if all(map(is_spelled, reasoning.marks)):
+            return reasoning
+    return THINK if is_spelled(THINK.opening) or is_spelled(THINK.closing) else None
+
+
+class ThoughtParser:
+    """Splits one answer that begins in `phase`; what is no thought is given on as text."""
+
+    def __init__(self, reasoning: Reasoning, phase: Phase) -> None:
+        self._reasoning = reasoning
+        begin: dict[Phase, _State] = {"may_think": "start", "thinks": "opened", "answers": "closed"}
+        self._state = begin[phase]
+        self._buffer = ""
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is part of a thought."""
+        return self._state in ("opened", "begun", "thought")
+
+    def push(self, text: str) -> list[Piece]:
+        """Thoughts and texts that are now certain."""
+        self._buffer += text
+        pieces: list[Piece] = []
+        while self._advance(pieces):
+            pass
+        return pieces
+
+    def flush(self) -> list[Piece]:
+        """What was held back, when the answer has ended."""
+        rest, self._buffer = self._buffer, ""
+        if self.is_thinking:
+            return [Thought(rest.rstrip())] if rest.strip() else []
+        return [rest] if rest and (self._state != "closed" or rest.strip()) else []
+
+    def _advance(self, pieces: list[Piece]) -> bool:
+        """Go on from one state to the next; whether there may be more to do."""
+        if self._state == "answer":
+            return self._in_answer(pieces)
+        if self._state == "thought":
+            return self._in_thought(pieces)
+        begun = self._buffer.lstrip()
+        if self._state == "begun":
+            self._buffer = begun
+            self._state = "thought" if begun else "begun"
+            return bool(begun)
+        mark = self._reasoning.answer_opening if self._state == "closed" else self._reasoning.opening
+        if not begun or (begun != mark and mark.startswith(begun)):
+            return False
+        self._at_mark(begun, mark)
+        return True
+
+    def _at_mark(self, begun: str, mark: str) -> None:
+        """Where a mark may stand: in front of the thought, or of the answer."""
+        has_mark = bool(mark) and begun.startswith(mark)
+        if self._state == "start" and not has_mark:
+            answer_mark = self._reasoning.answer_opening
+            self._state = "closed" if answer_mark and answer_mark[0] == begun[0] else "answer"
+            return
+        self._buffer = begun[len(mark) :] if has_mark else begun
+        self._state = "answer" if self._state == "closed" else "begun"
+
+    def _in_thought(self, pieces: list[Piece]) -> bool:
+        closing = self._reasoning.closing
+        at = self._buffer.find(closing)
+        before = self._buffer[: at if at >= 0 else start_of_partial(self._buffer, closing)]
+        thought = before.rstrip()
+        if thought:
+            pieces.append(Thought(thought))
+        if at < 0:
+            self._buffer = self._buffer[len(thought) :]
+            return False
+        self._buffer = self._buffer[at + len(closing) :]
+        self._state = "closed"
+        return True
+
+    def _in_answer(self, pieces: list[Piece]) -> bool:
+        closing = self._reasoning.answer_closing
+        if not closing:
+            size = len(self._buffer)
+        else:
+            self._buffer = self._buffer.replace(closing, "")
+            size = start_of_partial(self._buffer, closing)
+        if size:
+            pieces.append(self._buffer[:size])
+        self._buffer = self._buffer[size:]
+        return False

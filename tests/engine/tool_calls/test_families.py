@@ -1,0 +1,382 @@
+"""Each family's syntax: calls that its template writes are read back for any split, and a held model can write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.chat_template import ChatTemplate
+from engine.constraints.compile import compile_matcher
+from engine.constraints.token_view import TokenView, read_token_view
+from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.tokenizer import Tokenizer
+from engine.tool_calls.answer_parser import call_parser
+from engine.tool_calls.families import (
+    APERTUS,
+    COHERE,
+    DEEPSEEK_V3,
+    DEEPSEEK_V32,
+    FAMILIES,
+    FUNCTIONARY,
+    GLM,
+    GRANITE,
+    KIMI_K2,
+    LFM2,
+    LLAMA4_PYTHONIC,
+    MISTRAL_NAMED,
+    QWEN3_CODER,
+)
+from engine.tool_calls.family import Family, SchemaUnwritable
+from engine.tool_calls.form import Form, find_form, template_messages, template_tools
+from engine.tool_calls.grammar import Controls, required_calls
+from engine.tool_calls.harmony import HARMONY
+from engine.tool_calls.parser import CallPiece, Thought
+from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
+
+SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+TOKENIZER = Tokenizer(SPARK)
+SEARCH = Tool(
+    name="shop.search",
+    parameters={
+        "type": "object",
+        "properties": {
+            "words": {"type": "string"},
+            "most": {"type": "integer"},
+            "is_new": {"type": "boolean"},
+            "kinds": {"type": "array", "items": {"type": "string"}},
+            "order": {"enum": ["price", "name"]},
+            "note": {"type": ["string", "null"]},
+        },
+        "required": ["words"],
+    },
+)
+NOW = Tool(name="now")
+TOOLS = {tool.name: tool.parameters for tool in (SEARCH, NOW)}
+ARGUMENTS = {
+    "words": 'a "b" <c>\n ü',
+    "most": 3,
+    "is_new": True,
+    "kinds": ["x", "y, z]"],
+    "order": "name",
+    "note": None,
+}
+BOTH = [("shop.search", ARGUMENTS), ("now", {})]
+
+TEXTS: dict[str, str] = {
+    "mistral_named": "[TOOL_CALLS]shop.search[ARGS]{A}[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}",
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>shop.search<｜tool▁sep｜>{A}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "kimi_k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.shop.search:0<|tool_call_argument_begin|>{A}"
+        "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|> {} <|tool_call_end|>"
+        "<|tool_calls_section_end|>"
+    ),
+    "apertus": '<|tools_prefix|>[{"shop.search": {A}}, {"now": {}}]<|tools_suffix|>',
+    "functionary_v31": "<function=shop.search>{A}</function><function=now>{}</function>",
+    "cohere": (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "shop.search", "parameters": {A}},\n'
+        '    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n]<|END_ACTION|>'
+    ),
+    "granite": '<|tool_call|>[{"name": "shop.search", "arguments": {A}}, {"name": "now", "arguments": {}}]',
+    "glm45": (
+        "<tool_call>shop.search\n<arg_key>words</arg_key>\n<arg_value>W</arg_value>\n<arg_key>most</arg_key><arg_value>3"
+        "</arg_value>\n<arg_key>is_new</arg_key>\n<arg_value>true</arg_value>\n<arg_key>kinds</arg_key>\n<arg_value>"
+        '["x", "y, z]"]</arg_value>\n<arg_key>order</arg_key>\n<arg_value>name</arg_value>\n<arg_key>note</arg_key>\n'
+        "<arg_value>null</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>"
+    ),
+    "qwen3_coder": (
+        "<tool_call>\n<function=shop.search>\n<parameter=words>\nW\n</parameter>\n<parameter=most>\n3\n</parameter>\n"
+        "<parameter=is_new>\nTrue\n</parameter>\n<parameter=kinds>\n['x', 'y, z]']\n</parameter>\n<parameter=order>\n"
+        "name\n</parameter>\n<parameter=note>\nNone\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n"
+        "<function=now>\n</function>\n</tool_call>"
+    ),
+    "deepseek_v32": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="shop.search">\n<｜DSML｜parameter name="words" string="true">W'
+        '</｜DSML｜parameter>\n<｜DSML｜parameter name="most" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="is_new" string="false">true</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="kinds" string="false">["x", "y, z]"]</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="order" string="true">name</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="note" string="false">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+        '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
+    ),
+    "llama4_pythonic": (
+        """[shop.search(words='a "b" <c>\\n \\xfc', most=3, is_new=True, kinds=("x", 'y, z]',), order="name", """
+        "note=None), now()]"
+    ),
+    "lfm2": (
+        """<|tool_call_start|>[shop.search(words="a \\"b\\" <c>\\n ü", most=3, is_new=True, kinds=["x", "y, z]"], """
+        """order="name", note=None), now()]<|tool_call_end|>"""
+    ),
+}
+BROKEN: list[tuple[Family, str]] = [
+    (MISTRAL_NAMED, "[TOOL_CALLS]other[ARGS]{}"),
+    (MISTRAL_NAMED, "[TOOL_CALLS]now[ARGS][1]"),
+    (MISTRAL_NAMED, "[TOOL_CALLS]now[ARGS]{1}"),
+    (MISTRAL_NAMED, "[TOOL_CALLS]now[AR"),
+    (DEEPSEEK_V3, "<｜tool▁calls▁begin｜> <｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n[]\n```"),
+    (KIMI_K2, "<|tool_calls_section_begin|><|tool_call_begin|>functions.x:0<|tool_call_argument_begin|>{}"),
+    (GLM, "<tool_call>now<arg_key>a</arg_key>b</tool_call>"),
+    (GLM, "<tool_call>now and then</tool_call>"),
+    (QWEN3_CODER, "<tool_call>\n<function=now>\n<parameter=a>\n1\n</parameter>\n"),
+    (QWEN3_CODER, "<tool_call>\n<function=now>\n<parameter=a>1</parameter><parameter=a>2</parameter></function>"),
+    (QWEN3_CODER, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+    (DEEPSEEK_V32, '<｜DSML｜function_calls>\n<｜DSML｜invoke name="other">\n</｜DSML｜invoke>'),
+    (LLAMA4_PYTHONIC, "[now(1)]"),
+    (LLAMA4_PYTHONIC, "[now(a=b)]"),
+    (LLAMA4_PYTHONIC, "[now(a={1: 2})]"),
+    (LLAMA4_PYTHONIC, "[1, 2, 3]"),
+    (LLAMA4_PYTHONIC, "[now(a='"),
+    (LFM2, "<|tool_call_start|>[now(a=__import__('os'))]<|tool_call_end|>"),
+    (COHERE, '<|START_ACTION|>[{"tool_name": 5}]<|END_ACTION|>'),
+    (GRANITE, '<|tool_call|>[{"name": "other", "arguments": {}}]'),
+    (APERTUS, '<|tools_prefix|>[{"now": 5}]'),
+    (FUNCTIONARY, "<function=now>{"),
+]  # fmt: skip
+
+Read = tuple[str, list[tuple[str, Any]]]
+
+
+def text_of(name: str) -> str:
+    spelled = TEXTS[name].replace("{A}", json.dumps(ARGUMENTS, ensure_ascii=False))
+    return spelled.replace("W", ARGUMENTS["words"])  # type: ignore[arg-type]
+
+
+def read(family: Family, pieces: Sequence[str], tools: Any = None, *, is_held: bool = False) -> Read:
+    parser = call_parser(family, TOOLS if tools is None else tools, is_held=is_held, is_parallel=True)
+    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
+    calls: dict[int, list[CallPiece]] = {}
+    for piece in said:
+        assert piece not in ("", Thought(""))
+        if isinstance(piece, CallPiece):
+            calls.setdefault(piece.index, []).append(piece)
+    assert all(of[0].name and not any(piece.name for piece in of[1:]) for of in calls.values())
+    found = [(of[0].name or "", json.loads("".join(piece.arguments for piece in of))) for of in calls.values()]
+    return "".join(piece for piece in said if isinstance(piece, str)), found
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("is_held", [False, True])
+def test_calls_are_read_for_any_split(name: str, is_held: bool) -> None:
+    family, text = FAMILIES[name], text_of(name)
+    assert read(family, [text], is_held=is_held) == ("", BOTH)
+    for size in (1, 2, 3, 7):
+        assert read(family, cut(text, size), is_held=is_held) == ("", BOTH)
+    for at in range(len(text)):
+        assert read(family, [text[:at], text[at:]], is_held=is_held) == ("", BOTH)
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if name != "llama4_pythonic"])
+def test_text_before_and_behind_calls_is_content(name: str) -> None:
+    family, text = FAMILIES[name], f"Let me see.\n{text_of(name)}\nDone."
+    assert {str(read(family, cut(text, size))) for size in (1, 5, len(text))} == {str(read(family, [text]))}
+    content, calls = read(family, [text])
+    assert (content.startswith("Let me see."), content.endswith("Done."), calls) == (True, True, BOTH)
+
+
+@pytest.mark.parametrize(("family", "text"), BROKEN)
+def test_what_is_no_call_is_content_to_the_last_character(family: Family, text: str) -> None:
+    for size in (1, 2, 5, len(text)):
+        assert read(family, cut(text, size)) == (text, [])
+
+
+_noise = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "now", "<function=now>", "</function>", "<parameter=a>",
+     "</parameter>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "[", "now(", "a=", "'x'", ")", "]", ",",
+     "{}", '{"a": [1]}', "{", "\n", " ", "<", "\\", "ü", "1"]
+)  # fmt: skip
+
+
+@given(
+    st.sampled_from((MISTRAL_NAMED, GLM, QWEN3_CODER, LLAMA4_PYTHONIC, LFM2)), st.lists(_noise, max_size=14), st.data()
+)
+def test_any_text_reads_the_same_however_it_is_split(family: Family, parts: list[str], data: st.DataObject) -> None:
+    text = family.opening * data.draw(st.booleans()) + "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(family, pieces) == read(family, [text])
+
+
+def test_a_held_call_is_told_name_first_and_then_its_texts_as_they_come() -> None:
+    for family, begin, more in (
+        (QWEN3_CODER, "<tool_call>\n<function=shop.search>\n<parameter=words>\nso", " far"),
+        (GLM, "<tool_call>shop.search\n<arg_key>words</arg_key>\n<arg_value>so", " far"),
+        (MISTRAL_NAMED, '[TOOL_CALLS]shop.search[ARGS]{"words": "so', " far"),
+        (LFM2, '<|tool_call_start|>[shop.search(words="so', " far"),
+    ):
+        parser = call_parser(family, TOOLS, is_held=True, is_parallel=True)
+        first = parser.push(begin)
+        assert first[0] == CallPiece(0, "shop.search", "")
+        assert "".join(piece.arguments for piece in first if isinstance(piece, CallPiece)) == '{"words": "so'
+        assert parser.push(more) == [CallPiece(0, None, more)]
+
+
+# template -> the family it is found to write, and what it writes before a call that is no part of it
+TEMPLATES = {
+    "mistralai-Ministral-3-14B-Reasoning-2512": "mistral_named",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek_v3",
+    "deepseek-ai-DeepSeek-V3.1": "deepseek_v31",
+    "deepseek-ai-DeepSeek-V3.2": "deepseek_v32",
+    "deepseek-ai-DeepSeek-V4": "deepseek_v4",
+    "moonshotai-Kimi-K2": "kimi_k2",
+    "GLM-4.6": "glm45",
+    "GLM-5.2": "glm45",
+    "Qwen3-Coder": "qwen3_coder",
+    "Qwen3.5-4B": "qwen3_coder",
+    "stepfun-ai-Step-3.5-Flash": "qwen3_coder",
+    "ByteDance-Seed-OSS": "seed_oss",
+    "Apertus-8B-Instruct": "apertus",
+    "Apriel-1.6-15b-Thinker-fixed": "apriel",
+    "meetkai-functionary-medium-v3.1": "functionary_v31",
+    "openai-gpt-oss-120b": "harmony",
+}
+ENDS = ("</s>", "<|im_end|>", "<|eom_id|>", "<|call|>", "<｜end▁of▁sentence｜>", "<seed:eos>")
+THOUGHTS = ("<think>\n\n</think>", "<think></think>", "</think>")
+
+
+class Shown:
+    """One model's template, and calls as it writes them."""
+
+    def __init__(self, test_data: Path, name: str) -> None:
+        source = (test_data / "templates" / f"{name}.jinja").read_text()
+        self.template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
+        form = find_form(self.template.render)
+        assert form is not None
+        self.form: Form = form
+
+    def answer(self, tools: Sequence[Tool], calls: Sequence[ToolCall]) -> str:
+        asked = ChatMessage("user", "Q")
+
+        def render(said: ChatMessage) -> str:
+            turns = template_messages([asked, said], self.form)
+            return self.template.render(turns, tools=template_tools(tools), add_generation_prompt=False)
+
+        with_calls, with_text = (
+            render(ChatMessage("assistant", tool_calls=tuple(calls))),
+            render(ChatMessage("assistant", "\0")),
+        )
+        at = next(at for at, pair in enumerate(zip(with_calls, with_text, strict=False)) if pair[0] != pair[1])
+        answer = with_calls[at:]
+        for end in ENDS:
+            answer = answer.partition(end)[0]
+        if self.form.family is HARMONY:
+            return answer
+        for thought in THOUGHTS:
+            answer = answer.strip().removeprefix(thought)
+        return answer.strip()
+
+
+def in_order(tools: Sequence[Tool], calls: Sequence[ToolCall]) -> list[ToolCall]:
+    """The same calls with arguments in the order of the schema, as a held model writes them."""
+    order = {tool.name: list(tool.parameters["properties"]) for tool in tools}
+    ordered = []
+    for call in calls:
+        found = json.loads(call.arguments)
+        arguments = {name: found[name] for name in order[call.name] if name in found}
+        ordered.append(ToolCall(id=call.id, name=call.name, arguments=json.dumps(arguments, ensure_ascii=False)))
+    return ordered
+
+
+def check_round_trip(test_data: Path, name: str, view: TokenView, most: int) -> tuple[int, int]:
+    """How many accepted answers were read back equal, and how many of those a held model could have written."""
+    shown = Shown(test_data, name)
+    family = shown.form.family
+    assert family.name == TEMPLATES[name]
+    num_read = num_written = 0
+    for kind in KINDS:
+        for tools, accepted in tools_and_calls(test_data, kind, most):
+            calls = in_order(tools, accepted)
+            if len(calls) > 1 and not shown.form.takes_several:
+                continue
+            answer = shown.answer(tools, calls)
+            schemas = {tool.name: tool.parameters for tool in tools}
+            expected = [(call.name, json.loads(call.arguments)) for call in calls]
+            for size in (len(answer), 1, 4):
+                content, found = read(family, cut(answer, size), schemas)
+                assert (content.strip(), found) == ("", expected), answer
+            num_read += 1
+            held = required_calls(family, tools, Controls({}), is_parallel=True, is_loose=False)
+            matcher, token_ids = compile_matcher(held, view), TOKENIZER.encode(answer)
+            can_be = matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+            num_written += can_be
+            if can_be:
+                assert read(family, cut(answer, 3), schemas, is_held=True) == ("", expected)
+    return num_read, num_written
+
+
+@pytest.fixture(scope="module")
+def view() -> TokenView:
+    return read_token_view(SPARK, 4096, (0, 2))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, view: TokenView, name: str) -> None:
+    num_read, num_written = check_round_trip(test_data, name, view, 3)
+    assert num_read >= 6
+    assert num_written >= num_read - 1
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_all_accepted_calls_are_read_back_and_most_can_be_written(test_data: Path, view: TokenView, name: str) -> None:
+    num_read, num_written = check_round_trip(test_data, name, view, 400)
+    assert num_read >= 590
+    assert num_written >= 0.9 * num_read  # a few answers are not of the type that their schema says
+
+
+def test_a_strict_tool_that_a_family_cannot_hold_to_is_told() -> None:
+    def held(parameters: dict[str, Any], *, is_strict: bool) -> str:
+        tool = Tool(name="f", parameters=parameters, is_strict=is_strict)
+        return required_calls(QWEN3_CODER, [tool], Controls({}), is_parallel=False, is_loose=False).text
+
+    for parameters in (
+        {"properties": {"a": {"type": "string", "pattern": "^x+$"}}},
+        {"anyOf": [{"properties": {"a": {}}}]},
+        {"properties": {"a>b": {"type": "string"}}},
+    ):
+        with pytest.raises(SchemaUnwritable):
+            held(parameters, is_strict=True)
+        assert held(parameters, is_strict=False)
+
+
+def written(view: TokenView, family: Family, text: str, tool: Tool = SEARCH) -> bool:
+    held = required_calls(family, [tool], Controls({}), is_parallel=False, is_loose=False)
+    matcher, token_ids = compile_matcher(held, view), TOKENIZER.encode(text)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
+
+
+def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -> None:
+    def coder(pairs: str) -> str:
+        return f"<tool_call>\n<function=shop.search>\n{pairs}</function>\n</tool_call>"
+
+    words = "<parameter=words>\na\n</parameter>\n"
+    for pairs, expected in (
+        (words, True),
+        ("<parameter=words>\n</tool_call> </x>\n</parameter>\n", True),
+        ("", False),
+        (words + "<parameter=most>\nmany\n</parameter>\n", False),
+        (words + "<parameter=order>\nsize\n</parameter>\n", False),
+        (words + "<parameter=colour>\nred\n</parameter>\n", False),
+        (words + '<parameter=kinds>\n["a"]\n</parameter>\n<parameter=order>\nprice\n</parameter>\n', True),
+    ):
+        assert written(view, QWEN3_CODER, coder(pairs)) is expected
+    for call, expected in (
+        ('[shop.search(words="a", most=3, is_new=False)]', True),
+        ('[shop.search(words="a", order="name")]', True),
+        ("[shop.search(most=3)]", False),
+        ('[shop.search(words="a", most="3")]', False),
+        ("[now()]", False),
+    ):
+        assert written(view, LLAMA4_PYTHONIC, call) is expected
