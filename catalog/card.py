@@ -20,7 +20,7 @@ from catalog.manifest import FileEntry, Manifest
 
 MAX_MODEL_ID_CHARACTERS = 224
 _MODEL_ID = re.compile(r"@(cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_IDS = uuid.UUID("6b8f2f3a-5d1c-5b7e-9a43-0f2c7c1d9e55")  # namespace of the ids that we derive from names
+IDS = uuid.UUID("6b8f2f3a-5d1c-5b7e-9a43-0f2c7c1d9e55")  # namespace of the ids that we derive from names
 
 CAPABILITIES = frozenset(
     {"function_calling", "json_mode", "logit_bias", "lora", "multiple_choices", "reasoning", "vision"}
@@ -36,7 +36,8 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 class Task(Struct, frozen=True):
-    """A kind of work: the id, display name and description of the search route, and our own slug."""
+    """A kind of work: the id, display name and description of the search route, and our own slug. Models of a task
+    without `openai_schema` are listed and cannot be run yet."""
 
     id: str
     slug: str
@@ -45,25 +46,41 @@ class Task(Struct, frozen=True):
     openai_schema: str
 
 
+def _task(name: str, description: str, *, openai_schema: str = "", id_: str = "") -> Task:
+    slug = name.lower().replace(" ", "-")
+    return Task(id_ or str(uuid.uuid5(IDS, "task:" + slug)), slug, name, description, openai_schema)
+
+
 TASKS = {
     task.name: task
     for task in (
-        Task(
-            id="c329a1f9-323d-4e91-b2aa-582dd4188d34",
-            slug="text-generation",
-            name="Text Generation",
-            description="Continues a prompt or a conversation with generated text.",
+        _task(
+            "Text Generation",
+            "Continues a prompt or a conversation with generated text.",
             openai_schema="openai_chat",
+            id_="c329a1f9-323d-4e91-b2aa-582dd4188d34",
         ),
-        Task(
-            id=str(uuid.uuid5(_IDS, "task:text-embeddings")),
-            slug="text-embeddings",
-            name="Text Embeddings",
-            description="Turns texts into vectors that lie close together when the texts mean similar things.",
+        _task(
+            "Text Embeddings",
+            "Turns texts into vectors that lie close together when the texts mean similar things.",
             openai_schema="openai_embeddings",
         ),
+        _task("Text Classification", "Sorts texts into labels, or scores contexts for a query."),
+        _task("Translation", "Says a text in another language."),
+        _task("Summarization", "Says what a long text says in a short one."),
+        _task("Automatic Speech Recognition", "Writes down what is said in a recording."),
+        _task("Text-to-Speech", "Reads a text aloud."),
+        _task("Voice Activity Detection", "Hears whether somebody speaks, or has finished."),
+        _task("Text-to-Image", "Draws pictures from a text."),
+        _task("Image-to-Text", "Tells in words what a picture shows."),
+        _task("Image Classification", "Names what a picture shows."),
+        _task("Object Detection", "Finds things in a picture, and where they are."),
     )
 }
+
+
+RUN_TASKS = tuple(task.name for task in TASKS.values() if task.openai_schema)
+"""The tasks that nodes do."""
 
 
 class Prices(Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,8 +128,8 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if parse_model_id(self.name) != self.name:
             raise ValueError("name must be the bare model id")
-        if self.task not in TASKS:
-            raise ValueError(f"task must be one of {', '.join(TASKS)}")
+        if self.task not in RUN_TASKS:
+            raise ValueError(f"task must be one of {', '.join(RUN_TASKS)}")
         unknown = sorted(self.capabilities - CAPABILITIES)
         if unknown:
             raise ValueError(f"unknown capabilities: {', '.join(unknown)}")
@@ -143,7 +160,7 @@ class ModelCard(CardFacts, frozen=True, kw_only=True):
     @property
     def id(self) -> str:
         """The catalog row's UUID; always the same for the same name."""
-        return str(uuid.uuid5(_IDS, "model:" + self.name))
+        return str(uuid.uuid5(IDS, "model:" + self.name))
 
     @property
     def author(self) -> str:

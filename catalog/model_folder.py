@@ -16,6 +16,7 @@ import msgspec
 
 from catalog.card import CardFacts
 from catalog.errors import InvalidModelId, PublishError
+from catalog.listed import ListedModel
 from catalog.safetensors_header import check_safetensors
 
 _TAKEN = (".safetensors", ".json", ".txt", ".model", ".jinja")
@@ -98,6 +99,22 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
         return msgspec.convert(facts, CardFacts)
     except (msgspec.ValidationError, InvalidModelId) as error:
         raise PublishError(f"config.json: {error}") from error
+
+
+def facts_as_listed(facts: CardFacts, listed: ListedModel) -> CardFacts:
+    """Facts that a folder itself told, with what is known of the listed model whose weights it holds: what it is, costs
+    and answers like. What it can do stays what its files say."""
+    if facts.task != listed.task:
+        raise PublishError(f"{listed.name} is of the task {listed.task}, and these files are of {facts.task}")
+    known: dict[str, Any] = {
+        "description": listed.description,
+        "prices": listed.neurons_per_million,
+        "created_at": listed.created_at,
+        "is_beta": listed.is_beta,
+    }
+    if listed.native_shape == "chat_completion":
+        known |= {"schema": listed.schema, "native_shape": "chat_completion"}
+    return msgspec.structs.replace(facts, **known)
 
 
 def _embedding_facts(folder: ModelFolder) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from catalog.aliases import follow
 from catalog.builtin import builtin_models
 from catalog.card import ModelCard, decode_card
 from catalog.errors import CardError
+from catalog.listed import ListedModel, listed_models
 from catalog.rows import read_aliases, read_cards, read_number
-from catalog.search import SearchPage, SearchQuery, search_page
+from catalog.search import MAX_PER_PAGE, SearchPage, SearchQuery, Shown, search_page
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK, Clock
@@ -50,10 +51,12 @@ class Registry:
         database: Database | None,
         *,
         builtin_cards: Collection[ModelCard] | None = None,
+        listed: Mapping[str, ListedModel] | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         cards = [model.card for model in builtin_models().values()] if builtin_cards is None else builtin_cards
         self._database = database
+        self._listed = (listed_models() if builtin_cards is None else {}) if listed is None else listed
         self._clock = clock
         self._builtin = {card.name: card for card in cards}
         self._snapshot = _snapshot(self._builtin, {}, None)
@@ -61,6 +64,19 @@ class Registry:
     def find(self, name: str) -> Resolved | None:
         """The model that answers to `name` (a parsed model id), through aliases; None when there is none."""
         return self._snapshot.resolved.get(name)
+
+    def find_listed(self, name: str) -> ListedModel | None:
+        """The listed model of this name, which nothing answers to."""
+        return None if name in self._snapshot.resolved else self._listed.get(name)
+
+    def is_retired(self, model: Shown) -> bool:
+        """Whether it is over as of today."""
+        return model.planned_deprecation_date is not None and model.is_retired(self._clock.now().date())
+
+    def everything(self) -> list[Shown]:
+        """Every model's card, and every listed model that no card stands for, by name."""
+        found: dict[str, Shown] = {**self._listed, **self._snapshot.cards}
+        return [model for _, model in sorted(found.items())]
 
     def all(self) -> list[ModelCard]:
         """Every model's card, by name; aliases are not among them."""
@@ -76,11 +92,11 @@ class Registry:
         hide_experimental: bool = False,
         include_deprecated: bool = False,
         page: int = 1,
-        per_page: int = 50,
+        per_page: int = MAX_PER_PAGE,
     ) -> SearchPage:
-        """One page of the search route's rows; the parameters are those of `SearchQuery`."""
+        """One page of what the search route lists; the parameters are those of `SearchQuery`."""
         query = SearchQuery(search, task, author, source, hide_experimental, include_deprecated, page, per_page)
-        return search_page(self.all(), query, self._clock.now().date())
+        return search_page(self.everything(), query, self._clock.now().date())
 
     async def refresh(self) -> bool:
         """Read what has changed; whether anything had. Raises StoreUnavailable, the snapshot then stays as it is."""

@@ -29,6 +29,7 @@ import msgspec
 
 from catalog.card import TASKS, ModelCard
 from catalog.errors import SchemaViolation
+from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
 
 Face = Literal["native", "openai", "completions", "responses", "messages"]
@@ -46,9 +47,10 @@ def input_schema(card: ModelCard, face: Face = "native") -> InputSchema:
     return InputSchema(_read(name), card)
 
 
-def schema_document(card: ModelCard) -> dict[str, Any]:
-    """`{"input", "output"}` of the card's own shape, as the `models/schema` route serves it."""
-    source = _read(card.schema)
+def schema_document(card: ModelCard | ListedModel) -> dict[str, Any]:
+    """`{"input", "output"}` of the card's own shape, as the `models/schema` route serves it. Tasks that nodes do not do
+    yet have theirs in one file."""
+    source = _read_listed().get(card.schema) or _read(card.schema)
     return {half: _concrete(source[half], card) for half in ("input", "output")}
 
 
@@ -202,12 +204,17 @@ def _grammar(field: str, schema: Body) -> jsonschema_rs.Validator | None:
     return jsonschema_rs.Draft202012Validator({"properties": {field: bare}})
 
 
-def _is_lacking(schema: Any, card: ModelCard) -> bool:
-    return isinstance(schema, dict) and "x-capability" in schema and schema["x-capability"] not in card.capabilities
+def _is_lacking(schema: Any, card: ModelCard | ListedModel) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    if "x-card" in schema:
+        return getattr(card, schema["x-card"]) is None
+    return "x-capability" in schema and schema["x-capability"] not in card.capabilities
 
 
-def _concrete(schema: Any, card: ModelCard) -> Any:
-    """`schema` for this card: its values filled in, parts that it lacks left out, our own annotations gone."""
+def _concrete(schema: Any, card: ModelCard | ListedModel) -> Any:
+    """`schema` for this card: its values filled in, parts that it lacks left out, our own annotations gone. What a
+    listed model does not say is left out as well."""
     if isinstance(schema, list):
         return [_concrete(item, card) for item in schema if not _is_lacking(item, card)]
     if not isinstance(schema, dict):
@@ -240,6 +247,13 @@ def _general(schema: Any) -> Any:
 
 def _is_card_value(schema: Any) -> bool:
     return isinstance(schema, dict) and "x-card" in schema
+
+
+@lru_cache(maxsize=1)
+def _read_listed() -> dict[str, Any]:
+    text = resources.files("catalog").joinpath("listed_schemas.json").read_text("utf-8")
+    sources: dict[str, Any] = json.loads(text)
+    return sources
 
 
 @lru_cache(maxsize=16)

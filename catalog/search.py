@@ -8,9 +8,12 @@ from datetime import date, timedelta
 from typing import Any
 
 from catalog.card import TASKS, ModelCard
+from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
 
 MAX_PER_PAGE = 1000
+Shown = ModelCard | ListedModel
+
 _RETIRED_SHOWN_FOR = timedelta(days=92)  # three months
 
 
@@ -25,29 +28,33 @@ class SearchQuery:
     hide_experimental: bool = False
     include_deprecated: bool = False
     page: int = 1
-    per_page: int = 50
+    per_page: int = MAX_PER_PAGE
 
 
 @dataclass(frozen=True)
 class SearchPage:
-    """`rows` of one page (empty past the end) and how many cards match in all."""
+    """`models` of one page (none past the end) and how many match in all."""
 
-    rows: list[dict[str, Any]]
+    models: list[Shown]
     total_count: int
     page: int
     per_page: int
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The models as rows of the search route."""
+        return [search_row(model) for model in self.models]
 
-def search_page(cards: Iterable[ModelCard], query: SearchQuery, today: date) -> SearchPage:
+
+def search_page(cards: Iterable[Shown], query: SearchQuery, today: date) -> SearchPage:
     """The page of `cards`, in their order, that `query` asks for. Sizes out of range are brought into it."""
     matching = [card for card in cards if _matches(card, query, today)]
     page, per_page = max(1, query.page), min(max(1, query.per_page), MAX_PER_PAGE)
     start = (page - 1) * per_page
-    rows = [search_row(card) for card in matching[start : start + per_page]]
-    return SearchPage(rows, len(matching), page, per_page)
+    return SearchPage(matching[start : start + per_page], len(matching), page, per_page)
 
 
-def search_row(card: ModelCard) -> dict[str, Any]:
+def search_row(card: Shown) -> dict[str, Any]:
     """One row, as the contract has it: the model id is in `name`."""
     task = TASKS[card.task]
     milliseconds = card.created_at.microsecond // 1000
@@ -63,11 +70,11 @@ def search_row(card: ModelCard) -> dict[str, Any]:
     }
 
 
-def _source(card: ModelCard) -> int:
+def _source(card: Shown) -> int:
     return 1 if card.name.startswith("@cf/") else 2
 
 
-def _matches(card: ModelCard, query: SearchQuery, today: date) -> bool:
+def _matches(card: Shown, query: SearchQuery, today: date) -> bool:
     words = query.search.lower()
     return (
         (not words or words in card.name.lower() or words in card.description.lower())
@@ -79,16 +86,21 @@ def _matches(card: ModelCard, query: SearchQuery, today: date) -> bool:
     )
 
 
-def _is_shown(card: ModelCard, include_deprecated: bool, today: date) -> bool:
+def _is_shown(card: Shown, include_deprecated: bool, today: date) -> bool:
+    if isinstance(card, ListedModel) and card.is_hidden:
+        return False
     if not card.is_retired(today):
         return True
     assert card.planned_deprecation_date is not None
     return include_deprecated and today - card.planned_deprecation_date <= _RETIRED_SHOWN_FOR
 
 
-def _properties(card: ModelCard) -> list[dict[str, Any]]:
-    values: dict[str, Any] = {"price": _price(card)}
-    if card.task == "Text Generation":
+def _properties(card: Shown) -> list[dict[str, Any]]:
+    values: dict[str, Any] = {}
+    price = _listed_price(card) if isinstance(card, ListedModel) else _price(card)
+    if price or not isinstance(card, ListedModel):
+        values["price"] = price
+    if card.context_window is not None and (card.task == "Text Generation" or isinstance(card, ListedModel)):
         values["context_window"] = str(card.context_window)
     if card.max_input_tokens is not None:
         values["max_input_tokens"] = str(card.max_input_tokens)
@@ -103,6 +115,10 @@ def _properties(card: ModelCard) -> list[dict[str, Any]]:
         values["planned_deprecation_date"] = card.planned_deprecation_date.isoformat()
     values.update(card.properties)
     return [{"property_id": name, "value": value} for name, value in values.items()]
+
+
+def _listed_price(model: ListedModel) -> list[dict[str, Any]]:
+    return [{"unit": price.unit, "price": price.usd, "currency": "USD"} for price in model.prices]
 
 
 def _price(card: ModelCard) -> list[dict[str, Any]]:

@@ -56,7 +56,9 @@ def publish(
 
 @app.command()
 def pull(
-    repo_id: Annotated[str, typer.Argument(help="Repository on the hub, such as org/model.", show_default=False)],
+    repo_id: Annotated[
+        str, typer.Argument(help="Repository on the hub, such as org/model, or a listed model id.", show_default=False)
+    ],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit; pinned to the commit it stands for.")] = "main",
     name: NameOption = None,
     card: CardOption = None,
@@ -123,6 +125,8 @@ async def _pull(
     from catalog.pull import pull as pull_files
     from cli.transfer_progress import transfer_progress
 
+    if repo_id.startswith("@"):
+        name, repo_id = name or repo_id, _repository_of(repo_id)
     async with _stores(data) as (database, objects):
         with transfer_progress(json) as on_progress:
             place = staging or _default_staging()
@@ -167,7 +171,8 @@ def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFact
     import msgspec
 
     from catalog.card import parse_facts
-    from catalog.model_folder import derive_facts
+    from catalog.listed import listed_models
+    from catalog.model_folder import derive_facts, facts_as_listed
     from telemetry.clock import SYSTEM_CLOCK
 
     if card is None:
@@ -176,9 +181,26 @@ def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFact
         facts = derive_facts(folder, name, SYSTEM_CLOCK.now())
         if facts.task == "Text Generation" and _can_call_tools(folder.path):
             facts = msgspec.structs.replace(facts, capabilities=facts.capabilities | {"function_calling"})
-        return facts
+        listed = listed_models().get(name)
+        return facts if listed is None else facts_as_listed(facts, listed)
     facts = parse_facts(card.read_text("utf-8"), str(card))
     return facts if name is None else msgspec.structs.replace(facts, name=name)
+
+
+def _repository_of(text: str) -> str:
+    """The hub's repository with the weights of a listed model. Raises CommandFailed."""
+    from catalog.card import RUN_TASKS, parse_model_id
+    from catalog.listed import listed_models
+
+    with _failures():
+        listed = listed_models().get(parse_model_id(text))
+    if listed is None:
+        raise CommandFailed(f"{text} is no listed model: name a repository of the hub")
+    if listed.task not in RUN_TASKS:
+        raise CommandFailed(f"{text} is of the task {listed.task}, which nodes do not do yet")
+    if listed.hub is None:
+        raise CommandFailed(f"no repository is known for {text}: give one, with --name {text}")
+    return listed.hub
 
 
 def _can_call_tools(folder: Path) -> bool:

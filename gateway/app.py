@@ -65,6 +65,8 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/ai/v1/models/{model...}", Access.RUN_MODELS, models.get_openai),
     Route("GET", ACCOUNT + "/ai/models/search", Access.RUN_MODELS, models.search),
     Route("GET", ACCOUNT + "/ai/models/schema", Access.RUN_MODELS, models.schema),
+    Route("GET", ACCOUNT + "/ai/authors/search", Access.RUN_MODELS, models.search_authors),
+    Route("GET", ACCOUNT + "/ai/tasks/search", Access.RUN_MODELS, models.search_tasks),
     Route("GET", BASE + "/accounts", Access.PROVEN, accounts.list_),
     Route("POST", BASE + "/accounts", Access.USER, accounts.create),
     Route("GET", ACCOUNT, Access.READ_ACCOUNT, accounts.get),

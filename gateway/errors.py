@@ -60,6 +60,8 @@ class Reason(enum.Enum):
     QUERY_INVALID = Row(400, 3003, "{detail}")
     MODEL_ID_INVALID = Row(404, 3042, "Invalid model name")
     MODEL_UNKNOWN = Row(400, 5007, "No such model {detail} or task")
+    MODEL_NOT_HERE = Row(400, 5007, "No such model {detail}", should_retry=False)
+    MODEL_RETIRED = Row(410, 5028, "This model was deprecated on {detail}", is_ai=True, should_retry=False)
     LORA_UNSUPPORTED = Row(405, 5005, "This model does not support LoRA", is_ai=True)
     FINETUNE_UNKNOWN = Row(404, 3042, "No such finetune")
     FINETUNE_INCOMPLETE = Row(400, 3039, "The finetune lacks files: {detail}", is_ai=True)

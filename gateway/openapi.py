@@ -46,6 +46,8 @@ _QUERIES: dict[str, dict[str, Json]] = {
         "format": {"type": "string", "enum": ["openrouter"]},
     },
     "/ai/models/schema": {"model": {"type": "string"}},
+    "/ai/authors/search": {"search": _TEXT, **_PAGE},
+    "/ai/tasks/search": {"search": _TEXT, **_PAGE},
     "/tokens": {**_PAGE, "include_expired": {"type": "boolean"}},
     "/permission_groups": {"name": _TEXT, "scope": _TEXT},
     "/client/v4/accounts": {"name": _TEXT, **_PAGE},

@@ -13,8 +13,7 @@ from typing import Any
 
 from msgspec import structs
 
-from catalog.card import parse_model_id
-from catalog.registry import Registry, Resolved
+from catalog.registry import Resolved
 from engine.protocol.tasks import ChatMessage, TextGeneration
 from gateway import authentication, json_body, placement, streaming
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
@@ -23,6 +22,7 @@ from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
 from gateway.exchange import Exchange
 from gateway.metering import MeteredEvents
+from gateway.model_names import find_model
 from gateway.response_shape import response_id_of
 from gateway.services import Services
 from gateway.threads import KeptEvents
@@ -47,9 +47,9 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
     with services.admission.enter() as place:
         if not services.ledger.has_room:
             raise Refusal(Reason.DEPENDENCY_DOWN)
-        resolved = _find_model(services.registry, path_model) if path_model is not None else None
+        resolved = find_model(services.registry, path_model) if path_model is not None else None
         body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
-        resolved = resolved or _find_model(services.registry, _model_in(body))
+        resolved = resolved or find_model(services.registry, _model_in(body))
         exchange.answer_headers = _headers_of(exchange, resolved)
         _check_rate(services, exchange, principal, resolved)
         asked = door.read(resolved.card, body)
@@ -125,15 +125,6 @@ def _model_in(body: dict[str, Any]) -> str:
     if not isinstance(model, str):
         raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
     return model
-
-
-def _find_model(registry: Registry, text: str) -> Resolved:
-    """A memory read. Raises InvalidModelId, or Refusal when nothing answers to the name."""
-    name = parse_model_id(text)
-    resolved = registry.find(name)
-    if resolved is None:
-        raise Refusal(Reason.MODEL_UNKNOWN, name)
-    return resolved
 
 
 def _make_call(

@@ -7,12 +7,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from catalog.card import ModelCard, parse_model_id
+from catalog.authors import author_rows
+from catalog.card import TASKS, ModelCard
+from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
-from catalog.registry import Resolved
 from catalog.schemas import schema_document
+from catalog.search import MAX_PER_PAGE, Shown
 from gateway import envelope
+from gateway.api.objects import answer, is_true, page_query, whole_number
 from gateway.errors import Reason, Refusal
+from gateway.model_names import find_model, find_shown
 from gateway.services import Services
 
 
@@ -23,17 +27,33 @@ async def search(services: Services, request: Request) -> Response:
         search=query.get("search", ""),
         task=query.get("task", ""),
         author=query.get("author", ""),
-        source=_integer(query.get("source"), "source", None),
-        hide_experimental=query.get("hide_experimental", "").lower() == "true",
-        include_deprecated=query.get("include_deprecated", "").lower() == "true",
-        page=_integer(query.get("page"), "page", 1) or 1,
-        per_page=_integer(query.get("per_page"), "per_page", 50) or 50,
+        source=whole_number(request, "source", 0) or None,
+        hide_experimental=is_true(request, "hide_experimental"),
+        include_deprecated=is_true(request, "include_deprecated"),
+        page=whole_number(request, "page", 1) or 1,
+        per_page=whole_number(request, "per_page", MAX_PER_PAGE) or MAX_PER_PAGE,
     )
     if query.get("format") == "openrouter":
-        names = {row["name"] for row in found.rows}
-        return _json({"data": [_openrouter_row(card) for card in services.registry.all() if card.name in names]})
-    info = envelope.page_info(found.page, found.per_page, len(found.rows), found.total_count)
-    return Response(envelope.success(found.rows, result_info=info), media_type="application/json")
+        return _json({"data": [_openrouter_row(model) for model in found.models]})
+    rows = found.rows
+    info = envelope.page_info(found.page, found.per_page, len(rows), found.total_count)
+    return Response(envelope.success(rows, result_info=info), media_type="application/json")
+
+
+async def search_authors(services: Services, request: Request) -> Response:
+    """Whose models there are."""
+    query = page_query(request, MAX_PER_PAGE)
+    authors = [model.author for model in services.registry.search(include_deprecated=True).models]
+    rows = author_rows(authors, _wanted(request, "author"))
+    return query.answer(query.cut(rows), len(rows))
+
+
+async def search_tasks(_services: Services, request: Request) -> Response:
+    """What kinds of work models do."""
+    query, words = page_query(request, MAX_PER_PAGE), _wanted(request, "task")
+    tasks = [task for task in TASKS.values() if words in task.name.lower() or words in task.description.lower()]
+    rows = [{"id": task.id, "name": task.name, "description": task.description} for task in tasks]
+    return query.answer(query.cut(rows), len(rows))
 
 
 async def schema(services: Services, request: Request) -> Response:
@@ -41,8 +61,7 @@ async def schema(services: Services, request: Request) -> Response:
     name = request.query_params.get("model")
     if not name:
         raise Refusal(Reason.QUERY_INVALID, "the query parameter 'model' is missing")
-    card = _find(services, name).card
-    return Response(envelope.success(schema_document(card)), media_type="application/json")
+    return answer(schema_document(find_shown(services.registry, name)))
 
 
 async def list_openai(services: Services, _request: Request) -> Response:
@@ -53,49 +72,54 @@ async def list_openai(services: Services, _request: Request) -> Response:
 
 async def get_openai(services: Services, request: Request) -> Response:
     """One model, under the name it was asked for by."""
-    resolved = _find(services, request.path_params["model"])
+    resolved = find_model(services.registry, request.path_params["model"])
     return _json(_openai_row(resolved.card, resolved.requested_name))
 
 
-def _find(services: Services, text: str) -> Resolved:
-    name = parse_model_id(text)
-    resolved = services.registry.find(name)
-    if resolved is None:
-        raise Refusal(Reason.MODEL_UNKNOWN, name)
-    return resolved
-
-
-def _integer(text: str | None, name: str, default: int | None) -> int | None:
-    if text is None or text == "":
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) <= 9):
-        raise Refusal(Reason.QUERY_INVALID, f"the query parameter '{name}' must be a whole number")
-    return int(text)
+def _wanted(request: Request, name: str) -> str:
+    """What a search is for, under either of its names."""
+    return (request.query_params.get("search") or request.query_params.get(name, "")).strip().lower()
 
 
 def _openai_row(card: ModelCard, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(card.created_at.timestamp()), "owned_by": card.author}
 
 
-def _openrouter_row(card: ModelCard) -> dict[str, Any]:
+def _openrouter_row(model: Shown) -> dict[str, Any]:
     """Prices are dollars per token, as text."""
-    is_text = card.task_slug == "text-generation"
-    cached_input = card.prices.input if card.prices.cached_input is None else card.prices.cached_input
-    prices = {"prompt": card.prices.input, "completion": card.prices.output, "input_cache_read": cached_input}
+    is_text = model.task == "Text Generation"
+    prices = model.neurons_per_million if isinstance(model, ListedModel) else model.prices
+    cached_input = prices.input if prices.cached_input is None else prices.cached_input
+    pricing = {"prompt": prices.input, "completion": prices.output, "input_cache_read": cached_input}
     return {
-        "id": card.name,
-        "name": card.name,
-        "created": int(card.created_at.timestamp()),
-        "hugging_face_id": None,
-        "context_length": card.context_window,
-        "max_output_length": card.context_window,
-        "input_modalities": ["text"],
-        "output_modalities": ["text"] if is_text else ["embeddings"],
-        "pricing": {name: f"{usd_per_million(price) / 1e6:.12f}" for name, price in prices.items()},
-        "supported_features": sorted({_FEATURES.get(capability, capability) for capability in card.capabilities}),
+        "id": model.name,
+        "name": model.name,
+        "created": int(model.created_at.timestamp()),
+        "hugging_face_id": model.hub if isinstance(model, ListedModel) else None,
+        "context_length": model.context_window or model.max_input_tokens,
+        "max_output_length": model.context_window if is_text else None,
+        "input_modalities": _inputs(model),
+        "output_modalities": _OUTPUTS.get(model.task, ["text"]),
+        "pricing": {name: f"{usd_per_million(price) / 1e6:.12f}" for name, price in pricing.items()},
+        "supported_features": sorted({_FEATURES.get(capability, capability) for capability in model.capabilities}),
         "supported_sampling_parameters": _SAMPLING_PARAMETERS if is_text else [],
     }
 
+
+def _inputs(model: Shown) -> list[str]:
+    found = _INPUTS.get(model.task, ["text"])
+    return [*found, "image"] if "vision" in model.capabilities and "image" not in found else found
+
+
+_AUDIO_IN, _IMAGE_IN = ["audio"], ["image"]
+_INPUTS = {
+    "Automatic Speech Recognition": _AUDIO_IN,
+    "Voice Activity Detection": _AUDIO_IN,
+    "Image Classification": _IMAGE_IN,
+    "Object Detection": _IMAGE_IN,
+    "Image-to-Text": ["text", "image"],
+}
+_OUTPUTS = {"Text Embeddings": ["embeddings"], "Text-to-Image": ["image"], "Text-to-Speech": ["audio"]}
 
 _FEATURES = {"function_calling": "tools"}  # where OpenRouter's word is another
 

@@ -112,6 +112,21 @@ def test_a_pull_ends_in_a_published_model_and_tells_its_progress_as_json(
     assert [found["name"] for found in printed(capsys, "list", "--search", "acme")] == ["@hf/acme/tiny"]
 
 
+def test_a_listed_model_is_pulled_by_its_id_and_told_of_as_listed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "@cf/meta/llama-3.2-1b-instruct"
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "level", logging.CRITICAL)
+    with HubServer.of_folder("meta-llama/Llama-3.2-1B-Instruct", write_model_folder(tmp_path / "repo")) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        assert run(["model", "pull", name, "--staging", str(tmp_path / "staging"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["name"] == name
+    assert [found["name"] for found in printed(capsys, "list", "--search", "short tasks at very little cost")] == [name]
+    assert "no listed model" in failed(capsys, "pull", "@cf/no/thing")
+    assert "nodes do not do yet" in failed(capsys, "pull", "@cf/openai/whisper")
+    assert "no repository is known" in failed(capsys, "pull", "@cf/zai-org/glm-5.3")
+
+
 def test_every_failure_is_one_line_that_says_why(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,12 +53,18 @@ CARDS_TOML = {
         prices = { input = 100, output = 1000 }
         context_window = 2048
         """,
+    "@cf/test/over": """
+        schema = "text_generation_legacy"
+        context_window = 2048
+        planned_deprecation_date = 2026-02-03
+        properties = { successor = "@cf/test/parrot" }
+        """,
     "@cf/test/nowhere": """
         schema = "text_generation_legacy"
         context_window = 2048
         """,
 }
-PARROT, CHATTY, VECTORS, HANDY, MANIFOLD, NOWHERE = CARDS_TOML
+PARROT, CHATTY, VECTORS, HANDY, MANIFOLD, OVER, NOWHERE = CARDS_TOML
 ALIAS = "@cf/meta/llama-3.1-8b-instruct"
 
 

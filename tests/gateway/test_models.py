@@ -77,6 +77,59 @@ def test_schema_of_no_model_is_refused(client: httpx.Client, running: Running, q
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == expected
 
 
+def test_every_public_model_is_listed_with_its_facts(client: httpx.Client, running: Running):
+    rows = {row["name"]: row for row in get(client, running, "/models/search").json()["result"]}
+    properties = {item["property_id"]: item["value"] for item in rows["@cf/zai-org/glm-5.3"]["properties"]}
+    assert properties["price"][0] == {"unit": "per M input tokens", "price": 1.4, "currency": "USD"}
+    assert (properties["context_window"], properties["function_calling"]) == ("1310720", "true")
+    assert rows["@cf/openai/whisper"]["task"]["name"] == "Automatic Speech Recognition"
+    assert RETIRED not in rows
+    result = get(client, running, "/models/schema?model=@cf/openai/whisper").json()["result"]
+    assert result["input"]["oneOf"][1]["required"] == ["audio"]
+    (row,) = get(client, running, "/models/search?format=openrouter&search=qwen3.8-27b").json()["data"]
+    assert (row["context_length"], row["input_modalities"]) == (262144, ["text", "image"])
+
+
+RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct", "@cf/openai/whisper"
+
+
+@pytest.mark.parametrize(
+    ("model", "expected", "words"),
+    [
+        (RETIRED, (410, 5028), "deprecated on 2026-05-30. Please use @cf/meta/llama-3.2-3b-instruct instead"),
+        (LISTED, (400, 5007), f"`hearth model pull {LISTED}`"),
+        (UNRUN, (400, 5007), "nodes do not do Automatic Speech Recognition yet"),
+        ("@cf/test/over", (410, 5028), "deprecated on 2026-02-03. Please use @cf/test/parrot instead"),
+    ],
+)
+def test_a_model_that_cannot_answer_says_what_to_do(
+    client: httpx.Client, running: Running, model: str, expected: tuple, words: str
+):
+    answers = [
+        client.post(f"{running.account_url}/ai/run/{model}", json={"prompt": "x"}),
+        client.post(f"{running.account_url}/ai/v1/chat/completions", json={"model": model, "messages": []}),
+        get(client, running, f"/v1/models/{model}"),
+    ]
+    for answer in answers:
+        (error,) = answer.json()["errors"]
+        assert (answer.status_code, error["code"]) == expected
+        assert words in error["message"]
+        assert answer.headers["x-should-retry"] == "false"
+    assert get(client, running, f"/models/schema?model={model}").status_code == 200
+
+
+def test_authors_and_tasks_are_searched_and_their_pages_end(client: httpx.Client, running: Running):
+    for what, words, name in (("authors", "meta", "Meta"), ("tasks", "embeddings", "Text Embeddings")):
+        rows = get(client, running, f"/{what}/search").json()["result"]
+        assert name in {row["name"] for row in rows}
+        found = get(client, running, f"/{what}/search?search={words}").json()["result"]
+        assert name in {row["name"] for row in found}
+        assert len(found) < len(rows)
+        paged = [get(client, running, f"/{what}/search?per_page=7&page={page}").json()["result"] for page in (1, 2, 99)]
+        assert paged[0] + paged[1] == rows[:14]
+        assert paged[2] == []
+
+
 def test_openai_list_and_single_model(client: httpx.Client, running: Running):
     listed = get(client, running, "/v1/models").json()
     assert listed["object"] == "list"

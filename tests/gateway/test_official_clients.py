@@ -62,6 +62,14 @@ def test_cloudflare_models(running: Running, cloudflare: Cloudflare):
     assert schema.output.description
 
 
+def test_cloudflare_authors_and_tasks(running: Running, cloudflare: Cloudflare):
+    account_id = running.tenants.account_id
+    assert "Meta" in {author["name"] for author in cloudflare.ai.authors.list(account_id=account_id)}  # type: ignore[index]
+    assert "Translation" in {task["name"] for task in cloudflare.ai.tasks.list(account_id=account_id)}  # type: ignore[index]
+    listed = [model["name"] for model in cloudflare.ai.models.list(account_id=account_id, task="Translation")]  # type: ignore[index]
+    assert "@cf/meta/m2m100-1.2b" in listed
+
+
 def test_cloudflare_verify(cloudflare: Cloudflare):
     assert cloudflare.user.tokens.verify().status == "active"
 

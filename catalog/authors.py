@@ -1,0 +1,70 @@
+"""Whose models there are: the part of a model id after `@cf/`, and how that author is called."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from catalog.card import IDS
+
+_NAMES = {
+    "ai4bharat": "AI4Bharat",
+    "aisingapore": "AI Singapore",
+    "baai": "BAAI",
+    "black-forest-labs": "Black Forest Labs",
+    "bytedance": "ByteDance",
+    "cloudflare": "Cloudflare",
+    "codellama": "Code Llama",
+    "deepgram": "Deepgram",
+    "deepseek-ai": "DeepSeek",
+    "defog": "Defog",
+    "facebook": "Facebook",
+    "fblgit": "fblgit",
+    "google": "Google",
+    "hearth": "Hearth",
+    "huggingface": "Hugging Face",
+    "ibm-granite": "IBM Granite",
+    "leonardo": "Leonardo.Ai",
+    "llava-hf": "LLaVA",
+    "lykon": "Lykon",
+    "meta": "Meta",
+    "meta-llama": "Meta Llama",
+    "microsoft": "Microsoft",
+    "mistral": "Mistral AI",
+    "mistralai": "Mistral AI",
+    "moondream": "Moondream",
+    "moonshotai": "Moonshot AI",
+    "myshell-ai": "MyShell",
+    "nexusflow": "Nexusflow",
+    "nousresearch": "Nous Research",
+    "nvidia": "NVIDIA",
+    "openai": "OpenAI",
+    "openchat": "OpenChat",
+    "pfnet": "Preferred Networks",
+    "pipecat-ai": "Pipecat",
+    "qwen": "Qwen",
+    "runwayml": "Runway",
+    "stabilityai": "Stability AI",
+    "swiss-ai": "Swiss AI",
+    "thebloke": "TheBloke",
+    "tiiuae": "TII",
+    "tinyllama": "TinyLlama",
+    "unum": "Unum",
+    "utter-project": "UTTER",
+    "zai-org": "Z.ai",
+}
+
+
+def author_rows(authors: Iterable[str], search: str) -> list[dict[str, Any]]:
+    """One row for each author of a model, by name; those that `search` is a part of, in id or name."""
+    words = search.lower()
+    rows = []
+    for author, num_models in Counter(authors).items():
+        name = _NAMES.get(author.lower(), author)
+        if words in author.lower() or words in name.lower():
+            told = "1 model" if num_models == 1 else f"{num_models} models"
+            id_ = str(uuid.uuid5(IDS, "author:" + author))
+            rows.append({"id": id_, "name": name, "slug": author, "description": f"{told} in this catalog."})
+    return sorted(rows, key=lambda row: (row["name"].lower(), row["slug"]))

@@ -1,0 +1,125 @@
+"""catalog/listed.py and its list: every public model is told of truly, and every one that is over has a successor."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import jsonschema_rs
+import msgspec
+import pytest
+
+from catalog.authors import author_rows
+from catalog.builtin import builtin_models
+from catalog.card import CAPABILITIES, TASKS, parse_model_id
+from catalog.errors import PublishError
+from catalog.listed import ListedModel, listed_models
+from catalog.model_folder import facts_as_listed
+from catalog.registry import Registry
+from catalog.schemas import schema_document
+from catalog.search import search_row
+from scripts.write_listed_models import LIST, written
+from tests.catalog.cards import chat_card, chat_facts, embedder_facts
+
+TODAY = date(2026, 11, 22)
+
+
+def test_every_line_is_a_model_of_a_known_task_with_a_schema_and_a_sentence() -> None:
+    models = listed_models()
+    assert len(models) == len(LIST.read_text("utf-8").splitlines()) >= 112
+    assert not models.keys() & builtin_models().keys()
+    descriptions = [model.description for model in models.values() if not model.is_retired(TODAY)]
+    assert len(set(descriptions)) == len(descriptions)
+    for name, model in models.items():
+        assert parse_model_id(name) == name
+        assert model.description.endswith(".")
+        assert set(model.capabilities) <= CAPABILITIES
+        document = schema_document(model)
+        for half in ("input", "output"):
+            jsonschema_rs.Draft202012Validator(document[half])
+            assert isinstance(document[half]["type"], str)
+            assert isinstance(document[half]["description"], str)
+            assert isinstance(document[half]["additionalProperties"], bool)
+        row = search_row(model)
+        assert row["task"]["name"] in TASKS
+        assert all(isinstance(item["value"], str | list | dict) for item in row["properties"])
+        assert all(set(item) == {"unit", "price", "currency"} for item in _price(row))
+
+
+def _price(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return next((item["value"] for item in row["properties"] if item["property_id"] == "price"), [])
+
+
+def test_what_is_over_names_a_model_that_is_not() -> None:
+    models = listed_models()
+    over = [model for model in models.values() if model.is_retired(TODAY)]
+    assert len(over) >= 37
+    for model in over:
+        assert model.successor is not None
+        assert not models[model.successor].is_retired(TODAY), model.name
+    assert all(model.successor is None for model in models.values() if model.retired_on is None)
+
+
+@pytest.mark.parametrize(
+    "words", ["Llama 2 of 7", "Llama 2 of 13", "Code Llama", "Mistral 7B", "Llama 4", "SDXL", "Whisper"]
+)
+def test_models_that_people_ask_for_are_there_today(words: str) -> None:
+    told = {"SDXL": "Stable Diffusion XL"}.get(words, words)
+    assert any(told in model.description for model in listed_models().values() if not model.is_retired(TODAY))
+
+
+def test_the_list_keeps_what_is_ours_and_takes_facts_from_the_facts() -> None:
+    own = {"name": "@cf/z/own", "task": "Translation", "description": "Own.", "schema": "translation"}
+    listed = json.dumps({"name": "@cf/a/b", "description": "Ours."}) + "\n" + json.dumps(own) + "\n"
+    facts = {
+        "id": "@cf/a/b",
+        "task": "Text Generation",
+        "description": "Theirs.",
+        "status": "active",
+        "native_shape": "chat_completion",
+        "context_window": 4096,
+        "vision": True,
+        "price": [{"unit": "per M input tokens", "usd": 0.1, "neurons": 9091}],
+    }
+    text = written([facts], listed)
+    first, second = msgspec.json.Decoder(ListedModel).decode_lines(text)
+    assert (first.description, first.schema, first.context_window) == ("Ours.", "openai_chat", 4096)
+    assert first.neurons_per_million.input == Decimal(9091)
+    assert second.description == "Own."
+    assert written([facts], text) == text
+    with pytest.raises(SystemExit, match="@cf/n/w has no description"):
+        written([facts | {"id": "@cf/n/w"}], text)
+
+
+def test_a_card_stands_for_the_listed_model_of_its_name() -> None:
+    name = "@cf/meta/llama-3.2-1b-instruct"
+    card = chat_card(name, description="Pulled.")
+    registry = Registry(None, builtin_cards=[card], listed=listed_models())
+    assert [row["description"] for row in registry.search(search="llama-3.2-1b").rows] == ["Pulled."]
+    assert registry.find_listed(name) is None
+    assert registry.find("@cf/meta/llama-3.2-3b-instruct") is None
+    assert registry.find_listed("@cf/meta/llama-3.2-3b-instruct") is not None
+    assert [model.name for model in registry.all()] == [name]
+    hidden = {model.name for model in listed_models().values() if model.is_hidden}
+    assert hidden
+    assert not hidden & {row["name"] for row in registry.search(include_deprecated=True).rows}
+
+
+def test_pulled_weights_are_told_of_as_the_list_tells() -> None:
+    listed = listed_models()["@cf/qwen/qwen3-30b-a3b-fp8"]
+    facts = facts_as_listed(chat_facts(listed.name), listed)
+    assert (facts.description, facts.prices.input) == (listed.description, Decimal(4625))
+    assert (facts.native_shape, facts.schema) == ("chat_completion", "openai_chat")
+    with pytest.raises(PublishError, match="of the task Text Generation"):
+        facts_as_listed(embedder_facts(listed.name), listed)
+
+
+def test_authors_are_found_by_id_and_by_name() -> None:
+    rows = author_rows(["meta", "meta", "zai-org"], "")
+    assert [(row["slug"], row["name"], row["description"]) for row in rows] == [
+        ("meta", "Meta", "2 models in this catalog."),
+        ("zai-org", "Z.ai", "1 model in this catalog."),
+    ]
+    assert [row["slug"] for row in author_rows(["meta", "zai-org"], "Z.AI")] == ["zai-org"]
