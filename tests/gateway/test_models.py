@@ -50,7 +50,7 @@ def test_openrouter_format_is_bare_and_priced_per_token(client: httpx.Client, ru
     assert float(rows[0]["pricing"]["prompt"]) == pytest.approx(100 / 1e6 * 0.011 / 1000, rel=0.1)
     assert rows[0]["context_length"] == 2048
     (row,) = get(client, running, "/models/search?format=openrouter&search=handy").json()["data"]
-    assert row["supported_features"] == ["json_mode", "tools"]
+    assert row["supported_features"] == ["json_mode", "lora", "tools"]
 
 
 @pytest.mark.parametrize("query", ["page=x", "per_page=-1", "page=9999999999999", "source=cf"])
