@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from catalog.errors import CardError, InvalidModelId
-from catalog.manifest import FileEntry, Manifest
+from catalog.manifest import FileEntry, Manifest, Recipe
 
 MAX_MODEL_ID_CHARACTERS = 224
 _MODEL_ID = re.compile(r"@(cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -195,8 +195,10 @@ def parse_facts(toml: str, origin: str) -> CardFacts:
     return facts
 
 
-def manifest_of(facts: CardFacts, architecture: str, files: tuple[FileEntry, ...]) -> Manifest:
-    """The manifest of a model with these facts and files."""
+def manifest_of(
+    facts: CardFacts, architecture: str, files: tuple[FileEntry, ...], recipe: Recipe | None = None
+) -> Manifest:
+    """The manifest of a model with these facts and files, `recipe` if it was made from another."""
     return Manifest(
         name=facts.name,
         task=TASKS[facts.task].slug,
@@ -208,6 +210,7 @@ def manifest_of(facts: CardFacts, architecture: str, files: tuple[FileEntry, ...
         output_dimensions=facts.output_dimensions,
         pooling=facts.pooling,
         is_normalised=facts.is_normalised,
+        recipe=recipe,
     )
 
 

@@ -34,12 +34,24 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a file's path must be relative, of plain letters, and without '..'")
 
 
+class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a variant was made: of the revision `base`, in the number `format`, by version `method` of the rounding.
+
+    The same recipe makes the same files. `group_size` is None where every output has one scale.
+    """
+
+    base: Sha256
+    format: str
+    group_size: int | None = None
+    method: int
+
+
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a node needs to load one version of a model.
 
     `task` is the slug, `architecture` the first entry of `architectures` in `config.json`. `tool_parser` is how
-    it writes calls of tools, None where its template tells. The last four fields are for embeddings and None or False
-    elsewhere.
+    it writes calls of tools, None where its template tells. `recipe` is of a model made from another. The four fields
+    from `max_input_tokens` on are for embeddings and None or False elsewhere.
     """
 
     format: int = 1
@@ -53,6 +65,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     output_dimensions: int | None = None
     pooling: str | None = None
     is_normalised: bool = False
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         paths = [file.path for file in self.files]
@@ -65,8 +78,9 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Canonical JSON: keys and files sorted, no spaces; equal manifests give equal bytes. A field that younger
         versions added is left out where it says nothing, so that revisions stay what they were."""
         fields = msgspec.structs.asdict(self) | {"files": sorted(self.files, key=lambda file: file.path)}
-        if self.tool_parser is None:
-            del fields["tool_parser"]
+        for name in ("tool_parser", "recipe"):
+            if fields[name] is None:
+                del fields[name]
         return msgspec.json.encode(fields, order="sorted")
 
     @property

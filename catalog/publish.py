@@ -14,7 +14,7 @@ import msgspec
 from catalog.builtin import builtin_models
 from catalog.card import CardFacts, ModelCard, card_of, manifest_of
 from catalog.errors import PublishError
-from catalog.manifest import FileEntry, blob_key, entry_of, manifest_key, pointer_key
+from catalog.manifest import FileEntry, Recipe, blob_key, entry_of, manifest_key, pointer_key
 from catalog.model_folder import ModelFolder
 from catalog.rows import change, read_aliases, write_card
 from storage.database import Database
@@ -31,11 +31,12 @@ async def publish(
     folder: ModelFolder,
     facts: CardFacts,
     *,
+    recipe: Recipe | None = None,
     builtin_names: Collection[str] | None = None,
     on_file: OnFile | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> ModelCard:
-    """Publish `folder` as the current version of `facts.name`; returns its card.
+    """Publish `folder` as the current version of `facts.name`; returns its card. `recipe` if it was made from another.
 
     `on_file(entry, was_uploaded)` is called for each file that is safely in the store. Raises PublishError for a name
     that is built in or an alias, StoreError when a store does not take it.
@@ -50,7 +51,7 @@ async def publish(
         if on_file:
             on_file(entry, was_uploaded)
         files.append(entry)
-    manifest = manifest_of(facts, folder.architecture, tuple(files))
+    manifest = manifest_of(facts, folder.architecture, tuple(files), recipe)
     card = card_of(facts, manifest, "published")
     await objects.put_bytes(manifest_key(card.revision), manifest.encode())
     async with change(database) as connection:

@@ -20,6 +20,7 @@ from engine.kernels.interface import Kernels, KvPool
 from engine.kernels.native.operators import find_native_kernels
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
+from engine.models.packed_weights import keep_packed
 from engine.models.registry import read_config
 from engine.sampler import sample
 
@@ -53,8 +54,9 @@ class Runner:
         self.num_steps = 0
         kernels = kernels or find_native_kernels() or CpuKernels()
         self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"))
+        packed = keep_packed(self._model, checkpoint, kernels)
         # By threads, which inference mode does not reach.
-        weights.load(checkpoint, self._model.destinations(checkpoint.entries))
+        weights.load(checkpoint, {**self._model.destinations(checkpoint.entries), **packed})
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
             self._pool = self._allocate_pool()

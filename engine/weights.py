@@ -21,13 +21,15 @@ import torch
 from engine.weight_formats.folder import find_safetensors, read_quantization, why_nothing
 from engine.weight_formats.gguf_file import GgufError, find_gguf, read_gguf
 from engine.weight_formats.quantization import is_idle
-from engine.weight_formats.quantized import QuantizedTensor
+from engine.weight_formats.quantized import PackedForm, PackedSlot, QuantizedTensor
 from engine.weight_formats.safetensors_header import HeaderError
 from engine.weight_formats.stored import REALS, Files, Source, StoredTensor, WeightsError, name_few
 
 __all__ = ["Checkpoint", "LoadCancelled", "Progress", "WeightsError", "check", "load", "open_checkpoint"]
 
 logger = logging.getLogger(__name__)
+
+Destination = torch.Tensor | PackedSlot
 
 _MAX_THREADS = 8
 _TELL_EVERY_S = 5.0
@@ -104,6 +106,16 @@ class Checkpoint:
             self._sources[name] = source
         return self._sources[name]
 
+    def packed_form(self, name: str) -> PackedForm | None:
+        """How the matrix `name` is packed; None where a layer could not compute with what is stored. Raises
+        WeightsError."""
+        form = getattr(self.find(name), "packed_form", None)
+        if form is None:
+            return None
+        with Files() as files:
+            found: PackedForm | None = form(files)
+            return found
+
     def read_quantized(self, name: str) -> QuantizedTensor | None:
         """The matrix `name` as packed levels, for a layer that computes with them; None where it is stored otherwise.
 
@@ -174,7 +186,7 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
     raise WeightsError(why_nothing(model_dir))
 
 
-def check(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor]) -> dict[str, Source]:
+def check(checkpoint: Checkpoint, destinations: Mapping[str, Destination]) -> dict[str, Source]:
     """Every destination has its parameter, of that shape and of a type that can be read, and nothing is left over.
 
     Raises WeightsError, which names the first few and counts the rest. Destinations may be on the meta device: no
@@ -198,9 +210,10 @@ def check(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor]) -> d
     return sources
 
 
-def load(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor], progress: Progress | None = None) -> None:
-    """Fill every destination. Raises WeightsError or LoadCancelled; what was filled by then must be thrown away.
+def load(checkpoint: Checkpoint, destinations: Mapping[str, Destination], progress: Progress | None = None) -> None:
+    """Fill every destination; a slot gets its matrix as it is packed.
 
+    Raises WeightsError or LoadCancelled; what was filled by then must be thrown away.
     Holds no more memory besides the destinations than a few pieces for each thread.
     """
     sources = check(checkpoint, destinations)
@@ -226,13 +239,13 @@ def load(checkpoint: Checkpoint, destinations: Mapping[str, torch.Tensor], progr
 class _Pieces:
     """The work of a load, handed out in the order in which it lies in the files; none after a failure."""
 
-    def __init__(self, sources: list[tuple[Source, torch.Tensor]]) -> None:
+    def __init__(self, sources: list[tuple[Source, Destination]]) -> None:
         sources.sort(key=lambda item: (str(item[0].parts[0].path), item[0].parts[0].offset))
         self.failure: BaseException | None = None
         self._lock = threading.Lock()
         self._pieces = self._all(sources)
 
-    def take(self) -> tuple[Source, torch.Tensor, int, int, int] | None:
+    def take(self) -> tuple[Source, Destination, int, int, int] | None:
         """A source, its destination, the piece, and how many stored bytes it counts for."""
         with self._lock:
             return None if self.failure is not None else next(self._pieces, None)
@@ -242,9 +255,9 @@ class _Pieces:
             self.failure = self.failure or error
 
     @staticmethod
-    def _all(sources: list[tuple[Source, torch.Tensor]]) -> Iterator[tuple[Source, torch.Tensor, int, int, int]]:
+    def _all(sources: list[tuple[Source, Destination]]) -> Iterator[tuple[Source, Destination, int, int, int]]:
         for source, destination in sources:
-            pieces = list(source.pieces())
+            pieces = [(0, source.shape[0])] if isinstance(destination, PackedSlot) else list(source.pieces())
             size_bytes = sum(part.size_bytes for part in source.parts)
             end = pieces[-1][1] if pieces else 0
             for first, last in pieces:
@@ -257,10 +270,19 @@ def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
     try:
         while not progress.is_cancelled and (piece := pieces.take()) is not None:
             source, destination, first, last, num_bytes = piece
-            source.fill(files, destination, first, last)
+            if isinstance(destination, PackedSlot):
+                destination.matrix = _read_packed(source, files)
+            else:
+                source.fill(files, destination, first, last)
             progress.add(num_bytes)
     except BaseException as error:
         pieces.fail(error)
+
+
+def _read_packed(source: Source, files: Files) -> QuantizedTensor:
+    """Of a source that has a packed form."""
+    matrix: QuantizedTensor = source.read_quantized(files)  # type: ignore[attr-defined]
+    return matrix
 
 
 def _run(threads: list[threading.Thread], progress: Progress) -> None:

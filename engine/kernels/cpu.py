@@ -15,8 +15,10 @@ from torch.nn import functional
 
 from engine.kernels.cpu_attention import CpuAttention
 from engine.kernels.cpu_linear import bind_linear
+from engine.kernels.cpu_packed import bind_packed, takes_packed
 from engine.kernels.interface import Activation, Add, Attention, AttentionShape, Facts, KvPool, Operator, Place
 from engine.kernels.reference import ACTIVATIONS
+from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 # The operator itself, a third of the calls of torch's wrapper around it, which comes in where it is not there.
 _SILU: Operator = getattr(torch._C._nn, "silu", ACTIVATIONS["silu"])
@@ -27,6 +29,12 @@ class CpuKernels:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         return bind_linear(weight, bias)
+
+    def takes_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        return takes_packed(form, shape, dtype)
+
+    def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
+        return bind_packed(matrix, bias, dtype)
 
     def linear_per_head(self, weight: torch.Tensor) -> Operator:
         num_heads, num_in, num_out = weight.shape

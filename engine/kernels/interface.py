@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.weight_formats.quantized import PackedForm, QuantizedTensor
+
 Operator = Callable[[torch.Tensor], torch.Tensor]
 # What a step's tables say of its tokens' positions; gives queries and keys in qkv [T, …] theirs, in place.
 Facts = tuple[torch.Tensor, ...]
@@ -168,6 +170,13 @@ class Kernels(Protocol):
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         """x [T, C] -> x @ weight.T + bias. The factory may release `weight`."""
+
+    def takes_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype, /) -> bool:
+        """Whether `packed_linear` exists for a weight [out, C] in this form and inputs of `dtype`."""
+
+    def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
+        """As `linear`, of a weight that stays packed. Where its form says so, each row of x is rounded first: to the
+        255 levels from minus to plus its largest number."""
 
     def linear_per_head(self, weight: torch.Tensor) -> Operator:
         """weight [H, in, out]: x [T, H × in] -> each head through its own matrix, [T, H × out]."""

@@ -22,6 +22,7 @@ from engine.kernels.interface import (
     Place,
     Reach,
 )
+from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 ACTIVATIONS: dict[str, Operator] = {
     "silu": functional.silu,
@@ -36,6 +37,18 @@ class ReferenceKernels:
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         return lambda x: functional.linear(x, weight, bias)
+
+    def takes_packed(self, _form: PackedForm, _shape: tuple[int, int], _dtype: torch.dtype) -> bool:
+        return True
+
+    def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
+        weight = matrix.dequantize(torch.float32)
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            y = functional.linear(round_rows(x) if matrix.is_input_quantized else x.float(), weight)
+            return (y if bias is None else y + bias).to(dtype)
+
+        return forward
 
     def linear_per_head(self, weight: torch.Tensor) -> Operator:
         return lambda x: torch.einsum("thi,hio->tho", x.unflatten(1, weight.shape[:2]), weight).flatten(1)
@@ -127,6 +140,13 @@ class ReferenceAttention:
             keys, values = kv[:, 0], kv[:, -1, :, : shape.mixed_head_dim]  # [context, G, ·]
             rows.append(attend_one(query[first:last], keys, values, shape, self._reaches[layer], sinks))
         return torch.cat(rows)  # [T, H × mixed head size]
+
+
+def round_rows(x: torch.Tensor) -> torch.Tensor:
+    """[T, C] -> float32, each row rounded to the 255 levels from minus to plus its largest number."""
+    exact = x.float()
+    peak = exact.abs().amax(-1, keepdim=True)  # [T, 1]
+    return (exact * (127 / peak.clamp(min=1e-30))).round() * (peak / 127)
 
 
 def attend_one(

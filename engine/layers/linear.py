@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from engine.kernels.interface import Kernels, Operator
+from engine.weight_formats.quantized import PackedSlot, joined
 
 T = TypeVar("T")
 
@@ -17,7 +18,7 @@ class Linear:
     """x [T, C] -> x @ weight.T + bias, where the rows of `weight` [out, C] are those of each part in order.
 
     `parts` maps a checkpoint's name to its number of outputs. Call `bind` once the weights are in place; `forward`
-    exists only then.
+    exists only then. A weight may stay packed as it is stored, from `keep_packed` on.
     """
 
     forward: Operator
@@ -30,27 +31,41 @@ class Linear:
         self.shape = (sum(parts.values()), num_in)
         self._weight = torch.empty(self.shape, dtype=dtype, device=device)  # [out, C]
         self._bias = torch.empty(self.shape[0], dtype=dtype, device=device) if has_bias else None  # [out]
+        self._slots: list[PackedSlot] = []  # of each part, where the weight stays packed
+        self.names: tuple[str, ...] = ()  # of the weights of all parts in the checkpoint, once `destinations` was asked
 
     def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-        """Checkpoint name and the slice it fills, for every part."""
-        first = 0
+        """Checkpoint name and the slice it fills, for every part; where the weight stays packed, of biases only."""
+        first, self.names = 0, tuple(f"{prefix}{name}.weight" for name in self.parts)
         for name, num_out in self.parts.items():
             rows = slice(first, first + num_out)
-            yield f"{prefix}{name}.weight", self._weight[rows]
+            if not self._slots:
+                yield f"{prefix}{name}.weight", self._weight[rows]
             if self._bias is not None:
                 yield f"{prefix}{name}.bias", self._bias[rows]
             first += num_out
+
+    def keep_packed(self) -> dict[str, PackedSlot]:
+        """Have the weight loaded as it is packed: its parts by name, and where each goes."""
+        self._slots = [PackedSlot((num_out, self.shape[1])) for num_out in self.parts.values()]
+        self._weight = self._weight.new_empty(0)
+        return dict(zip(self.names, self._slots, strict=True))
 
     def reorder(self, order: torch.Tensor) -> None:
         """Output i becomes what output order[i] was. Before `bind`."""
         self.order = order if self.order is None else self.order[order]
         order = order.to(self._weight.device)
-        self._weight = self._weight.index_select(0, order)
+        if self._slots:
+            self._join().matrix = self._join().matrix.reordered(order)
+        else:
+            self._weight = self._weight.index_select(0, order)
         if self._bias is not None:
             self._bias = self._bias.index_select(0, order)
 
     def take(self) -> torch.Tensor:
         """The weight [out, C], for one who binds it otherwise; this layer then no longer holds it."""
+        if self._slots:
+            self._weight, self._slots = self._join().matrix.dequantize(self._weight.dtype), []
         weight, self._weight = self._weight, self._weight.new_empty(0)
         return weight
 
@@ -62,8 +77,20 @@ class Linear:
 
     def bind(self, kernels: Kernels) -> None:
         """Hand the weight to the device's operator; this layer then no longer holds it."""
-        self.forward = kernels.linear(self.take(), self._bias)
+        if self._slots:
+            self.forward = kernels.packed_linear(self._join().matrix, self._bias, self._weight.dtype)
+            self._slots = []
+        else:
+            self.forward = kernels.linear(self.take(), self._bias)
         self._bias = None
+
+    def _join(self) -> PackedSlot:
+        """One slot for all parts."""
+        if len(self._slots) > 1:
+            slot = PackedSlot(self.shape)
+            slot.matrix = joined([each.matrix for each in self._slots])
+            self._slots = [slot]
+        return self._slots[0]
 
 
 def with_linears(part: T, change: Callable[[Linear], Linear]) -> T:

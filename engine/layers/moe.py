@@ -151,6 +151,11 @@ class Moe:
     def shapes(self) -> tuple[tuple[int, int], ...]:
         return self._experts.shapes
 
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Of the expert that every token goes through."""
+        return () if self._shared is None else self._shared.linears
+
     def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self._router.destinations(prefix)
         yield from self._experts.destinations(prefix, stored)

@@ -95,6 +95,12 @@ class Decoder:
         head = (self.config.vocab_size, self.config.hidden_size)
         return [*self._layers[-1].linear_shapes, head]
 
+    @property
+    def linears(self) -> list[Linear]:
+        """The matrices of which a checkpoint may have packed ones that are worth keeping so: all but experts'."""
+        head = [] if self._untied_head is None else [self._untied_head]
+        return [linear for layer in self._layers for linear in layer.linears] + head
+
     def bind(self, kernels: Kernels, num_positions: int) -> None:
         """Weights are in place: give them to the device's operators, and make the tables of positions."""
         for layer in self._layers:
@@ -200,6 +206,11 @@ class Layer:
         if isinstance(self._feed_forward, Moe):
             return [*attention, *self._feed_forward.shapes]
         return attention + [linear.shape for linear in self._feed_forward.linears]
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All but a mixture's experts and router."""
+        return (*self._attention.linears, *self._feed_forward.linears)
 
     def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
         names = self._names

@@ -21,7 +21,7 @@ from gguf.tensor_mapping import get_tensor_name_map
 
 from engine.weight_formats.dense import Dense
 from engine.weight_formats.gguf_file import GgufFile, GgufTensor
-from engine.weight_formats.quantized import QuantizedTensor, quantized
+from engine.weight_formats.quantized import PackedForm, QuantizedTensor, quantized
 from engine.weight_formats.stored import (
     PIECE_ELEMENTS,
     Files,
@@ -91,7 +91,7 @@ class GgufSource:
 
     def read_quantized(self, files: Files) -> QuantizedTensor | None:
         """Packed in our form, for kinds that have it: Q8_0 and Q4_0."""
-        if self.stored.dtype not in ("Q8_0", "Q4_0") or len(self.shape) != 2 or self.shift:
+        if self.packed_form(files) is None:
             return None
         num_out, num_in = self.shape
         data = files.read_bytes(self.stored, 0, self.stored.size_bytes).reshape(num_out, num_in // 32, -1)
@@ -108,6 +108,12 @@ class GgufSource:
             places = torch.argsort(self._places(torch.arange(num_out)))
             levels, scales = levels[places], scales[places]
         return quantized(levels, bits, scales, None, 32, None)
+
+    def packed_form(self, _files: Files) -> PackedForm | None:
+        bits = {"Q8_0": 8, "Q4_0": 4}.get(self.stored.dtype)
+        if bits is None or len(self.shape) != 2 or self.shift:
+            return None
+        return PackedForm(bits, 32, is_symmetric=True)
 
     @property
     def _width(self) -> int:

@@ -12,13 +12,13 @@ n is 32 / bits. Each class knows how to take a piece of its kind apart.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.weight_formats.quantized import QuantizedTensor, quantized, unpack_halves, weights_of
+from engine.weight_formats.quantized import PackedForm, QuantizedTensor, quantized, unpack_halves, weights_of
 from engine.weight_formats.stored import PIECE_ELEMENTS, Files, StoredTensor, WeightsError, ranges, refuse_unless_finite
 
 _ONES = {4: 0x11111111, 8: 0x01010101}  # a word with 1 in each place
@@ -101,6 +101,14 @@ class PackedByInput:
         levels = self._levels(files, 0, num_in)
         return quantized(levels, self.bits, scales, zeros, self.group_size or num_in, order)
 
+    def packed_form(self, files: Files) -> PackedForm | None:
+        """None where inputs are not in order, or do not fill their groups."""
+        num_in = self.shape[1]
+        group_size = self.group_size or num_in
+        if num_in % group_size or (self.order is not None and not self._is_in_order(self._groups(files, 0, num_in))):
+            return None
+        return PackedForm(self.bits, group_size, is_symmetric=False)
+
     @property
     def _is_awq(self) -> bool:
         return self.method == "AWQ"
@@ -159,6 +167,7 @@ class PackedByOutput:
     order: StoredTensor | None
     num_in: int
     group_size: int  # 0: all inputs
+    is_input_quantized: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -205,7 +214,14 @@ class PackedByOutput:
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
         """All of it, packed in our form."""
-        return self._read(files, 0, self.shape[0])
+        return replace(self._read(files, 0, self.shape[0]), is_input_quantized=self.is_input_quantized)
+
+    def packed_form(self, _files: Files) -> PackedForm | None:
+        """None where inputs may not be in order, or do not fill their groups."""
+        group_size = self.group_size or self.num_in
+        if self.order is not None or self.num_in % group_size:
+            return None
+        return PackedForm(self.bits, group_size, self.zeros is None, self.is_input_quantized)
 
     @property
     def _is_plain(self) -> bool:

@@ -35,6 +35,7 @@ class Quantization:
     levels: tuple[tuple[int, int], ...] = ()
     block: tuple[int, int] | None = None
     zero_shift: int = 0  # GPTQ before version 2 stores zeros less one
+    is_input_quantized: bool = False  # 8-bit integer weights are made for 8-bit inputs
 
     def find(self, name: str, stored: Mapping[str, StoredTensor]) -> Source | None:
         """The parameter called `name`, made of what is stored; None if nothing is. Raises WeightsError."""
@@ -81,7 +82,7 @@ class Quantization:
         if words.dtype == "I8":
             num_in = words.shape[1]
             group_size = 0 if num_groups == 1 else -(-num_in // num_groups)
-            return PackedByOutput(name, 8, words, scales, zeros, order, num_in, group_size)
+            return PackedByOutput(name, 8, words, scales, zeros, order, num_in, group_size, self.is_input_quantized)
         width = _stored_width(stored.get(f"{name}_shape"))
         bits, group_size = self._levels_for(name, width, words.shape[1], width, num_groups)
         num_in = words.shape[1] * 32 // bits if width is None else width
@@ -154,7 +155,7 @@ def _compressed_tensors(said: Mapping[str, Any]) -> Quantization:
     groups = said.get("config_groups")
     if not isinstance(groups, dict) or not groups:
         raise WeightsError(f"{_WHERE}: config_groups is missing")
-    levels, block = [], None
+    levels, block, is_input_quantized = [], None, False
     for group in groups.values():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
@@ -167,8 +168,11 @@ def _compressed_tensors(said: Mapping[str, Any]) -> Quantization:
             block = _block(weights.get("block_structure")) or block
             continue
         bits, strategy = _whole(weights, "num_bits", (4, 8)), weights.get("strategy")
+        inputs = group.get("input_activations")
+        is_input_quantized |= isinstance(inputs, dict) and (inputs.get("type"), inputs.get("num_bits")) == ("int", 8)
         levels.append((bits, _group_size(weights, "group_size") if strategy == "group" else 0))
-    return Quantization("compressed-tensors", tuple(dict.fromkeys(levels)), block)
+    known = tuple(dict.fromkeys(levels))
+    return Quantization("compressed-tensors", known, block, is_input_quantized=is_input_quantized)
 
 
 def _whole(said: Mapping[str, Any], key: str, allowed: tuple[int, ...], default: Any = None) -> int:

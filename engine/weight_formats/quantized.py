@@ -6,9 +6,22 @@ packed, or ask for numbers. Knows no file and no format.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+
+@dataclass(frozen=True)
+class PackedForm:
+    """How a checkpoint packs a matrix, as its headers tell: what decides whether a kernel takes it as it is.
+
+    `group_size` inputs share a scale. `is_input_quantized`: made to be multiplied with 8-bit inputs.
+    """
+
+    bits: int
+    group_size: int
+    is_symmetric: bool
+    is_input_quantized: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,6 +30,7 @@ class QuantizedTensor:
 
     `scales` float32 [out, groups]; `zeros` uint8 [out, groups], or None where every zero is the middle, 2^(bits - 1).
     Input i is in group i // group_size, or in `groups[i]` (int64 [in]) where a checkpoint reordered its inputs.
+    `is_input_quantized` as in `PackedForm`.
     """
 
     bits: int
@@ -25,6 +39,7 @@ class QuantizedTensor:
     zeros: torch.Tensor | None
     group_size: int
     groups: torch.Tensor | None = None
+    is_input_quantized: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -35,10 +50,35 @@ class QuantizedTensor:
         """uint8 [out, in]."""
         return self.packed if self.bits == 8 else unpack_halves(self.packed)
 
+    def reordered(self, order: torch.Tensor) -> QuantizedTensor:
+        """Output i is what output order[i] is here."""
+        zeros = None if self.zeros is None else self.zeros[order]
+        return replace(self, packed=self.packed[order], scales=self.scales[order], zeros=zeros)
+
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [out, in], computed in float32 and rounded once."""
         zeros = torch.full((1, 1), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
         return weights_of(self.levels(), self.scales, zeros, self.group_size, self.groups).to(dtype)
+
+
+class PackedSlot:
+    """Where a loader leaves a matrix of `shape` that stays packed."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+        self.matrix: QuantizedTensor
+
+
+def joined(matrices: list[QuantizedTensor]) -> QuantizedTensor:
+    """The outputs of all in a row. They are of one bit width and group size, inputs in order."""
+    first = matrices[0]
+    if len(matrices) == 1:
+        return first
+    assert all((each.bits, each.group_size) == (first.bits, first.group_size) for each in matrices)
+    assert all(each.groups is None and (each.zeros is None) == (first.zeros is None) for each in matrices)
+    zeros = None if first.zeros is None else torch.cat([each.zeros for each in matrices if each.zeros is not None])
+    packed, scales = torch.cat([each.packed for each in matrices]), torch.cat([each.scales for each in matrices])
+    return replace(first, packed=packed, scales=scales, zeros=zeros)
 
 
 def weights_of(

@@ -1,0 +1,106 @@
+"""One model in bf16, int8 and int4, side by side in one process, taking turns: speed, memory and what loading leaves.
+
+    python -m bench.formats [--threads 1] [--repeats 3] [--model m110] [--formats int8,int4] [--group-size 32]
+
+128 tokens in, 128 out, end tokens ignored. `dec1` is one stream, `agg16` sixteen at once with their prefill, `pre512`
+the prefill of 512 tokens. Figures are the best of the repeats; ratios are to bf16. `resident_mb` is what loading a
+format added to a process that had loaded nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import psutil
+import torch
+
+from bench.engine_cpu import find_model
+from engine.config import EngineConfig
+from engine.runner import Runner
+from engine.variants.comparison import tokens_per_s
+from engine.variants.recipe import make_recipe
+from engine.variants.variant import plan_variant, write_variant
+
+SCENARIOS = {"dec1": (1, 128, 128), "agg16": (16, 128, 128), "pre512": (1, 512, 1)}
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        folders = make_folders(arguments, Path(folder))
+        rows = measure(folders, arguments)
+        memory = {name: resident_mb(path, arguments.threads) for name, path in folders.items()}
+    json.dump(
+        {"threads": arguments.threads, "load": os.getloadavg()[0], "rows": rows, "resident_mb": memory}, sys.stdout
+    )
+    print()
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--model", default="m110")
+    parser.add_argument("--formats", default="int8,int4")
+    parser.add_argument("--group-size", type=int)
+    return parser.parse_args()
+
+
+def make_folders(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]:
+    """bf16 first."""
+    folders = {"bf16": find_model(arguments.model, folder)}
+    for name in arguments.formats.split(","):
+        group_size = arguments.group_size if name == "int4" else None
+        folders[name] = folder / name
+        folders[name].mkdir()
+        write_variant(folders["bf16"], plan_variant(folders["bf16"], make_recipe(name, group_size)), folders[name])
+    return folders
+
+
+def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> list[dict[str, object]]:
+    """Tokens per second of each format in each scenario."""
+    configs = {name: config_of(path, arguments.threads) for name, path in folders.items()}
+    runners = {name: Runner(config) for name, config in configs.items()}
+    rows = []
+    for scenario, (num_streams, num_in, num_out) in SCENARIOS.items():
+        best = dict.fromkeys(runners, 0.0)
+        for _ in range(arguments.repeats):
+            for name, runner in runners.items():
+                speed = tokens_per_s(runner, configs[name], num_streams, num_in, num_out)
+                best[name] = max(best[name], speed * (num_in if num_out == 1 else 1))
+        row: dict[str, object] = {"model": arguments.model, "scenario": scenario}
+        row |= {name: round(speed, 1) for name, speed in best.items()}
+        row |= {f"{name}_ratio": round(speed / best["bf16"], 2) for name, speed in best.items() if name != "bf16"}
+        print(json.dumps(row), file=sys.stderr)
+        rows.append(row)
+    return rows
+
+
+def resident_mb(folder: Path, num_threads: int) -> float:
+    """What a process of its own holds more once it has loaded the model and run one step."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return round(pool.apply(_load_and_weigh, (folder, num_threads)), 1)
+
+
+def _load_and_weigh(folder: Path, num_threads: int) -> float:
+    before = psutil.Process().memory_info().rss
+    config = config_of(folder, num_threads)
+    tokens_per_s(Runner(config), config, 1, 16, 2)
+    return (psutil.Process().memory_info().rss - before) / 1e6
+
+
+def config_of(folder: Path, num_threads: int) -> EngineConfig:
+    return EngineConfig(model_dir=folder, dtype="bfloat16", num_threads=num_threads, is_prefix_cache_enabled=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Which matrices of a model stay packed as their checkpoint has them: those that the device multiplies with so.
+
+All parts of a fused matrix must be packed alike. Whatever else is packed is expanded on its way in.
+"""
+
+from __future__ import annotations
+
+from engine.kernels.interface import Kernels
+from engine.layers.linear import Linear
+from engine.models.decoder import Decoder
+from engine.weight_formats.quantized import PackedForm, PackedSlot
+from engine.weights import Checkpoint
+
+
+def keep_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, PackedSlot]:
+    """Names in the checkpoint, and the slots to load them into, before weights are loaded. Raises WeightsError."""
+    model.destinations(checkpoint.entries)  # tells its parts how this checkpoint names them
+    slots: dict[str, PackedSlot] = {}
+    for linear in model.linears:
+        form = _common_form(linear, checkpoint)
+        if form is not None and kernels.takes_packed(form, linear.shape, model.dtype):
+            slots.update(linear.keep_packed())
+    return slots
+
+
+def _common_form(linear: Linear, checkpoint: Checkpoint) -> PackedForm | None:
+    forms = {checkpoint.packed_form(name) for name in linear.names}
+    return forms.pop() if len(forms) == 1 else None

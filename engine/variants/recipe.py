@@ -1,0 +1,47 @@
+"""Recipe: how a variant of a model in another number format is made. Refuses what cannot be; knows no tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+METHOD = 1  # counts changes of the rounding: the same method makes the same bytes
+FORMATS = ("int8", "int4")
+GROUP_SIZES = (32, 64, 128, 256)
+DEFAULT_GROUP_SIZE = 32
+
+
+class RecipeError(Exception):
+    """A variant cannot be made so; the text names the field or the matrix."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`format` int8: levels by output, inputs rounded by token when it runs. int4: levels by `group_size` inputs.
+
+    `is_group_size_forced`: a group size that does not divide every matrix is an error; else such matrices stay as they
+    are.
+    """
+
+    format: str
+    group_size: int | None = None
+    is_group_size_forced: bool = False
+
+    @property
+    def bits(self) -> int:
+        return 8 if self.format == "int8" else 4
+
+
+def make_recipe(number_format: str, group_size: int | None) -> Recipe:
+    """Raises RecipeError."""
+    if number_format not in FORMATS:
+        raise RecipeError(f"--format: {number_format[:50]!r} is not known; {' and '.join(FORMATS)} are")
+    if number_format == "int8":
+        if group_size is not None:
+            raise RecipeError("--group-size is for int4; int8 has one scale for each output")
+        return Recipe(number_format)
+    if group_size is None:
+        return Recipe(number_format, DEFAULT_GROUP_SIZE)
+    if group_size not in GROUP_SIZES:
+        known = ", ".join(str(size) for size in GROUP_SIZES)
+        raise RecipeError(f"--group-size: {group_size} is not one of {known}")
+    return Recipe(number_format, group_size, is_group_size_forced=True)

@@ -1,0 +1,167 @@
+"""Weights that stay packed: products are those of the reference, each row is its own, and no other copy is kept."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.kernels import cpu_packed
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.interface import Kernels, Operator
+from engine.kernels.reference import ReferenceKernels
+from engine.weight_formats.quantized import PackedForm, QuantizedTensor, quantized
+from tests.engine import one_thread  # noqa: F401
+from tests.engine.checkpoints import Pusher, runner_of
+from tests.engine.weight_formats.made import (
+    AWQ,
+    GPTQ,
+    awq_tensors,
+    compressed_tensors,
+    gptq_tensors,
+    said_by_compressed_tensors,
+)
+from tests.engine.weight_formats.test_stored_models import Model, in_levels
+
+NUM_OUT, NUM_IN = 48, 128
+
+
+def by_output() -> QuantizedTensor:
+    generator = torch.Generator().manual_seed(1)
+    levels = torch.randint(1, 256, (NUM_OUT, NUM_IN), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(NUM_OUT, 1, generator=generator) * 0.01
+    return QuantizedTensor(8, levels, scales, None, NUM_IN, is_input_quantized=True)
+
+
+def by_group(group_size: int, *, has_zeros: bool) -> QuantizedTensor:
+    generator = torch.Generator().manual_seed(2)
+    levels = torch.randint(0, 16, (NUM_OUT, NUM_IN), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(NUM_OUT, NUM_IN // group_size, generator=generator).to(torch.bfloat16).float()
+    zeros = torch.randint(0, 16, scales.shape, generator=generator, dtype=torch.uint8) if has_zeros else None
+    return quantized(levels, 4, scales, zeros, group_size, None)
+
+
+def rows(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(num_rows, NUM_IN, generator=torch.Generator().manual_seed(num_rows)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_an_8_bit_product_is_the_reference_s_and_a_row_s_result_is_its_own(dtype: torch.dtype, has_bias: bool) -> None:
+    matrix, bias = by_output(), torch.randn(NUM_OUT).to(dtype) if has_bias else None
+    x = rows(19, dtype)
+    x[4] = 0
+    with torch.inference_mode():
+        ours = CpuKernels().packed_linear(matrix, bias, dtype)
+        y, expected = ours(x), ReferenceKernels().packed_linear(matrix, bias, dtype)(x)
+        assert y.dtype == dtype
+        torch.testing.assert_close(y, expected, atol=1e-4 if dtype == torch.float32 else 0.05, rtol=0.02)
+        for row in range(19):
+            assert torch.equal(ours(x[row : row + 1])[0], y[row])
+        poisoned = x.clone()
+        poisoned[2], poisoned[5, 3] = float("nan"), float("inf")
+        healthy = [row for row in range(19) if row not in (2, 5)]
+        after = ours(poisoned)
+        assert torch.equal(after[healthy], y[healthy])
+        assert not torch.isfinite(after[[2, 5]]).all(1).any()
+
+
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_a_4_bit_product_is_the_reference_s(group_size: int, has_zeros: bool) -> None:
+    matrix, bias = by_group(group_size, has_zeros=has_zeros), torch.randn(NUM_OUT).bfloat16()
+    for num_rows in (1, 5, 33):
+        x = rows(num_rows, torch.bfloat16)
+        y = CpuKernels().packed_linear(matrix, bias, torch.bfloat16)(x)
+        expected = ReferenceKernels().packed_linear(matrix, bias, torch.bfloat16)(x)
+        torch.testing.assert_close(y.float(), expected.float(), atol=1.0, rtol=0.02)  # sums of 128 numbers around 30
+
+
+FORM = PackedForm(4, 32, is_symmetric=True)
+BFLOAT16, FLOAT32 = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("form", "shape", "dtype", "is_taken"),
+    [
+        (FORM, (48, 128), BFLOAT16, True),
+        (replace(FORM, group_size=384), (48, 384), BFLOAT16, True),
+        (replace(FORM, group_size=16), (48, 128), BFLOAT16, False),  # finer than the operator knows
+        (FORM, (40, 128), BFLOAT16, False),  # outputs in sixteens
+        (FORM, (48, 128), FLOAT32, False),
+        (PackedForm(8, 128, is_symmetric=True, is_input_quantized=True), (7, 128), FLOAT32, True),
+        (PackedForm(8, 128, is_symmetric=True), (48, 128), BFLOAT16, False),  # not made for rounded inputs
+        (PackedForm(8, 128, is_symmetric=False, is_input_quantized=True), (48, 128), BFLOAT16, False),
+        (PackedForm(8, 32, is_symmetric=True, is_input_quantized=True), (48, 128), BFLOAT16, False),
+    ],
+)
+def test_only_what_an_operator_exists_for_is_taken(
+    form: PackedForm, shape: tuple[int, int], dtype: torch.dtype, is_taken: bool
+) -> None:
+    assert CpuKernels().takes_packed(form, shape, dtype) is is_taken
+
+
+class Expanding(CpuKernels):
+    """Takes nothing as it is packed."""
+
+    def takes_packed(self, _form: PackedForm, _shape: tuple[int, int], _dtype: torch.dtype) -> bool:
+        return False
+
+
+class Counting(CpuKernels):
+    def __init__(self) -> None:
+        self.num_packed = self.num_plain = 0
+
+    def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
+        self.num_packed += 1
+        return super().packed_linear(matrix, bias, dtype)
+
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
+        self.num_plain += 1
+        return super().linear(weight, bias)
+
+
+def logits(folder: Path, kernels: Kernels) -> torch.Tensor:
+    return Pusher(runner_of(folder, kernels, dtype="bfloat16")).push(list(range(3, 40)))
+
+
+@pytest.mark.parametrize("name", ["gptq", "gptq reordered", "awq", "compressed-tensors"])
+def test_published_4_bit_layouts_are_computed_with_as_they_are(name: str, tmp_path: Path) -> None:
+    said, pack = {
+        "awq": (AWQ, awq_tensors),
+        "compressed-tensors": (said_by_compressed_tensors(), compressed_tensors),
+    }.get(name, (GPTQ, gptq_tensors))
+    Model(tmp_path, said, in_levels(pack))
+    if name == "gptq reordered":
+        tensors = load_file(tmp_path / "model.safetensors")
+        orders = {key: order.flip(0).contiguous() for key, order in tensors.items() if key.endswith("g_idx")}
+        save_file(tensors | orders, tmp_path / "model.safetensors")
+    counting = Counting()
+    packed, expanded = logits(tmp_path, counting), logits(tmp_path, Expanding())
+    assert (counting.num_packed, counting.num_plain) == ((0, 13) if name == "gptq reordered" else (12, 1))
+    torch.testing.assert_close(packed, expanded, atol=0.06 * float(expanded.abs().max()), rtol=0)
+
+
+def test_where_an_operator_is_missing_weights_are_expanded_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def missing(*_: object) -> Callable[[torch.Tensor], torch.Tensor]:
+        raise AttributeError("no such operator")
+
+    Model(tmp_path, GPTQ, in_levels(gptq_tensors))
+    cpu_packed.has_int4_linear.cache_clear()
+    monkeypatch.setattr(cpu_packed, "_int4", missing)
+    counting = Counting()
+    with caplog.at_level(logging.WARNING):
+        found = logits(tmp_path, counting)
+    cpu_packed.has_int4_linear.cache_clear()
+    assert counting.num_packed == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "no 4-bit product on this machine: such weights are expanded when they are loaded"
+    ]
+    assert torch.equal(found, logits(tmp_path, Expanding()))
