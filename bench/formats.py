@@ -95,7 +95,7 @@ def _load_and_weigh(folder: Path, num_threads: int) -> float:
     before = psutil.Process().memory_info().rss
     config = config_of(folder, num_threads)
     tokens_per_s(Runner(config), config, 1, 16, 2)
-    return (psutil.Process().memory_info().rss - before) / 1e6
+    return float(psutil.Process().memory_info().rss - before) / 1e6
 
 
 def config_of(folder: Path, num_threads: int) -> EngineConfig:

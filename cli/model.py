@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +17,14 @@ from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
 
 if TYPE_CHECKING:
-    from catalog.card import CardFacts
+    from catalog.card import CardFacts, ModelCard
+    from catalog.manifest import Recipe
     from catalog.model_folder import ModelFolder
+    from cli.quantize import Request
     from storage.database import Database
     from storage.objects import Objects
 
-app = typer.Typer(help="Models: list, publish, pull, alias.", no_args_is_help=True)
+app = typer.Typer(help="Models: list, publish, pull, quantize, alias.", no_args_is_help=True)
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
 
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
@@ -68,6 +71,27 @@ def pull(
 ) -> None:
     """Pull a model from the Hugging Face hub (HF_ENDPOINT) and publish it; an interrupted pull goes on."""
     print_record(asyncio.run(_pull(data, repo_id, revision, name, card, staging, json)), is_json=json)
+
+
+@app.command()
+def quantize(
+    model: Annotated[str, typer.Argument(help="Model or alias of this catalog.", show_default=False)],
+    number_format: Annotated[str, typer.Option("--format", help="int8 or int4.", show_default=False)],
+    group_size: Annotated[int | None, typer.Option(help="int4: inputs that share a scale; 32 unless given.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Id of the variant; MODEL-FORMAT unless given.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text to compare on; HEARTH_TEST_DATA's unless given.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Keep the variant's files in this folder, too.")] = None,
+    staging: Annotated[Path | None, typer.Option(help="Where files are kept until they are published.")] = None,
+    threads: Annotated[int, typer.Option(help="Of the engine, while both are compared.")] = 1,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Publish a variant of a model in int8 or int4, with a report of what it costs and gives."""
+    from cli.quantize import Request
+
+    request = Request(model, number_format, group_size, name, text, staging, output, threads)
+    with _failures():
+        print_record(_quantize(data, request, json), is_json=json)
 
 
 @app.command()
@@ -138,6 +162,32 @@ async def _pull(
     return row | {"repo_id": repo_id, "commit": pulled.commit}
 
 
+def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]:
+    """Fetch and publish under an event loop each; what takes long, between them, under none."""
+    from catalog.model_folder import inspect_folder
+    from cli.quantize import check_request, fetch_base, make_variant, staging_folder, variant_facts
+
+    recipe, text = check_request(request)
+    with staging_folder(request.staging) as staging:
+
+        async def fetch() -> tuple[ModelCard, Path]:
+            async with _stores(data) as (database, objects):
+                return await fetch_base(database, objects, request.model, staging)
+
+        base, base_folder = asyncio.run(fetch())
+        made = make_variant(request, recipe, text, base, base_folder, staging / "variant")
+        folder, facts = inspect_folder(made.folder), variant_facts(base, request, made)
+
+        async def publish_variant() -> dict[str, Any]:
+            async with _stores(data) as (database, objects):
+                return await _publish_folder(database, objects, folder, facts, json, made.recipe)
+
+        row = asyncio.run(publish_variant())
+        if request.output is not None:
+            shutil.copytree(made.folder, request.output)
+    return row | made.report
+
+
 async def _alias(data: Path | None, name: str, target: str | None) -> None:
     from catalog.aliases import remove_alias, set_alias
 
@@ -150,7 +200,12 @@ async def _alias(data: Path | None, name: str, target: str | None) -> None:
 
 
 async def _publish_folder(
-    database: Database, objects: Objects, folder: ModelFolder, facts: CardFacts, json: bool
+    database: Database,
+    objects: Objects,
+    folder: ModelFolder,
+    facts: CardFacts,
+    json: bool,
+    recipe: Recipe | None = None,
 ) -> dict[str, Any]:
     from catalog.publish import publish as publish_folder
     from cli.transfer_progress import transfer_progress
@@ -161,6 +216,7 @@ async def _publish_folder(
             objects,
             folder,
             facts,
+            recipe=recipe,
             on_file=lambda entry, _was_uploaded: on_progress(entry.path, entry.size_bytes, entry.size_bytes),
         )
     return _row(published)

@@ -60,13 +60,11 @@ class Pair:
     """A model and its variant, loaded side by side. Errors as `Runner`'s."""
 
     def __init__(self, base_dir: Path, variant_dir: Path, num_threads: int = 1) -> None:
-        self._base_dir = base_dir
         self._configs = [_config(folder, num_threads) for folder in (base_dir, variant_dir)]
         self._base, self._variant = (Runner(config) for config in self._configs)
 
-    def compare(self, text: str) -> Quality:
-        """Raises TextTooShort, and TokenizerUnusable."""
-        token_ids = np.array(Tokenizer(self._base_dir).encode(text, is_raw=True), np.int64)
+    def compare(self, token_ids: NDArray[np.int64]) -> Quality:
+        """On a text in tokens, see `read_tokens`."""
         totals = np.zeros(4)  # loss of both, agreement, divergence
         num_tokens = 0
         for window in windows_of(token_ids, min(_MAX_WINDOW, self._base.max_model_len)):
@@ -94,10 +92,16 @@ class Pair:
         return Speed(*one, *sixteen)
 
 
-def windows_of(token_ids: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    """At most `_NUM_WINDOWS` of `size` tokens, evenly spread. Raises TextTooShort."""
+def read_tokens(base_dir: Path, text: str) -> NDArray[np.int64]:
+    """The text as the model's own tokenizer has it. Raises TextTooShort, and TokenizerUnusable."""
+    token_ids = np.array(Tokenizer(base_dir).encode(text, is_raw=True), np.int64)
     if len(token_ids) < _MIN_TOKENS:
         raise TextTooShort(f"the text has {len(token_ids)} tokens; at least {_MIN_TOKENS} are needed")
+    return token_ids
+
+
+def windows_of(token_ids: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """At most `_NUM_WINDOWS` of `size` tokens, evenly spread."""
     size = min(size, len(token_ids))
     count = min(_NUM_WINDOWS, len(token_ids) // size)
     starts = np.linspace(0, len(token_ids) - size, count).astype(int)

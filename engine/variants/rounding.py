@@ -22,7 +22,7 @@ def round_by_group(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor,
     A group's scale has the sign that puts its largest weight at -8, the level without a counterpart; how much of that
     weight is cut off is tried, and the smallest squared error wins.
     """
-    grouped = weight.unflatten(1, (-1, group_size))  # [out, groups, size]
+    grouped = weight.reshape(len(weight), -1, group_size)  # [out, groups, size]
     place = grouped.abs().argmax(-1, keepdim=True)
     full = grouped.gather(-1, place) / _LEAST  # [out, groups, 1]
     best_error, best_scales = torch.full_like(full, float("inf"), dtype=torch.float64), full.to(torch.bfloat16)

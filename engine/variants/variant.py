@@ -1,8 +1,8 @@
 """A model's folder -> a folder of the same model in another number format, in the layout of compressed-tensors.
 
 Matrices of attention, feed-forward and head are rounded; embeddings, norms, biases, routers and a mixture's experts
-stay as they are stored. A tied head becomes one of its own, so that it can be read in fewer bits than the embedding.
-The same folder and recipe give the same bytes. Knows no catalog.
+stay as they are stored, but that 32-bit matrices among them become bfloat16. A tied head becomes one of its own, so
+that it can be read in fewer bits than the embedding. The same folder and recipe give the same bytes. Knows no catalog.
 """
 
 from __future__ import annotations
@@ -204,8 +204,7 @@ def _round(name: str, plan: Plan, files: Files, output: _Output) -> None:
 
 def _copy(source: Source, files: Files, output: _Output) -> None:
     """As it is stored, byte by byte; checked for NaN and infinity on the way, as by whoever loads it."""
-    (stored,) = source.parts
-    values = torch.empty(source.shape, dtype=REALS[stored.dtype])
+    values = torch.empty(source.shape, dtype=REALS[_dtype_of(source)])
     for first, last in source.pieces():
         source.fill(files, values, first, last)
     output.copy(source.name, 0, values.reshape(-1).view(torch.uint8).numpy().data)
@@ -213,8 +212,9 @@ def _copy(source: Source, files: Files, output: _Output) -> None:
 
 def _words(levels: torch.Tensor) -> torch.Tensor:
     """uint8 [rows, n] of 4 bits -> int32 [rows, n / 8], the first in the lowest bits."""
-    pairs = levels.unflatten(1, (-1, 2))
-    return (pairs[..., 0] | pairs[..., 1] << 4).contiguous().view(torch.int32)
+    pairs = levels.reshape(len(levels), -1, 2)
+    packed = pairs[..., 0] | pairs[..., 1] << 4  # uint8 [rows, n / 2]
+    return packed.contiguous().view(torch.int32)
 
 
 def _fits(name: str, shape: tuple[int, ...], recipe: Recipe) -> bool:
@@ -240,7 +240,8 @@ def _tied_head(config: ModelConfig, checkpoint: weights.Checkpoint) -> str | Non
 
 def _dtype_of(source: Source) -> str:
     assert isinstance(source, Dense)
-    return source.stored.dtype
+    is_wide = len(source.shape) > 1 and source.stored.dtype in ("F32", "F64")
+    return "BF16" if is_wide else source.stored.dtype
 
 
 def _copy_files(model_dir: Path, folder: Path, plan: Plan) -> None:
@@ -255,6 +256,9 @@ def _copy_files(model_dir: Path, folder: Path, plan: Plan) -> None:
         config["tie_word_embeddings"] = False
         if isinstance(config.get("text_config"), dict):
             config["text_config"]["tie_word_embeddings"] = False
+    for key in ("torch_dtype", "dtype"):
+        if config.get(key) == "float32":
+            config[key] = "bfloat16"
     config["quantization_config"] = _said(plan)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 

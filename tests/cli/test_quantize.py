@@ -1,0 +1,114 @@
+"""`hearth model quantize`: a variant like any other model, the same each time, and nothing at all where it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog.manifest import decode_manifest, manifest_key
+from cli.main import run
+from engine.variants import comparison
+
+TEXT = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 3
+MODEL = "@cf/hearth/spark"
+
+
+@pytest.fixture(autouse=True)
+def platform(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("OBJECTS_URL", f"file://{tmp_path}/objects")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.delenv("HEARTH_TEST_DATA", raising=False)
+    monkeypatch.setattr(comparison, "_SPEED_ROUNDS", 1)
+    monkeypatch.setattr(comparison, "_SPEED_OUT", 4)
+    (tmp_path / "text.txt").write_text(TEXT)
+
+
+def quantized(capsys: pytest.CaptureFixture[str], tmp_path: Path, *arguments: str) -> dict[str, Any]:
+    text = ["--text", str(tmp_path / "text.txt")]
+    assert run(["model", "quantize", MODEL, *arguments, *text, "--json"]) == 0
+    record: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return record
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
+    assert run(["model", "list", "--json"]) == 0
+    return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+
+
+def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_time(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = quantized(capsys, tmp_path, "--format", "int8", "--output", str(tmp_path / "kept"))
+    assert first["name"] == f"{MODEL}-int8"
+    assert (first["format"], first["kept_matrices"], first["rounded_matrices"]) == ("int8", 0, 43)
+    assert 0.6 < first["size_ratio"] < 0.75
+    assert first["top1_agreement"] > 0.9
+    assert 0 <= first["kl_divergence"] < 0.02
+    row = listed(capsys)[f"{MODEL}-int8"]
+    assert (row["revision"], row["source"]) == (first["revision"], "published")
+    manifest = decode_manifest((tmp_path / "objects" / manifest_key(first["revision"])).read_bytes(), first["revision"])
+    assert manifest.recipe is not None
+    assert (manifest.recipe.format, manifest.recipe.method) == ("int8", 1)
+    assert manifest.recipe.base == listed(capsys)[MODEL]["revision"]
+    assert {file.path for file in manifest.files} == {path.name for path in (tmp_path / "kept").iterdir()}
+    assert quantized(capsys, tmp_path, "--format", "int8")["revision"] == first["revision"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["@cf/none/such", "--format", "int8"], "@cf/none/such is no model of this catalog"),
+        (["@cf/hearth/minilm", "--format", "int8"], "only models of Text Generation have variants"),
+        ([MODEL, "--format", "int5"], "--format: 'int5' is not known; int8 and int4 are"),
+        ([MODEL, "--format", "int8", "--group-size", "32"], "--group-size is for int4"),
+        ([MODEL, "--format", "int4", "--group-size", "64"], "--group-size: 64 does not divide the 688 inputs of"),
+        ([MODEL, "--format", "int8", "--text", "/none"], "--text: /none: No such file"),
+        ([MODEL, "--format", "int8", "--text", os.devnull], "--text: the text has 0 tokens; at least 64 are needed"),
+        ([MODEL, "--format", "int8", "--name", "plain"], "--name: "),
+        ([MODEL, "--format", "int8", "--name", "@cf/hearth/minilm"], "--name: @cf/hearth/minilm is built in"),
+        ([MODEL, "--format", "int8", "--threads", "0"], "--threads: 0 is less than 1"),
+        ([MODEL, "--format", "int8", "--output", "/"], "--output: / exists"),
+    ],
+)
+def test_every_refusal_is_one_line_that_names_the_field_and_leaves_nothing(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = [] if "--text" in arguments else ["--text", str(tmp_path / "text.txt")]
+    assert run(["model", "quantize", *arguments, *text]) in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err.splitlines()[-1]
+    assert listed(capsys).keys() == {MODEL, "@cf/hearth/minilm"}
+    assert not list((tmp_path / "objects").rglob("*.json"))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
+
+
+def test_without_a_text_it_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model", "quantize", MODEL, "--format", "int8"]) == 2
+    assert "give --text FILE" in capsys.readouterr().err
+
+
+@pytest.mark.full
+def test_one_that_is_interrupted_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cli.main", "model", "quantize", MODEL, "--format", "int4"]
+    with subprocess.Popen(
+        [*command, "--text", str(tmp_path / "text.txt")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        while "rounding" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode not in (0, None)
+    assert listed(capsys).keys() == {MODEL, "@cf/hearth/minilm"}
+    assert not list((tmp_path / "objects").rglob("*.json"))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
