@@ -20,7 +20,7 @@ from engine.kernels.interface import Kernels, KvPool
 from engine.kernels.native.operators import find_native_kernels
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.packed_weights import keep_packed
+from engine.models.packed_weights import has_packed, keep_packed
 from engine.models.registry import read_config
 from engine.sampler import sample
 
@@ -40,8 +40,12 @@ class Runner:
         torch.set_num_threads(config.num_threads)
         self.model_config = read_config(config.model_dir)
         checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
-        self._check(checkpoint)
-        self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config)
+        kernels = kernels or find_native_kernels() or CpuKernels()
+        empty = self._check(checkpoint)
+        if config.dtype == "auto" and has_packed(empty, checkpoint, kernels, torch.bfloat16):
+            self.dtype = torch.bfloat16
+        else:
+            self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config)
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes)
         if self.block_size < 1 or self.num_blocks < 1:
@@ -52,7 +56,6 @@ class Runner:
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp1-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0
-        kernels = kernels or find_native_kernels() or CpuKernels()
         self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"))
         packed = keep_packed(self._model, checkpoint, kernels)
         # By threads, which inference mode does not reach.
@@ -89,10 +92,11 @@ class Runner:
         slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
         slots[:, slice(None) if block_ids is None else list(block_ids)] = float("nan")
 
-    def _check(self, checkpoint: weights.Checkpoint) -> None:
-        """Compare config and headers before memory is taken."""
+    def _check(self, checkpoint: weights.Checkpoint) -> Decoder:
+        """Compare config and headers before memory is taken; the model without any."""
         empty = Decoder(self.model_config, torch.float32, torch.device("meta"))
         weights.check(checkpoint, empty.destinations(checkpoint.entries))
+        return empty
 
     def _affordable_blocks(self, memory_bytes: int) -> int:
         return memory_bytes // (self._slot_elements() * self.dtype.itemsize * max(self.block_size, 1))

@@ -5,6 +5,10 @@ All parts of a fused matrix must be packed alike. Whatever else is packed is exp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import torch
+
 from engine.kernels.interface import Kernels
 from engine.layers.linear import Linear
 from engine.models.decoder import Decoder
@@ -12,15 +16,25 @@ from engine.weight_formats.quantized import PackedForm, PackedSlot
 from engine.weights import Checkpoint
 
 
+def has_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> bool:
+    """Whether any matrix would stay packed if the model ran in `dtype`. Raises WeightsError."""
+    return any(True for _ in _taken(model, checkpoint, kernels, dtype))
+
+
 def keep_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, PackedSlot]:
     """Names in the checkpoint, and the slots to load them into, before weights are loaded. Raises WeightsError."""
-    model.destinations(checkpoint.entries)  # tells its parts how this checkpoint names them
     slots: dict[str, PackedSlot] = {}
+    for linear in _taken(model, checkpoint, kernels, model.dtype):
+        slots.update(linear.keep_packed())
+    return slots
+
+
+def _taken(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> Iterator[Linear]:
+    model.destinations(checkpoint.entries)  # tells its parts how this checkpoint names them
     for linear in model.linears:
         form = _common_form(linear, checkpoint)
-        if form is not None and kernels.takes_packed(form, linear.shape, model.dtype):
-            slots.update(linear.keep_packed())
-    return slots
+        if form is not None and kernels.takes_packed(form, linear.shape, dtype):
+            yield linear
 
 
 def _common_form(linear: Linear, checkpoint: Checkpoint) -> PackedForm | None:
