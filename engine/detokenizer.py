@@ -137,17 +137,18 @@ class StopFinder:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.is_stopped = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
         """The text that is now certain not to be part of a stop string; nothing more once one was found."""
         if self.is_stopped or not self._stops:
             return "" if self.is_stopped else text
         text = self._held + text
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self.is_stopped = True
             self._held = ""
-            _, start = min(found)
+            _, start, self.found = min(found)
             return text[:start]
         hold_from = min(_start_of_partial(text, stop) for stop in self._stops)
         self._held = text[hold_from:]

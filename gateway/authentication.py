@@ -34,10 +34,12 @@ class Credential:
 def credential_in(headers: Headers) -> Credential:
     """Raises Refusal when there is none, or more than one, or it is no credential.
 
-    Service keys are understood, and refused: none exist here. Tokens in the query or a cookie are not looked at.
+    An API token may also come as `x-api-key`, as Anthropic's clients send it, where there is no Authorization. Service
+    keys are understood, and refused: none exist here. Tokens in the query or a cookie are not looked at.
     """
     found: bytes | None = None
     key: bytes | None = None
+    api_key: bytes | None = None
     email: bytes | None = None
     has_service_key = False
     for name, value in headers:
@@ -51,6 +53,12 @@ def credential_in(headers: Headers) -> Credential:
             email = value
         elif name == b"x-auth-user-service-key":
             has_service_key = True
+        elif name == b"x-api-key":
+            if api_key is not None:
+                raise Refusal(Reason.CREDENTIAL_REPEATED)
+            api_key = value
+    if found is None and api_key is not None:
+        found = b"Bearer " + api_key
     if found is None:
         if key and email and key.isascii() and email.isascii():
             return Credential(key.decode("ascii"), email.decode("ascii"))

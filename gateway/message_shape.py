@@ -44,8 +44,7 @@ class MessageText:
         for call in outcome.tool_calls:
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input_of(call.arguments)})
         finished = outcome.finished
-        why = {"stop_reason": _STOP_REASONS[finished.reason], "stop_sequence": None}
-        return envelope.encode(self._head | {"content": content, **why, "usage": _usage(finished.usage)})
+        return envelope.encode(self._head | {"content": content, **_why(finished), "usage": _usage(finished.usage)})
 
     def begin(self, started: Started) -> bytes:
         self._has_begun = True
@@ -84,8 +83,7 @@ class MessageText:
         raise AssertionError("this shape has room for one choice")
 
     def end(self, finished: Finished) -> bytes:
-        delta = {"stop_reason": _STOP_REASONS[finished.reason], "stop_sequence": None}
-        frames = self._close() + _event("message_delta", delta=delta, usage=_usage(finished.usage))
+        frames = self._close() + _event("message_delta", delta=_why(finished), usage=_usage(finished.usage))
         return frames + _event("message_stop")
 
     def error(self, refusal: Refusal) -> bytes:
@@ -106,6 +104,12 @@ class MessageText:
             return b""
         self._open_block = None
         return _event("content_block_stop", index=self._num_blocks - 1)
+
+
+def _why(finished: Finished) -> dict[str, Any]:
+    """Why an answer ended."""
+    reason = _STOP_REASONS[finished.reason] if finished.stop is None else "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": finished.stop}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

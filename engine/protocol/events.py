@@ -98,10 +98,11 @@ class Result(Struct, frozen=True, tag="result"):
 
 class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
     """The end of a call that went well. Of several choices, `reason` is the first one's; `usage` counts the prompt once
-    and what was generated for all of them."""
+    and what was generated for all of them. `stop` is the stop string that ended an answer, if one did."""
 
     reason: FinishReason
     usage: Usage = Usage()
+    stop: str | None = None
 
 
 class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):

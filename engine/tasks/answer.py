@@ -39,6 +39,11 @@ class Answer:
         """Whether nothing that follows belongs to the answer."""
         return self._stops.is_stopped or (self._parser is not None and self._parser.is_over)
 
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended it."""
+        return self._stops.found
+
     def push(self, text: str) -> list[Piece]:
         """What can now be said; never an empty text."""
         if self._parser is not None:

@@ -108,7 +108,7 @@ class Generation:
         self._start()
         self._say(self._answer.flush())
         has_called = reason == "stop" and self._answer.num_calls > 0
-        self._end(Finished("tool_calls" if has_called else reason, self._usage()))
+        self._end(Finished("tool_calls" if has_called else reason, self._usage(), self._answer.stop))
 
     def _take(self, output: Output) -> list[Piece]:
         """Count the tokens up to where the answer is over; return what can be said."""

@@ -37,6 +37,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     first_s: float = 0.0
     gap_s: float = 0.0
     end: str = "stop"
+    stop: str | None = None  # the stop string that ended it
     message: str = ""
     is_retryable: bool = False
     cached: int = 0
@@ -302,7 +303,8 @@ def _called(script: Script) -> list[events.ToolCallDelta]:
 
 def _end(script: Script, usage: events.Usage, num_sent: int) -> events.Event:
     if script.end in ("stop", "length", "tool_calls"):
-        return events.Finished("length" if num_sent < len(script.texts()) else script.end, usage)  # type: ignore[arg-type]
+        reason: Any = "length" if num_sent < len(script.texts()) else script.end
+        return events.Finished(reason, usage, script.stop)
     return events.Failed(script.end, script.message, script.is_retryable, usage, int(script.one_death))  # type: ignore[arg-type]
 
 

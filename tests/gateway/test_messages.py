@@ -173,6 +173,7 @@ def test_calls_are_blocks_of_their_own(client: httpx.Client, running: Running):
         {"calls": [("get_weather", '{"city": "Paris"}'), ("get_weather", "{}")], "end": "tool_calls"},
         {"tokens": [], "calls": [("get_weather", "{}")], "end": "tool_calls"},
         {"end": "length"},
+        {"stop": "\n\nHuman"},
     ],
     ids=str,
 )
@@ -185,6 +186,11 @@ def test_a_stream_makes_up_the_message_that_the_whole_answer_is(client: httpx.Cl
     if not whole["content"][0].get("text", "x"):
         whole["content"] = []  # of an answer without a word a stream opens no block
     assert streamed == whole
+
+
+def test_the_stop_sequence_that_ended_an_answer_is_named(client: httpx.Client, running: Running):
+    message = ask(client, running, scripted(stop="\n\nHuman")).json()
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "\n\nHuman")
 
 
 def test_a_stream_is_told_block_by_block(client: httpx.Client, running: Running):
@@ -275,3 +281,16 @@ def test_every_refusal_of_the_route_is_anthropic_s_too(client: httpx.Client, run
     answer = client.post(f"{running.account_url}/ai/v1/{path}", **options)
     assert (answer.status_code, answer.json()["error"]["type"]) == expected
     assert answer.json()["errors"]
+
+
+def test_the_token_may_come_as_anthropic_s_clients_send_it(running: Running):
+    def status(**headers: str) -> int:
+        body = {"model": PARROT, "max_tokens": 1, "messages": HELLO}
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return httpx.post(f"{running.account_url}/ai/v1/messages", json=body, headers=named).status_code
+
+    good, other = running.tenants.secrets["good"], running.tenants.secrets["other"]
+    assert status(x_api_key=good, anthropic_version="2023-06-01") == 200
+    assert status(x_api_key=other) == 403
+    assert status(x_api_key="nonsense") == 400
+    assert status(x_api_key=good, authorization=f"Bearer {other}") == 403

@@ -149,11 +149,11 @@ async def test_an_unfinished_character_at_the_end_is_dropped(bench: Bench) -> No
 
 
 async def test_a_stop_string_ends_the_call_and_the_sequence(bench: Bench) -> None:
-    await bench.start(sampling=Sampling(stop=("little girl", "zzz")))
+    await bench.start(sampling=Sampling(stop=("zzz", "little girl")))
     bench.say_text(" there was a little girl named Lily")
     assert bench.text == " there was a "
     assert isinstance(bench.heard[-1], Finished)
-    assert bench.heard[-1].reason == "stop"
+    assert (bench.heard[-1].reason, bench.heard[-1].stop) == ("stop", "little girl")
     assert bench.replica.aborted == [bench.replica.requests[0].sequence_id]
     assert bench.heard[-1].usage.completion_tokens == len(bench.tokenizer.encode(" there was a little girl")) - 1
 
