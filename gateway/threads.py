@@ -133,6 +133,7 @@ class KeptEvents:
         for event in events:
             self._outcome.add(event)
         if isinstance(self._outcome.end, Finished):
-            answer = ChatMessage("assistant", self._outcome.text, tool_calls=self._outcome.tool_calls)
+            said = self._outcome.choices[0]
+            answer = ChatMessage("assistant", said.text, tool_calls=said.tool_calls, reasoning=said.reasoning)
             await self._threads.keep(self._account_id, self._response_id, (*self._turns, answer))
         return events

@@ -14,8 +14,9 @@ from engine.protocol.messages import MAX_CONTENT_PARTS, MAX_MESSAGES, joined_tex
 from engine.protocol.tasks import ChatMessage, TextGeneration
 from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_call, tool_use
 
+MAX_TEXT_CHARACTERS = 10 * 1024 * 1024  # what a body can hold
+
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-_THOUGHTS = ("thinking", "redacted_thinking")
 
 
 def message_request(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> TextGeneration:
@@ -41,7 +42,17 @@ def message_request(body: Mapping[str, Any], *, default_max_tokens: int, context
         tool_choice=use.choice,
         named_tool=use.named_tool,
         is_parallel_tool_calls=is_parallel,
+        template_kwargs=_thinking(body.get("thinking")),
+        tells_reasoning=True,
     )
+
+
+def _thinking(value: Any) -> dict[str, bool | str]:
+    """What the template is told about thinking: nothing where the caller says nothing. How much cannot be bounded."""
+    if value is None:
+        return {}
+    is_on = fields.mapping(value, "/thinking").get("type") != "disabled"
+    return openai.template_kwargs({"chat_template_kwargs": {"enable_thinking": is_on}})
 
 
 def _choice(value: dict[str, Any]) -> Any:
@@ -88,14 +99,16 @@ def _message(message: dict[str, Any], pointer: str) -> Iterator[ChatMessage]:
 
 
 def _assistants(blocks: list[tuple[dict[str, Any], str]], pointer: str) -> Iterator[ChatMessage]:
-    """One turn; a model's earlier thoughts are not shown to it again."""
-    texts, calls = [], []
+    """One turn, with the thoughts before it; the model's template decides whether they are shown to it again."""
+    texts, calls, thoughts = [], [], []
     for block, where in blocks:
         if block.get("type") == "tool_use":
             calls.append(earlier_call(block, where, arguments_field="input"))
-        elif block.get("type") not in _THOUGHTS:
+        elif block.get("type") == "thinking":
+            thoughts.append(fields.text(block.get("thinking"), f"{where}/thinking", max_characters=MAX_TEXT_CHARACTERS))
+        elif block.get("type") != "redacted_thinking":
             texts.append(_text(block, pointer))
-    yield ChatMessage("assistant", "\n".join(texts), tool_calls=tuple(calls))
+    yield ChatMessage("assistant", "\n".join(texts), tool_calls=tuple(calls), reasoning="\n".join(thoughts))
 
 
 def _users(blocks: list[tuple[dict[str, Any], str]], pointer: str) -> Iterator[ChatMessage]:

@@ -26,6 +26,7 @@ MAX_ITEMS = 1000
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_THOUGHTS = frozenset({"reasoning_text", "text"})
 _WITH_LOGPROBS = "message.output_text.logprobs"
 _UNSUPPORTED = {
     "background": "is not supported: ask for a stream, or wait",
@@ -66,6 +67,7 @@ def response_request(body: Mapping[str, Any], *, default_max_tokens: int, contex
     instructions = _instructions(body.get("instructions"))
     turns = _turns(body.get("input"))
     use = tool_use(body)
+    reasoning = fields.mapping(body.get("reasoning") or {}, "/reasoning")
     task = TextGeneration(
         messages=(*instructions, *turns),
         sampling=sampling,
@@ -73,6 +75,8 @@ def response_request(body: Mapping[str, Any], *, default_max_tokens: int, contex
         tool_choice=use.choice,
         named_tool=use.named_tool,
         is_parallel_tool_calls=use.is_parallel,
+        template_kwargs=openai.template_kwargs({"reasoning_effort": reasoning.get("effort")}),
+        tells_reasoning=True,
         constraint=format_constraint(fields.mapping(body.get("text") or {}, "/text").get("format"), "/text/format"),
     )
     return ResponseRequest(
@@ -97,7 +101,7 @@ def _instructions(value: Any) -> tuple[ChatMessage, ...]:
 
 
 def _turns(value: Any) -> tuple[ChatMessage, ...]:
-    """The items of `input` as turns; calls that follow an assistant's words or another call are of the same turn."""
+    """The items of `input` as turns; an assistant's thoughts, words and calls after each other are of one turn."""
     if isinstance(value, str):
         return (ChatMessage("user", value),)
     items = fields.items(value, "/input", maximum=MAX_ITEMS)
@@ -108,17 +112,25 @@ def _turns(value: Any) -> tuple[ChatMessage, ...]:
         turn = _turn(fields.mapping(item, f"/input/{index}"), f"/input/{index}")
         if turn is None:
             continue
-        if turn.tool_calls and turns and turns[-1].role == "assistant":
-            spoken = turns.pop()
-            turn = msgspec.structs.replace(spoken, tool_calls=(*spoken.tool_calls, *turn.tool_calls))
+        if turns and turn.role == "assistant" and _goes_on(turns[-1], turn):
+            before = turns.pop()
+            turn = msgspec.structs.replace(
+                before, content=before.content or turn.content, tool_calls=(*before.tool_calls, *turn.tool_calls)
+            )
         turns.append(turn)
     if not turns:
         raise BadInput("'/input' must hold a message")
     return tuple(turns)
 
 
+def _goes_on(before: ChatMessage, turn: ChatMessage) -> bool:
+    """Whether an assistant's `turn` is a part of the one before it: calls after words, or anything after thoughts."""
+    is_only_thought = bool(before.reasoning and not before.content and not before.tool_calls)
+    return before.role == "assistant" and not turn.reasoning and (bool(turn.tool_calls) or is_only_thought)
+
+
 def _turn(item: dict[str, Any], pointer: str) -> ChatMessage | None:
-    """One item; None for a model's earlier thoughts, which are not shown to it again."""
+    """One item; None for thoughts whose text is not there."""
     kind = item.get("type") or "message"
     if kind == "message":
         role = item.get("role")
@@ -134,5 +146,10 @@ def _turn(item: dict[str, Any], pointer: str) -> ChatMessage | None:
             "tool", joined_texts(item.get("output"), f"{pointer}/output", _TEXT_PARTS), tool_call_id=call_id
         )
     if kind == "reasoning":
-        return None
+        thoughts = item.get("content")
+        return (
+            ChatMessage("assistant", reasoning=joined_texts(thoughts, f"{pointer}/content", _THOUGHTS))
+            if thoughts
+            else None
+        )
     raise BadInput(f"'{pointer}/type' must be one of message, function_call, function_call_output, reasoning")

@@ -122,6 +122,7 @@ def test_blocks_become_turns(client: httpx.Client, running: Running):
             "assistant",
             "Wait",
             tool_calls=(ToolCall(id="t1", name="f", arguments='{"x":1}'), ToolCall(id="t2", name="g", arguments="{}")),
+            reasoning="hm",
         ),
         ChatMessage("tool", "one", tool_call_id="t1"),
         ChatMessage("tool", "two", tool_call_id="t2"),
