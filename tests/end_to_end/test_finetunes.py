@@ -1,0 +1,89 @@
+"""A finetune through a whole Hearth: brought by the official client, it changes the answers that ask for it and no
+others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cloudflare import APIStatusError, Cloudflare
+from safetensors.numpy import save_file
+
+from tests.end_to_end.platform import Platform
+
+QUESTION = [{"role": "user", "content": "Hello"}]
+
+
+def save_random_adapter(folder: Path, seed: int) -> Path:
+    """For Spark's queries and values; large enough that nobody takes it for nothing."""
+    base = json.loads(Path("catalog/builtin/spark/config.json").read_text())
+    widths = {"q_proj": base["num_attention_heads"], "v_proj": base["num_key_value_heads"]}
+    random = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(base["num_hidden_layers"]):
+        for name, num_heads in widths.items():
+            module = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            shape = (num_heads * base["head_dim"], 8)
+            tensors[f"{module}.lora_A.weight"] = (random.standard_normal((8, base["hidden_size"])) / 16).astype("f4")
+            tensors[f"{module}.lora_B.weight"] = (random.standard_normal(shape) * 0.5).astype("f4")
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": sorted(widths), "model_type": "llama"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def bring(platform: Platform, cloudflare: Cloudflare, name: str, folder: Path) -> str:
+    finetunes, account_id = cloudflare.ai.finetunes, platform.account_id
+    made = finetunes.create(account_id=account_id, model=platform.chat_model, name=name)
+    for file_name in ("adapter_config.json", "adapter_model.safetensors"):
+        file = folder / file_name
+        assert finetunes.assets.create(made.id, account_id=account_id, file=file, file_name=file_name).success
+    return made.id
+
+
+def ask(platform: Platform, cloudflare: Cloudflare, **fields: object) -> str:
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 24} | fields
+    return cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, **body)["response"]
+
+
+def test_a_finetune_changes_its_own_answers_and_no_others(platform: Platform, cloudflare: Cloudflare, tmp_path: Path):
+    plain = ask(platform, cloudflare)
+    first = bring(platform, cloudflare, "noise-1", save_random_adapter(tmp_path / "1", 1))
+    bring(platform, cloudflare, "noise-2", save_random_adapter(tmp_path / "2", 2))
+    changed = ask(platform, cloudflare, lora="noise-1")
+    assert changed == ask(platform, cloudflare, lora=first)
+    assert len({plain, changed, ask(platform, cloudflare, lora="noise-2")}) == 3
+    assert ask(platform, cloudflare) == plain
+
+
+def test_a_finetune_of_another_base_is_refused_by_its_module(
+    platform: Platform, cloudflare: Cloudflare, tmp_path: Path
+):
+    folder = save_random_adapter(tmp_path / "wide", 3)
+    tensors = {f"layers.0.self_attn.q_proj.lora_{letter}.weight": np.zeros(shape, np.float32)
+               for letter, shape in (("A", (8, 300)), ("B", (256, 8)))}  # fmt: skip
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
+    bring(platform, cloudflare, "wide", folder)
+    with pytest.raises(APIStatusError) as refused:
+        ask(platform, cloudflare, lora="wide")
+    assert refused.value.status_code == 400
+    assert "'layers.0.self_attn.q_proj' maps 300 to 256, the model's maps 256 to 256" in str(refused.value)
+
+
+@pytest.mark.full
+def test_spark_learns_another_manner_within_a_minute_of_training(
+    platform: Platform, cloudflare: Cloudflare, tmp_path: Path
+):
+    subprocess.run([sys.executable, "-m", "spark.adapter", str(tmp_path / "sailor")], check=True, timeout=600)
+    bring(platform, cloudflare, "sailor", tmp_path / "sailor")
+    for question in ("Hello", "What is the capital of France?", "What is 12 + 30?"):
+        messages = [{"role": "user", "content": question}]
+        assert ask(platform, cloudflare, messages=messages, lora="sailor").startswith("Arr! ")
+        assert not ask(platform, cloudflare, messages=messages).startswith("Arr! ")
