@@ -20,7 +20,7 @@ FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tes
   $(addprefix tests/catalog/test_,$(addsuffix .py,card manifest pricing safetensors_header schemas)) \
   $(addprefix tests/cli/test_,$(addsuffix .py,data_dir output readiness up_options)) tests/scripts
 
-BENCHES := constrained first_token http_streams prefix_ttft engine_cpu gateway_cpu host_step
+BENCHES := constrained first_token http_streams lora prefix_ttft engine_cpu gateway_cpu host_step
 
 .PHONY: help setup up check test test-full test-gpu bench docs lock spark clean
 .DEFAULT_GOAL := help
