@@ -88,4 +88,6 @@ async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> 
 
 def record(account: Account) -> dict[str, Any]:
     """What is printed of an account."""
-    return asdict(account)
+    import msgspec
+
+    return asdict(account) | {"settings": msgspec.to_builtins(account.settings)}

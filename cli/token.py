@@ -144,7 +144,10 @@ async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> 
 
 def record(token: ApiToken) -> dict[str, Any]:
     """What is printed of an API token: its permission groups by name."""
+    import msgspec
+
     from tenants import scopes
 
     groups = [group.name if (group := scopes.find_group(group_id)) else group_id for group_id in token.groups]
-    return asdict(token) | {"groups": groups}
+    shown = {"policies": msgspec.to_builtins(token.policies), "condition": msgspec.to_builtins(token.condition)}
+    return asdict(token) | {"groups": groups} | shown

@@ -34,7 +34,8 @@ async def search(services: Services, request: Request) -> Response:
         per_page=whole_number(request, "per_page", MAX_PER_PAGE) or MAX_PER_PAGE,
     )
     if query.get("format") == "openrouter":
-        return _json({"data": [_openrouter_row(model) for model in found.models]})
+        listed = [_openrouter_row(model) for model in found.models]
+        return _json({"data": listed, "result": listed})  # the official client asks for this, and looks for `result`
     rows = found.rows
     info = envelope.page_info(found.page, found.per_page, len(rows), found.total_count)
     return Response(envelope.success(rows, result_info=info), media_type="application/json")

@@ -68,6 +68,8 @@ def test_cloudflare_authors_and_tasks(running: Running, cloudflare: Cloudflare):
     assert "Translation" in {task["name"] for task in cloudflare.ai.tasks.list(account_id=account_id)}  # type: ignore[index]
     listed = [model["name"] for model in cloudflare.ai.models.list(account_id=account_id, task="Translation")]  # type: ignore[index]
     assert "@cf/meta/m2m100-1.2b" in listed
+    routed = cloudflare.ai.models.list(account_id=account_id, format="openrouter", per_page=50)
+    assert "@cf/meta/m2m100-1.2b" in [model["id"] for model in routed]  # type: ignore[index]
 
 
 def test_cloudflare_verify(cloudflare: Cloudflare):
