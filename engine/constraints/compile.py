@@ -56,6 +56,7 @@ _NAMES = {
 }
 # What a Lark grammar is made of, as far as finding `<name>` goes: strings, patterns and comments hold none.
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^<>\n]+)>')
+_GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _IDS = re.compile(r"\[[\d\s,^*-]+\]")
 _MAX_MESSAGE_CHARS = 300
 _CHARS_PER_TOKEN = 2  # at least that many, in keys and punctuation
@@ -108,7 +109,20 @@ def grammar_of(constraint: Constraint, control_ids: Mapping[str, int]) -> str:
     if constraint.kind == "choice":
         alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in _choices(constraint.text))
         return str(LLMatcher.grammar_from_lark(f"start: {alternatives}"))
-    return str(LLMatcher.grammar_from_lark(_with_ids(constraint.text, control_ids)))
+    return str(LLMatcher.grammar_from_lark(_with_ids(as_lark(constraint.text), control_ids)))
+
+
+def as_lark(grammar: str) -> str:
+    """A grammar in the dialect that the library reads, given in it or in llama.cpp's (`root ::= …`). Raises
+    ConstraintRefused."""
+    if not _GBNF.search(grammar):
+        return grammar
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(grammar)).replace("%llguidance {}", "")
+    except Exception as error:  # the library's reader raises whatever it meets
+        raise ConstraintRefused(f"the grammar cannot be used: {str(error)[:_MAX_MESSAGE_CHARS]}") from error
 
 
 def words_of(constraint: Constraint) -> tuple[str, ...]:

@@ -62,7 +62,7 @@ def template_kwargs(body: Mapping[str, Any]) -> dict[str, bool | str]:
     found: dict[str, bool | str] = {}
     effort = body.get("reasoning_effort")
     if effort is not None:
-        if effort not in REASONING_EFFORTS:
+        if not isinstance(effort, str) or effort not in REASONING_EFFORTS:
             raise BadInput(f"'/reasoning_effort' must be one of {', '.join(REASONING_EFFORTS)}")
         found |= {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort}
     switches = body.get("chat_template_kwargs") or {}

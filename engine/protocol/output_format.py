@@ -1,12 +1,13 @@
-"""The output format that a body asks for -> `Constraint`: `response_format` in both families' forms, and `guided_json`.
+"""The output format that a body asks for -> `Constraint`: `response_format` in both families' forms, `guided_json`, and
+the other fields in which programs written for vLLM ask for a format.
 
 A JSON schema comes bare, or in OpenAI's wrapper `{name, schema, strict}`; it is always held to. Whether its keywords
-can be, only the node can say. Reading raises `BadInput`. Pure.
+can be, or a pattern or a grammar, only the node can say. Reading raises `BadInput`. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,6 +18,9 @@ from engine.protocol.tasks import Constraint
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
+MAX_REGEX_BYTES = 1024
+MAX_GRAMMAR_BYTES = 64 * 1024
+MAX_CHOICES = 1000
 
 _WRAPPER = {"name", "description", "schema", "strict"}
 _SCHEMA_KEYWORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items"}
@@ -24,13 +28,21 @@ _SCHEMA_KEYWORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "en
 
 def output_constraint(body: Mapping[str, Any]) -> Constraint | None:
     """What the answer must match; None for free text. Raises BadInput."""
-    guided = body.get("guided_json")
+    found = {
+        f"/guided_{name}": read(body[f"guided_{name}"], f"/guided_{name}")
+        for name, read in _READERS.items()
+        if body.get(f"guided_{name}") is not None
+    }
+    outputs = body.get("structured_outputs")
+    if outputs is not None:
+        found["/structured_outputs"] = _structured(outputs, "/structured_outputs")
     asked = format_constraint(body.get("response_format"), "/response_format")
-    if guided is None:
-        return asked
     if asked is not None:
-        raise BadInput("'/guided_json' and '/response_format' cannot be combined")
-    return _schema(_decoded(guided), "/guided_json")
+        found["/response_format"] = asked
+    if len(found) > 1:
+        names = " and ".join(f"'{name}'" for name in found)
+        raise BadInput(f"{names} cannot be combined")
+    return next(iter(found.values()), None)
 
 
 def format_constraint(value: Any, pointer: str) -> Constraint | None:
@@ -42,8 +54,11 @@ def format_constraint(value: Any, pointer: str) -> Constraint | None:
         return None
     if kind == "json_object":
         return Constraint("json_object")
+    if kind in ("regex", "grammar"):
+        name = kind if value.get(kind) is not None else "value"
+        return _READERS[kind](value.get(name), f"{pointer}/{kind if name == 'value' else name}")
     if kind != "json_schema":
-        raise BadInput(f"'{pointer}/type' must be one of text, json_object, json_schema")
+        raise BadInput(f"'{pointer}/type' must be one of text, json_object, json_schema, regex, grammar")
     if value.get("json_schema") is None:
         if value.get("schema") is not None:  # as the Responses API has it
             return _schema(value["schema"], f"{pointer}/schema")
@@ -63,11 +78,53 @@ def _schema(value: Any, pointer: str) -> Constraint:
     return Constraint("json_schema", msgspec.json.encode(schema).decode())
 
 
-def _decoded(value: Any) -> Any:
+def _structured(value: Any, pointer: str) -> Constraint:
+    """vLLM's later form: one object with one of the same formats."""
+    asked = {name: what for name, what in fields.mapping(value, pointer).items() if what not in (None, False)}
+    names = [name for name in asked if name in _READERS or name == "json_object"]
+    if len(names) != 1:
+        raise BadInput(f"'{pointer}' must have one of json, json_object, regex, choice, grammar")
+    if names[0] == "json_object":
+        return Constraint("json_object")
+    return _READERS[names[0]](asked[names[0]], f"{pointer}/{names[0]}")
+
+
+def _json(value: Any, pointer: str) -> Constraint:
     """Some clients send the schema as JSON text."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return msgspec.json.decode(value)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise BadInput("'/guided_json' must be a JSON schema") from error
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+            raise BadInput(f"'{pointer}' must be a JSON schema") from error
+    return _schema(value, pointer)
+
+
+def _regex(value: Any, pointer: str) -> Constraint:
+    return Constraint("regex", _text(value, pointer, MAX_REGEX_BYTES))
+
+
+def _grammar(value: Any, pointer: str) -> Constraint:
+    return Constraint("grammar", _text(value, pointer, MAX_GRAMMAR_BYTES))
+
+
+def _choice(value: Any, pointer: str) -> Constraint:
+    choices = fields.items(value, pointer, maximum=MAX_CHOICES)
+    if not choices or not all(isinstance(choice, str) for choice in choices):
+        raise BadInput(f"'{pointer}' must be a list of at least one string")
+    fields.check_size(choices, pointer, max_bytes=MAX_SCHEMA_BYTES, max_depth=1)
+    return Constraint("choice", msgspec.json.encode(choices).decode())
+
+
+def _text(value: Any, pointer: str, max_bytes: int) -> str:
+    text = fields.text(value, pointer, max_characters=max_bytes)
+    if not text or len(text.encode(errors="replace")) > max_bytes:
+        raise BadInput(f"'{pointer}' must have 1 to {max_bytes} bytes")
+    return text
+
+
+_READERS: dict[str, Callable[[Any, str], Constraint]] = {
+    "json": _json,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}

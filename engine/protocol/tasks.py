@@ -75,7 +75,8 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
     """What the completion must match from its first token to its last, as text in the language of `kind`.
 
     json_schema: a JSON schema; json_object: any JSON object, no text; regex: a Rust regular expression; choice: a JSON
-    array of strings; grammar: Lark in llguidance's dialect, where `<name>` is a control token of the model.
+    array of strings; grammar: Lark in llguidance's dialect, where `<name>` is a control token of the model, or what
+    llama.cpp calls GBNF.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]

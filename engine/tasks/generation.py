@@ -120,8 +120,10 @@ class Generation:
             is_end_token = index == last and output.finish == "stop"
             was_thinking = self._answer.is_thinking
             pieces += self._answer.push("" if is_end_token else self._detokenizer.push((token_id,)))
-            self._num_thought += was_thinking or self._answer.is_thinking
-            if output.logprobs and not is_end_token:
+            if was_thinking or self._answer.is_thinking:
+                self._num_thought += 1
+                self._logprobs.clear()  # they are of content; a thought's are not told
+            elif output.logprobs and not is_end_token:
                 self._logprobs.append(self._logprob(token_id, output.logprobs[index]))
             if self._answer.is_over:
                 break
@@ -160,13 +162,11 @@ class Generation:
             self._logprobs.clear()
 
     def _say_thought(self, piece: Thought) -> None:
-        """Log-probabilities are of content; those of a thought are not told."""
         self._emit(Token(piece.text, self._num_unsaid, choice=self._choice, is_reasoning=True))
         self._num_unsaid = 0
-        self._logprobs.clear()
 
     def _say_call(self, piece: CallPiece) -> None:
-        """Nor are those of a call."""
+        """Log-probabilities are of content; those of a call are not told."""
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
         self._emit(
             ToolCallDelta(

@@ -163,6 +163,7 @@ GLM = PairCalls(
     name="glm45",  # GLM 4.5 to 5; the later ones write no new lines
     opening="<tool_call>",
     between="<tool_call>",
+    has_free_line_between=True,
     before_key="<arg_key>",
     after_key="</arg_key>",
     before_value="<arg_value>",
@@ -176,8 +177,9 @@ QWEN3_CODER = PairCalls(
     name="qwen3_coder",  # Qwen 3 Coder, Qwen 3.5, Nemotron 3, Step 3.5
     opening="<tool_call>",
     head="\n",
-    between="\n</tool_call>\n<tool_call>\n",
-    tail="\n</tool_call>",
+    closing="\n</tool_call>",
+    between="<tool_call>\n",
+    has_free_line_between=True,
     before_name="<function=",
     after_name=">",
     before_key="<parameter=",

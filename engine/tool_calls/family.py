@@ -62,7 +62,8 @@ class RuleWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Family(ABC):
-    """One way to write calls: `opening head call (between call)* tail`.
+    """One way to write calls: `opening head call closing (between call closing)* tail`. With `has_free_line_between`, a
+    new line may stand in front of `between`.
 
     Behind a call, `skips` may stand in any number; one of `next_marks` says that another call follows, `end_mark` that
     none does; text may follow both. `has_next_unmarked`: another call may follow without a mark. `inner_marks` may be
@@ -74,7 +75,9 @@ class Family(ABC):
     name: str
     opening: str
     head: str = ""
+    closing: str = ""
     between: str
+    has_free_line_between: bool = False
     tail: str = ""
     skips: tuple[str, ...] = ()
     next_marks: tuple[str, ...] = ()
@@ -93,11 +96,6 @@ class Family(ABC):
     def marks(self) -> tuple[str, ...]:
         """What may be control tokens of the model."""
         return tuple(mark for mark in (self.opening, *self.inner_marks, self.end_mark) if len(mark) > 1)
-
-    @property
-    def has_free_line_between(self) -> bool:
-        """Whether a new line may stand before what is between two calls."""
-        return False
 
     @abstractmethod
     def reader(self, tools: Tools) -> CallReader:

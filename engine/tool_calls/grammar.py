@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.constraints.compile import JSON_OPTIONS, unanchored
+from engine.constraints.compile import JSON_OPTIONS, as_lark, unanchored
 from engine.constraints.json_schema import ANY_OBJECT, with_finite_numbers
 from engine.protocol.tasks import Constraint, Tool
 from engine.tool_calls.family import Family, RuleWriter, quoted
@@ -129,7 +129,7 @@ def _answer(answer: Constraint) -> str:
     if answer.kind == "choice":
         return f"answer: {' | '.join(map(quoted, json.loads(answer.text)))}\n"
     if answer.kind == "grammar":
-        return f"answer: %lark {{\n{answer.text}\n}}\n"
+        return f"answer: %lark {{\n{as_lark(answer.text)}\n}}\n"
     schema = ANY_OBJECT if answer.kind == "json_object" else _finite(answer.text)
     return f"answer: %json {quoted({**schema, 'x-guidance': JSON_OPTIONS})}\n"
 
@@ -168,9 +168,10 @@ def _calls(family: Family, tools: Sequence[Tool], controls: Controls, is_paralle
 
     opening = "" if family.is_bare else family.opening
     line = '"\\n"? ' if family.has_free_line_between else ""
-    more = f"({line}{literal(family.between)} call)*" if is_parallel else ""
+    closed = f"call {literal(family.closing)}"
+    more = f"({line}{literal(family.between)} {closed})*" if is_parallel else ""
     rules = [
-        f"calls: {literal(opening + family.head)} call {more} {literal(family.tail)}",
+        f"calls: {literal(opening + family.head)} {closed} {more} {literal(family.tail)}",
         "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
     ]
     for index, tool in enumerate(tools):

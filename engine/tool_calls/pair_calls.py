@@ -83,10 +83,6 @@ class PairCalls(Family):
         gap = r"\s{0,8}" if self.before_value else ""
         return ((re.compile(re.escape(self.after_key) + gap + re.escape(self.before_value)), "schema"),)
 
-    @property
-    def has_free_line_between(self) -> bool:
-        return self.is_line_free
-
     def reader(self, tools: Tools) -> PairReader:
         return PairReader(self, tools)
 

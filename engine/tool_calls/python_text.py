@@ -163,8 +163,7 @@ class PythonReader:
 def json_of_python(text: str) -> str | None:
     """The JSON of a whole literal; None if it is none."""
     reader = PythonReader()
-    reader.push(text + ",")
-    if not reader.is_whole:
+    if reader.push(text + ",") != len(text) or not reader.is_whole:
         return None
     try:
         msgspec.json.decode(reader.json)

@@ -26,7 +26,8 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
         task = native.text_generation(
             admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
         )
-        is_json, has_tools = task.constraint is not None, bool(task.tools)
+        is_json = task.constraint is not None and task.constraint.kind in ("json_schema", "json_object")
+        has_tools = bool(task.tools)
         return Asked(
             task,
             boolean(admitted, "stream", False),

@@ -49,6 +49,45 @@ def test_every_field_reaches_the_sampler():
     assert [read(n=number).num_choices for number in (1, 8)] == [1, 8]
 
 
+def test_what_is_asked_of_the_thinking_reaches_the_template():
+    assert read().template_kwargs == {}
+    assert read().tells_reasoning
+    assert read(reasoning_effort="high").template_kwargs == {"reasoning_effort": "high"}
+    off = {"enable_thinking": False, "thinking": False}
+    assert read(reasoning_effort="none").template_kwargs == off
+    switches = {"enable_thinking": False, "clear_thinking": True}
+    assert read(chat_template_kwargs=switches).template_kwargs == off | {"clear_thinking": True}
+    assert refusal(reasoning_effort="much").startswith("'/reasoning_effort' must be one of none, minimal, low")
+    assert refusal(reasoning_effort=["low"]).startswith("'/reasoning_effort' must be one of")
+    assert refusal(chat_template_kwargs={"enable_thinking": "no"}).startswith(
+        "Type mismatch of '/chat_template_kwargs/"
+    )
+
+
+def test_an_earlier_thought_comes_under_either_name():
+    for name in ("reasoning_content", "reasoning"):
+        task = read(messages=[USER, {"role": "assistant", "content": "A", name: "Because."}])
+        assert task.messages[1] == ChatMessage("assistant", "A", reasoning="Because.")
+    assert "'/messages/1/reasoning_content'" in refusal(
+        messages=[USER, {"role": "assistant", "content": "A", "reasoning_content": 5}]
+    )
+
+
+def test_thoughts_are_told_beside_the_content():
+    usage = Usage(prompt_tokens=1, completion_tokens=5, reasoning_tokens=3)
+    whole = openai.chat_completion("id", 1, "m", "A", "stop", usage, reasoning="Because.")
+    assert whole["choices"][0]["message"] | {"refusal": None} == {
+        "role": "assistant", "content": "A", "refusal": None, "reasoning_content": "Because."
+    }  # fmt: skip
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
+    assert "reasoning_content" not in openai.chat_completion("id", 1, "m", "A", "stop", usage)["choices"][0]["message"]
+    chunks = openai.ChatChunks("id", 1, "m", has_usage_chunk=False)
+    deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in (chunks.reasoning("Be"), chunks.reasoning("c."))]
+    assert deltas == [{"role": "assistant", "reasoning_content": "Be"}, {"reasoning_content": "c."}]
+    assert json.loads(chunks.text("A"))["choices"][0]["delta"] == {"content": "A"}
+    assert chunks.reasoning("") == b""
+
+
 def test_values_that_would_divide_by_zero_are_moved_off_it():
     sampling = read(top_p=0, repetition_penalty=0).sampling
     assert sampling.top_p > 0

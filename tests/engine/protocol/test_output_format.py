@@ -88,3 +88,44 @@ def test_bad_formats_are_refused_by_field(body, named):
     with pytest.raises(BadInput) as caught:
         output_constraint(body)
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"'),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a","b"]'),
+        ({"structured_outputs": {"regex": "a+", "json_object": False}}, "regex", "a+"),
+        ({"structured_outputs": {"json_object": True}}, "json_object", ""),
+        ({"structured_outputs": {"json": '{"type":"integer"}'}}, "json_schema", '{"type":"integer"}'),
+        ({"response_format": {"type": "regex", "regex": "a+"}}, "regex", "a+"),
+        ({"response_format": {"type": "regex", "value": "a+"}}, "regex", "a+"),
+        ({"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, "grammar", 'start: "a"'),
+    ],
+)
+def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text):
+    assert output_constraint(body) == Constraint(kind, text)
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        ({"guided_regex": "a" * 1025}, "'/guided_regex' must"),
+        ({"guided_regex": "ü" * 513}, "'/guided_regex' must have 1 to 1024 bytes"),
+        ({"guided_regex": ""}, "'/guided_regex' must have 1 to 1024 bytes"),
+        ({"guided_regex": 5}, "'/guided_regex'"),
+        ({"guided_grammar": "a" * 65_537}, "'/guided_grammar' must"),
+        ({"guided_choice": []}, "'/guided_choice' must be a list of at least one string"),
+        ({"guided_choice": ["a", 1]}, "'/guided_choice' must be a list of at least one string"),
+        ({"structured_outputs": {}}, "'/structured_outputs' must have one of json, json_object, regex"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "'/structured_outputs' must have one of"),
+        ({"response_format": {"type": "regex"}}, "'/response_format/regex'"),
+        ({"guided_regex": "a", "guided_json": {}}, "'/guided_json' and '/guided_regex' cannot be combined"),
+        ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "cannot be combined"),
+    ],
+)
+def test_what_cannot_be_such_a_format_is_refused_by_name(body, complaint):
+    with pytest.raises(BadInput) as caught:
+        output_constraint(body)
+    assert complaint in str(caught.value)

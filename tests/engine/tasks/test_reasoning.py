@@ -1,0 +1,128 @@
+"""A model that thinks: its thoughts are told apart from the answer, counted, and kept out of formats."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.protocol.events import Event, Finished, Token
+from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration
+from engine.replica import TokenIdLogprob
+from engine.tasks.text_generation import TextGenerator
+from engine.tasks.work import Work
+from engine.tokenizer import Tokenizer
+from tests.fakes.checker import FakeChecker
+from tests.fakes.scripted_replica import ScriptedReplica
+
+SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+END_ID = 2
+
+
+class Thinker:
+    """The built-in model's tokenizer with another model's template, over a scripted replica."""
+
+    def __init__(self, folder: Path, template: str) -> None:
+        shutil.copy(SPARK / "tokenizer.json", folder)
+        config = json.loads((SPARK / "tokenizer_config.json").read_text()) | {"chat_template": template}
+        (folder / "tokenizer_config.json").write_text(json.dumps(config))
+        self.replica = ScriptedReplica(vocab_size=4096, max_model_len=2048)
+        self.tokenizer = Tokenizer(folder)
+        self.generator = TextGenerator(self.replica, self.tokenizer, FakeChecker())  # type: ignore[arg-type]
+        self.heard: list[Event] = []
+
+    async def start(self, *messages: ChatMessage, **task: Any) -> None:
+        asked = {"messages": messages or (ChatMessage("user", "Hi"),), "tells_reasoning": True}
+        await self.generator.start(Work(TextGeneration(**(asked | task)), b"n" * 32, 7), self.heard.append)
+
+    def say(self, text: str) -> int:
+        token_ids = self.tokenizer.encode(text, is_raw=True)
+        for token_id in token_ids:
+            self.replica.say(token_id, logprobs=[TokenIdLogprob(-1.0)])
+        self.replica.say(END_ID, finish="stop")
+        return len(token_ids)
+
+    def told(self, *, is_reasoning: bool) -> str:
+        return "".join(e.text for e in self.heard if isinstance(e, Token) and e.is_reasoning == is_reasoning)
+
+    @property
+    def finished(self) -> Finished:
+        assert isinstance(self.heard[-1], Finished)
+        return self.heard[-1]
+
+    @property
+    def prompt(self) -> str:
+        return self.tokenizer.decode(self.replica.requests[-1].prompt.tolist())
+
+
+@pytest.fixture
+def thinker(tmp_path: Path, test_data: Path) -> Thinker:
+    return Thinker(tmp_path, (test_data / "templates/Qwen-Qwen3-0.6B.jinja").read_text())
+
+
+async def test_thoughts_are_told_apart_and_counted(thinker: Thinker) -> None:
+    await thinker.start(sampling=Sampling(logprobs=0, stop=("two",)))
+    thinker.say("<think>\nOne, two.\n</think>\n\nThree.")
+    assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("One, two.", "Three.")
+    usage = thinker.finished.usage
+    assert 5 < usage.reasoning_tokens < usage.completion_tokens
+    logprobs = [entry.text for event in thinker.heard if isinstance(event, Token) for entry in event.logprobs]
+    assert "".join(logprobs).strip() == "Three."
+
+
+async def test_where_nobody_asks_a_thought_is_text(thinker: Thinker) -> None:
+    await thinker.start(tells_reasoning=False)
+    thinker.say("<think>\nOne\n</think>\n\nTwo.")
+    assert thinker.told(is_reasoning=False) == "<think>\nOne\n</think>\n\nTwo."
+    assert thinker.finished.usage.reasoning_tokens == 0
+
+
+async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
+    for tells_reasoning in (True, False):
+        thinker.heard.clear()
+        await thinker.start(constraint=Constraint("json_object"), tells_reasoning=tells_reasoning)
+        held = thinker.replica.requests[-1].constraint
+        assert held is not None
+        assert held.text.startswith("start: thought? body")
+        thinker.say('<think>\n{}?\n</think>\n\n{"a": 1}')
+        assert thinker.told(is_reasoning=False) == '{"a": 1}'
+
+
+async def test_switches_reach_the_template_and_end_the_thinking(thinker: Thinker) -> None:
+    schema = Constraint("json_object")
+    await thinker.start(template_kwargs={"enable_thinking": False}, constraint=schema)
+    assert thinker.prompt.endswith("<think>\n\n</think>\n\n")
+    assert thinker.replica.requests[-1].constraint == schema
+    thinker.say("Hi")
+    assert thinker.told(is_reasoning=False) == "Hi"
+
+
+async def test_earlier_thoughts_are_shown_by_the_template(thinker: Thinker) -> None:
+    await thinker.start(ChatMessage("user", "Q"), ChatMessage("assistant", "A", reasoning="Because."))
+    assert "<think>\nBecause.\n</think>\n\nA" in thinker.prompt
+
+
+async def test_a_prompt_that_leaves_the_model_thinking_begins_with_a_thought(tmp_path: Path, test_data: Path) -> None:
+    template = (test_data / "templates/GLM-4.7-Flash.jinja").read_text()
+    thinker = Thinker(tmp_path, template)
+    await thinker.start(ChatMessage("user", "What does </think> do?"))
+    thinker.say("Hm.</think>It ends.")
+    assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("Hm.", "It ends.")
+    thinker.heard.clear()
+    await thinker.start(ChatMessage("user", "Hi"))
+    num_tokens = thinker.say("Never done")
+    assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("Never done", "")
+    assert thinker.finished.usage.reasoning_tokens >= num_tokens
+
+
+async def test_harmony_answers_by_channels_with_or_without_tools(tmp_path: Path, test_data: Path) -> None:
+    thinker = Thinker(tmp_path, (test_data / "templates/openai-gpt-oss-120b.jinja").read_text())
+    for tells_reasoning in (True, False):
+        thinker.heard.clear()
+        await thinker.start(tells_reasoning=tells_reasoning, template_kwargs={"reasoning_effort": "high"})
+        assert "Reasoning: high" in thinker.prompt
+        thinker.say("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four.")
+        assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("Hm.", "Four.")

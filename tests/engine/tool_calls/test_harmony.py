@@ -1,0 +1,141 @@
+"""Harmony's messages become thoughts, content and calls, for any split; a held model writes them in no other way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engine.constraints.compile import compile_matcher
+from engine.constraints.token_view import TokenView, read_token_view
+from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.tokenizer import Tokenizer
+from engine.tool_calls.form import Form
+from engine.tool_calls.grammar import Controls
+from engine.tool_calls.harmony import HARMONY, MARKS, HarmonyParser
+from engine.tool_calls.parser import CallPiece, Thought
+from engine.tool_calls.plan import make_plan
+
+SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+TOKENIZER = Tokenizer(SPARK)
+TOOL = Tool(name="f", parameters={"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+
+THOUGHT = "<|channel|>analysis<|message|>Hm. <b>2</b><|end|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>It is 4."
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
+CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
+    (THOUGHT + FINAL, "Hm. <b>2</b>", "It is 4.", []),
+    (THOUGHT + FINAL + "<|return|>", "Hm. <b>2</b>", "It is 4.", []),
+    (THOUGHT + "<|start|>assistant" + CALL, "Hm. <b>2</b>", "", [("f", '{"a": 1}')]),
+    (CALL + "<|call|>", "", "", [("f", '{"a": 1}')]),
+    (' to=functions.f<|channel|>commentary json<|message|> {"a": "}"}\n<|call|>', "", "", [("f", '{"a": "}"}')]),
+    ("<|channel|>commentary<|message|>So.<|end|><|start|>assistant" + CALL, "", "So.", [("f", '{"a": 1}')]),
+    (THOUGHT + "<|start|>assistant" + THOUGHT + FINAL, "Hm. <b>2</b>\nHm. <b>2</b>", "It is 4.", []),
+    ("It is 4.", "", "It is 4.", []),
+    ("to be or not", "", "to be or not", []),
+    ('<|channel|>commentary to=functions.g <|constrain|>json<|message|>{"a": 1}<|call|>', "", '{"a": 1}', []),
+    ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>[1]<|call|>", "", "[1]", []),
+    ("<|channel|>final", "", "", []),
+]  # fmt: skip
+
+
+def read(pieces: Sequence[str], *, is_held: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
+    parser = HarmonyParser({"f"}, is_held=is_held)
+    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
+    calls: dict[int, list[CallPiece]] = {}
+    for piece in said:
+        assert piece not in ("", Thought(""))
+        if isinstance(piece, CallPiece):
+            calls.setdefault(piece.index, []).append(piece)
+    thought = "".join(piece.text for piece in said if isinstance(piece, Thought))
+    found = [(of[0].name or "", "".join(piece.arguments for piece in of)) for of in calls.values()]
+    return thought, "".join(piece for piece in said if isinstance(piece, str)), found
+
+
+@pytest.mark.parametrize(("text", "thought", "content", "calls"), CASES)
+def test_messages_are_told_apart_for_any_split(
+    text: str, thought: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read([text]) == read(list(text)) == (thought, content, calls)
+    for at in range(len(text)):
+        assert read([text[:at], text[at:]]) == (thought, content, calls)
+
+
+def test_a_held_call_is_told_as_it_comes_and_ends_the_answer() -> None:
+    parser = HarmonyParser({"f"}, is_held=True)
+    begin, more = CALL[:-2], CALL[-2:]
+    assert parser.push(begin) == [CallPiece(0, "f", ""), CallPiece(0, None, '{"a": ')]
+    assert not parser.is_over
+    assert parser.push(more) == [CallPiece(0, None, "1}")]
+    assert (parser.is_over, parser.num_calls) == (True, 1)
+    assert not parser.is_thinking
+
+
+def test_thinking_is_known_while_it_lasts() -> None:
+    parser = HarmonyParser((), is_held=False)
+    parser.push("<|channel|>analysis<|message|>Hm")
+    assert parser.is_thinking
+    parser.push(".<|end|>")
+    assert not parser.is_thinking
+
+
+@pytest.fixture(scope="module")
+def view() -> TokenView:
+    return read_token_view(SPARK, 4096, (0, 2))
+
+
+CONTROLS = Controls({mark: 6 + place for place, mark in enumerate(MARKS)})
+
+
+def accepts(view: TokenView, constraint: Constraint | None, text: str) -> bool:
+    """With reserved control tokens in place of harmony's."""
+    assert constraint is not None
+    for place, mark in enumerate(MARKS):
+        text = text.replace(mark, f"<|reserved_{place + 1}|>")
+    assert TOKENIZER.control_id("<|reserved_1|>") == 6
+    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, is_raw=True)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
+
+
+def test_a_required_call_may_follow_a_thought(view: TokenView) -> None:
+    task = TextGeneration(prompt="x", tools=(TOOL,), tool_choice="required")
+    held = make_plan(task, Form(HARMONY, takes_several=False), CONTROLS).constraints[0]
+    for text, expected in (
+        (CALL, True),
+        (THOUGHT + "<|start|>assistant" + CALL, True),
+        (' to=functions.f<|channel|>commentary json<|message|>{"a": 1}', True),
+        (CALL.replace("1}", '"x"}'), False),
+        (CALL.replace("functions.f", "functions.g"), False),
+        (THOUGHT + FINAL, False),
+        ("Hello.", False),
+    ):
+        assert accepts(view, held, text) is expected
+
+
+def test_a_free_answer_may_be_any_of_them_and_a_format_stands_on_the_last_channel(view: TokenView) -> None:
+    form = Form(HARMONY, takes_several=False)
+    free = make_plan(TextGeneration(prompt="x", tools=(TOOL,)), form, CONTROLS).constraints[0]
+    for text in (
+        CALL,
+        THOUGHT + FINAL,
+        THOUGHT + "<|start|>assistant" + CALL,
+        FINAL.removeprefix("<|start|>assistant"),
+    ):
+        assert accepts(view, free, text)
+    assert not accepts(view, free, "Hello.")
+    plan = make_plan(TextGeneration(prompt="x", constraint=Constraint("json_object")), form, CONTROLS)
+    for answer, expected in (('{"b": 2}', True), ("It is 4.", False)):
+        text = THOUGHT + FINAL.replace("It is 4.", answer)
+        assert accepts(view, plan.constraints[0], text) is expected
+    parser = plan.parser(plan.constraints[0])
+    assert parser is not None
+    said = parser.push(THOUGHT + FINAL.replace("It is 4.", '{"b": 2}')) + parser.flush()
+    assert json.loads("".join(piece for piece in said if isinstance(piece, str))) == {"b": 2}
+    assert said[0] == Thought("Hm. <b>2</b>")
+
+
+def test_a_prompt_that_no_template_wrote_is_gone_on_with_as_it_is() -> None:
+    plan = make_plan(TextGeneration(prompt="x", raw=True), Form(HARMONY), CONTROLS, is_turn=False)
+    assert (plan.constraints, plan.parser(None)) == ((None,), None)

@@ -1,0 +1,207 @@
+"""What a model thinks is told apart from its answer, for any split; a format holds for what follows a thought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.chat_template import ChatTemplate
+from engine.constraints.compile import compile_matcher
+from engine.constraints.token_view import TokenView, read_token_view
+from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.tokenizer import Tokenizer
+from engine.tool_calls.families import HERMES, QWEN3_CODER
+from engine.tool_calls.form import Form
+from engine.tool_calls.grammar import Controls, Thinking, thoughtful_answer
+from engine.tool_calls.parser import CallPiece, Thought
+from engine.tool_calls.plan import make_plan
+from engine.tool_calls.reasoning import (
+    APERTUS,
+    COHERE,
+    GRANITE,
+    MISTRAL,
+    SEED,
+    THINK,
+    Phase,
+    Reasoning,
+    ThoughtParser,
+    find_reasoning,
+)
+
+SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+TOKENIZER = Tokenizer(SPARK)
+
+CASES: list[tuple[Reasoning, Phase, str, str, str]] = [
+    (THINK, "may_think", "<think>\nHm, 2.\n\nSo 4.\n</think>\n\nIt is 4.", "Hm, 2.\n\nSo 4.", "It is 4."),
+    (THINK, "may_think", " \n<think></think> It", "", "It"),
+    (THINK, "may_think", " It is <b>4</b>. <think>", "", " It is <b>4</b>. <think>"),
+    (THINK, "thinks", "Hm.</think>\nIt is </think>.", "Hm.", "It is </think>."),
+    (THINK, "thinks", "<think>Hm.</think>It", "Hm.", "It"),
+    (THINK, "thinks", "and so on </thi", "and so on </thi", ""),
+    (MISTRAL, "may_think", "[THINK]a[b]c[/THINK]d", "a[b]c", "d"),
+    (GRANITE, "may_think", "<think>a</think><response>b</response>", "a", "b"),
+    (GRANITE, "may_think", "<response>b</response>", "", "b"),
+    (COHERE, "thinks", "a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
+    (COHERE, "answers", "<|START_RESPONSE|>b", "", "b"),
+    (SEED, "may_think", "<seed:think>a</seed:think>b", "a", "b"),
+    (APERTUS, "may_think", "<|inner_prefix|>a<|inner_suffix|>b", "a", "b"),
+]  # fmt: skip
+
+
+def read(reasoning: Reasoning, phase: Phase, pieces: Sequence[str]) -> tuple[str, str]:
+    """The thought, and the answer."""
+    parser = ThoughtParser(reasoning, phase)
+    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
+    assert all(piece != "" and piece != Thought("") for piece in said)
+    thought = "".join(piece.text for piece in said if isinstance(piece, Thought))
+    return thought, "".join(piece for piece in said if isinstance(piece, str))
+
+
+@pytest.mark.parametrize(("reasoning", "phase", "text", "thought", "answer"), CASES)
+def test_a_thought_is_told_apart_for_any_split(
+    reasoning: Reasoning, phase: Phase, text: str, thought: str, answer: str
+) -> None:
+    assert read(reasoning, phase, [text]) == (thought, answer)
+    assert read(reasoning, phase, list(text)) == (thought, answer)
+    for at in range(len(text)):
+        assert read(reasoning, phase, [text[:at], text[at:]]) == (thought, answer)
+
+
+_noise = st.sampled_from(["<think>", "</think>", "<response>", "</response>", "<", "think", ">", " ", "\n", "a"])
+
+
+@given(
+    st.sampled_from((THINK, GRANITE)), st.sampled_from(("may_think", "thinks", "answers")), st.lists(_noise), st.data()
+)
+def test_any_text_reads_the_same_however_it_is_split(
+    reasoning: Reasoning, phase: Phase, parts: list[str], data: st.DataObject
+) -> None:
+    text = "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(reasoning, phase, pieces) == read(reasoning, phase, [text])
+
+
+def test_thoughts_and_answers_are_told_as_they_come() -> None:
+    parser = ThoughtParser(THINK, "may_think")
+    assert parser.push("<thi") == []
+    assert parser.push("nk>\nOne ") == [Thought("One")]
+    assert parser.is_thinking
+    assert parser.push("two.<") == [Thought(" two.")]
+    assert parser.push("/think>\n") == []
+    assert not parser.is_thinking
+    assert parser.push("4") == ["4"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "phase"),
+    [
+        ("Qwen-Qwen3-0.6B", THINK, "may_think"),
+        ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", THINK, "thinks"),
+        ("GLM-4.7-Flash", THINK, "thinks"),
+        ("deepseek-ai-DeepSeek-V3.1", THINK, "answers"),
+        ("ibm-granite-granite-3.3-2B-Instruct", GRANITE, "may_think"),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", MISTRAL, "may_think"),
+        ("ByteDance-Seed-OSS", SEED, "may_think"),
+        ("Apertus-8B-Instruct", APERTUS, "may_think"),
+        ("Qwen-Qwen2.5-7B-Instruct", None, None),
+        ("meta-llama-Llama-3.1-8B-Instruct", None, None),
+    ],
+)
+def test_templates_show_the_marks_and_where_a_prompt_ends(
+    test_data: Path, name: str, expected: Reasoning | None, phase: Phase | None
+) -> None:
+    template = ChatTemplate((test_data / "templates" / f"{name}.jinja").read_text(), {"bos_token": "", "eos_token": ""})
+    assert find_reasoning(template.words) == expected
+    if expected is not None:
+        prompt = template.render([{"role": "user", "content": "Is <think> a mark?"}])
+        assert expected.phase_after(prompt) == phase
+
+
+@pytest.fixture(scope="module")
+def view() -> TokenView:
+    return read_token_view(SPARK, 4096, (0, 2))
+
+
+def accepts(view: TokenView, constraint: Constraint | None, text: str, *, is_raw: bool = False) -> bool:
+    assert constraint is not None
+    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, is_raw=is_raw)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
+
+
+KINDS = [
+    (Constraint("json_schema", '{"type": "integer"}'), "42", "x"),
+    (Constraint("json_object"), '{"a": 1}', "[1]"),
+    (Constraint("regex", "^a/b+$"), "a/bb", "a/"),
+    (Constraint("choice", '["yes", "no"]'), "no", "maybe"),
+    (Constraint("grammar", 'start: "n" X\nX: /[0-9]+/'), "n12", "12"),
+    (Constraint("grammar", 'root ::= "n" [0-9]+'), "n12", "12"),
+]
+
+
+@pytest.mark.parametrize(("answer", "good", "bad"), KINDS)
+def test_a_format_holds_for_what_follows_a_thought(view: TokenView, answer: Constraint, good: str, bad: str) -> None:
+    controls = Controls({})
+    may_think = thoughtful_answer(answer, controls, Thinking(THINK, "may_think"))
+    for text in (good, f"<think>\nI < you\n</think>\n\n{good}"):
+        assert accepts(view, may_think, text)
+    thinks = thoughtful_answer(answer, controls, Thinking(THINK, "thinks"))
+    assert accepts(view, thinks, f"Hm {bad}\n</think>\n\n{good}")
+    assert not accepts(view, thinks, good)
+    for constraint, text in ((may_think, bad), (may_think, f"<think>a</think>{bad}"), (thinks, f"a</think>{bad}")):
+        assert not accepts(view, constraint, text)
+    framed = thoughtful_answer(answer, controls, Thinking(GRANITE, "may_think"))
+    assert accepts(view, framed, f"<think>a</think><response>{good}</response>")
+
+
+def test_marks_that_are_control_tokens_are_spelled_with_them(view: TokenView) -> None:
+    opening, closing = (TOKENIZER.control_id(f"<|reserved_{number}|>") for number in (0, 1))
+    assert opening is not None
+    assert closing is not None
+    marks = Reasoning("<|reserved_0|>", "<|reserved_1|>")
+    controls = Controls({marks.opening: opening, marks.closing: closing}, in_text=(opening, closing))
+    held = thoughtful_answer(Constraint("json_object"), controls, Thinking(marks, "may_think"))
+    assert accepts(view, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", is_raw=True)
+    assert not accepts(view, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", is_raw=True)
+    assert not accepts(view, held, "<|reserved_1|>{}", is_raw=True)
+
+
+NOW = Tool(name="now")
+
+
+def test_a_required_call_may_follow_a_thought_and_is_read_behind_it(view: TokenView) -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
+    plan = make_plan(task, Form(HERMES), Controls({}), Thinking(THINK, "may_think"))
+    held = plan.constraints[0]
+    for answer in (call, f"<think>\n<tool_call>?\n</think>\n\n{call}"):
+        assert accepts(view, held, answer)
+        parser = plan.parser(held)
+        assert parser is not None
+        said = [piece for character in answer for piece in parser.push(character)] + parser.flush()
+        assert [piece.name for piece in said if isinstance(piece, CallPiece) and piece.name] == ["now"]
+        assert not any(isinstance(piece, str) for piece in said)
+        assert parser.num_calls == 1
+    assert not accepts(view, held, "<think>a</think>")
+
+
+def test_a_free_answer_may_think_and_then_call(view: TokenView) -> None:
+    ids = {mark: TOKENIZER.control_id(mark) for mark in HERMES.marks}
+    controls = Controls({mark: token_id for mark, token_id in ids.items() if token_id is not None})
+    plan = make_plan(TextGeneration(prompt="x", tools=(NOW,)), Form(HERMES), controls, Thinking(THINK, "thinks"))
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for text, expected in ((f"a</think>b {call}", True), ("a</think>b", True), ("a", False), (f"a{call}", False)):
+        assert accepts(view, plan.constraints[0], text, is_raw=True) is expected
+
+
+def test_a_coders_calls_follow_each_other_with_or_without_a_new_line(view: TokenView) -> None:
+    task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
+    held = make_plan(task, Form(QWEN3_CODER), Controls({})).constraints[0]
+    call = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
+    assert accepts(view, held, f"{call}\n{call}")
+    assert accepts(view, held, f"{call}{call}")
+    assert not accepts(view, held, f"{call} {call}")
