@@ -60,6 +60,7 @@ class ChildLink(asyncio.Protocol):
         self._num_silent = 0  # looks in a row that heard nothing
         self._num_still = 0  # looks in a row that heard nothing and saw it do nothing
         self._activity = _Activity(0, is_busy=False)
+        self._helper_pids: tuple[int, ...] = ()
         self._verdict = ""
         self._is_gone = False
         self._is_closing = False
@@ -67,6 +68,10 @@ class ChildLink(asyncio.Protocol):
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    def watch_with(self, pids: tuple[int, ...]) -> None:
+        """What these processes compute counts as the child's own: it waits for them."""
+        self._helper_pids = pids
 
     @property
     def is_closing(self) -> bool:
@@ -93,7 +98,7 @@ class ChildLink(asyncio.Protocol):
         self._transport.write(frame)
         if self._timer is None:
             self._num_silent = self._num_still = 0
-            self._activity = _activity(self.pid)
+            self._activity = self._look_at_all()
             self._timer = self._loop.call_later(self._look_s, self._look)
 
     async def close(self) -> None:
@@ -141,7 +146,7 @@ class ChildLink(asyncio.Protocol):
         self._timer = None
         if not self.is_alive or not self._is_owed():
             return
-        activity = _activity(self.pid)
+        activity = self._look_at_all()
         is_still = activity.cpu_ticks == self._activity.cpu_ticks and not activity.is_busy
         self._num_silent = 0 if self._has_spoken else self._num_silent + 1
         self._num_still = self._num_still + 1 if is_still and not self._has_spoken else 0
@@ -152,6 +157,12 @@ class ChildLink(asyncio.Protocol):
             self._child.kill()
             return
         self._timer = self._loop.call_later(self._look_s, self._look)
+
+    def _look_at_all(self) -> _Activity:
+        all_activity = [_activity(pid) for pid in (self.pid, *self._helper_pids)]
+        return _Activity(
+            sum(each.cpu_ticks for each in all_activity), is_busy=any(each.is_busy for each in all_activity)
+        )
 
     def _stop_watch(self) -> None:
         if self._timer is not None:

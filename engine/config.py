@@ -14,7 +14,8 @@ class EngineConfig:
     """One replica's settings.
 
     `dtype` "auto" takes what is fastest here for the checkpoint's own precision; "float32" is the parity setting.
-    `num_blocks` 0 derives the pool from `kv_memory_bytes`. `max_model_len` 0 is the model's own context.
+    `num_blocks` 0 derives the pool from `kv_memory_bytes`, which all ranks share. `max_model_len` 0 is the model's own
+    context.
     """
 
     model_dir: Path
@@ -27,7 +28,8 @@ class EngineConfig:
     max_waiting: int = 1024  # sequences queued behind them
     max_step_tokens: int = 512  # budget of one step: decode rows first, prefill chunks fill the rest
     max_model_len: int = 0
-    num_threads: int = 1
+    num_threads: int = 1  # of all ranks together, at least one each
+    tensor_parallel: int = 1  # ranks that share the model, each with a part of its heads, experts and vocabulary
     is_prefix_cache_enabled: bool = True
     adapter_memory_bytes: int = 512 * 1024 * 1024  # of LoRA matrices kept beside the model; the oldest idle ones leave
     step_timeout_s: float = 15.0  # silence after which a rank that does not compute is killed; see engine/child_link.py

@@ -104,6 +104,7 @@ class Engine:
         self._runner = runner
         self._adapters = adapters
         self._num_unadapted = 0  # sequences that wait for their adapter
+        self._num_ranks = config.tensor_parallel
         self._sequences: dict[int, Sequence] = {}
         self._ended: list[tuple[int, int, int]] = []  # (sequence id, finish code, cached tokens), for the next report
         self._max_open_tokens = 0  # sum of what the open sequences may grow to
@@ -190,6 +191,7 @@ class Engine:
             num_computed_tokens=self.num_computed_tokens,
             num_preemptions=scheduler.num_preemptions,
             num_steps=scheduler.num_steps,
+            num_ranks=self._num_ranks,
         )
 
     def _queue(self, sequence: Sequence) -> None:

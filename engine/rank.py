@@ -2,7 +2,8 @@
 
 Single-threaded, no asyncio, no text: arrays come in and go out, one frame per step each way. With nothing to do it
 sleeps in the socket. It ends when its replica closes the socket; an error in a step ends it too, since nobody could
-say what state the device is in, but no request's content may cause one.
+say what state the device is in, but no request's content may cause one. Where several ranks share a model, this is the
+one that leads (`rank_group.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import time
 import msgspec
 
 from engine import rank_wire
-from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.runner import Runner
+from engine.rank_group import load
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     config, revision = rank_wire.decode_arguments(arguments)
     started = time.monotonic()
     try:
-        engine = _engine(config, revision)
+        runner, follower_pids = load(config, connection)
+        engine = Engine(runner, config, revision, runner.adapters)
     except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
         logger.error("loading failed: %s", type(error).__name__)
         connection.sendall(rank_wire.encode_frame(rank_wire.LoadFailed(f"{type(error).__name__}: {error}")))
@@ -39,15 +40,10 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     info = msgspec.structs.replace(engine.info, load_s=round(time.monotonic() - started, 3))
     logger.info("loaded", extra={"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks})
     try:
-        connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(info, engine.status())))
+        connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(info, engine.status(), follower_pids)))
     except (BrokenPipeError, ConnectionResetError):
         return  # the replica was closed meanwhile
     serve(connection, engine)
-
-
-def _engine(config: EngineConfig, revision: str) -> Engine:
-    runner = Runner(config)
-    return Engine(runner, config, revision, runner.adapters)
 
 
 def serve(connection: socket.socket, engine: Engine) -> None:

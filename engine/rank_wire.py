@@ -27,8 +27,11 @@ from engine.sequence import SequenceRequest
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
+    """`follower_pids` are the other processes of a model that several ranks share."""
+
     info: EngineInfo
     status: EngineStatus
+    follower_pids: tuple[int, ...] = ()
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):

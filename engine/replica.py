@@ -190,6 +190,7 @@ class Replica:
                 self._deliver(rank_wire.decode_report(news))
         elif isinstance(news, rank_wire.Loaded):
             self._status = news.status
+            self._link.watch_with(news.follower_pids)
             if not self._loaded.done():
                 self._loaded.set_result(news.info)
         elif not self._loaded.done():

@@ -56,6 +56,7 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_ranks: int = 1
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):

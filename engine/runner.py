@@ -6,7 +6,8 @@ anything but arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -18,6 +19,7 @@ from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.interface import Kernels, KvPool
 from engine.kernels.native.operators import find_native_kernels
+from engine.layers.share import WHOLE, Share
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed
@@ -32,12 +34,22 @@ class Runner:
 
     Raises UnsupportedModel or WeightsError while it loads, ValueError for settings that cannot work; a runner that
     exists is ready. `layout_tag` names how KV is stored: blocks of runners with equal tags and weights are alike.
+
+    One of several ranks has its `share` of the model, and each runs every step. The leader's `announce` tells the
+    others of it; their logits are nothing.
     """
 
-    def __init__(self, config: EngineConfig, kernels: Kernels | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        kernels: Kernels | None = None,
+        share: Share = WHOLE,
+        announce: Callable[[StepInputs], None] | None = None,
+    ) -> None:
         if config.device != "cpu":
             raise ValueError(f"device={config.device!r}: this build runs on cpu")
-        torch.set_num_threads(config.num_threads)
+        torch.set_num_threads(max(config.num_threads // share.size, 1))
+        self._announce = announce
         self.model_config = read_config(config.model_dir)
         checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
         kernels = kernels or find_native_kernels() or CpuKernels()
@@ -45,45 +57,53 @@ class Runner:
         if config.dtype == "auto" and has_packed(empty, checkpoint, kernels, torch.bfloat16):
             self.dtype = torch.bfloat16
         else:
-            self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config)
+            self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config, share)
+        self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"), share)
         self.block_size = config.block_size
-        self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes)
+        self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes // share.size)
         if self.block_size < 1 or self.num_blocks < 1:
             raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} does not hold one block of {self.block_size}")
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
-        self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp1-block{self.block_size}"
+        self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{share.size}-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0
-        self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"))
-        packed = keep_packed(self._model, checkpoint, kernels)
+        # What is packed is divided only once it is expanded.
+        packed = keep_packed(self._model, checkpoint, kernels) if share.is_whole else {}
+        destinations = {**self._model.destinations(checkpoint.entries), **packed}
         # By threads, which inference mode does not reach.
-        weights.load(checkpoint, {**self._model.destinations(checkpoint.entries), **packed})
+        weights.load(checkpoint, destinations, is_whole=share.is_whole)
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
             self._pool = self._allocate_pool()
             self._attention = self._model.attention(kernels, self._pool)
-        self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes)
+        self.adapters: AdapterBank | None = None  # not for a part of a model: their matrices are not divided
+        if share.is_whole:
+            self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:
         """One forward pass over `inputs.num_tokens` tokens, and one token for each row that samples."""
-        if inputs.block_copies is not None:
-            self._pool.copy_blocks(inputs.block_copies)
         logits = self._logits(inputs)  # float32 [K, V]
         self.num_forward_tokens += inputs.num_tokens
         self.num_steps += 1
         return sample(logits, inputs.sampling)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """The logits themselves, float32 [K, V]: what parity is measured on."""
+        """The logits themselves, float32 [K, V]: what parity is measured on, and all that ranks behind a leader do."""
         with torch.inference_mode():
             return self._logits(inputs)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
-        handles = inputs.adapters
-        adapted = None if handles is None else self.adapters.begin(handles, inputs.query_starts)
+        if self._announce is not None:
+            self._announce(inputs)
+        if inputs.block_copies is not None:
+            self._pool.copy_blocks(inputs.block_copies)
+        adapted = None
+        if inputs.adapters is not None:
+            assert self.adapters is not None, "no row has an adapter where there are none"
+            adapted = self.adapters.begin(inputs.adapters, inputs.query_starts)
         return self._model.forward(inputs, self._attention, adapted)
 
     @torch.inference_mode()
@@ -102,7 +122,7 @@ class Runner:
         return memory_bytes // (self._slot_elements() * self.dtype.itemsize * max(self.block_size, 1))
 
     def _slot_elements(self) -> int:
-        return self.model_config.num_layers * self.model_config.attention_shape.kv_width
+        return self.model_config.num_layers * self._model.attention_shape.kv_width
 
     def _max_model_len(self, wanted: int) -> int:
         """The longest sequence: what was asked, else the model's context; never more than the pool holds."""
@@ -112,12 +132,21 @@ class Runner:
         return min(wanted or longest, self.num_blocks * self.block_size)
 
     def _allocate_pool(self) -> KvPool:
-        num_slots, width = self.num_blocks * self.block_size, self.model_config.attention_shape.kv_width
+        num_slots, width = self.num_blocks * self.block_size, self._model.attention_shape.kv_width
         data = torch.empty(self.model_config.num_layers, num_slots, width, dtype=self.dtype)  # [L, slots, ·]
         return KvPool(data, self.block_size)
 
 
-def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig) -> torch.dtype:
+def settle_dtype(config: EngineConfig, share: Share) -> EngineConfig:
+    """`config` with its precision decided, so that every rank has the same. Raises as Runner does."""
+    if config.dtype != "auto":
+        return config
+    model_config = read_config(config.model_dir)
+    stored = weights.open_checkpoint(config.model_dir).dtype
+    return replace(config, dtype=str(_choose_dtype("auto", stored, model_config, share)).removeprefix("torch."))
+
+
+def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig, share: Share) -> torch.dtype:
     """ "auto" keeps float32 checkpoints exact and gives 16-bit ones whichever of the two is fast on this machine."""
     if wanted in _DTYPES:
         return _DTYPES[wanted]
@@ -125,5 +154,5 @@ def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig) -> torc
         raise ValueError(f"dtype={wanted!r}: expected auto, float32 or bfloat16")
     if stored == torch.float32:
         return torch.float32
-    shapes = Decoder(config, torch.float32, torch.device("meta")).linear_shapes()
+    shapes = Decoder(config, torch.float32, torch.device("meta"), share).linear_shapes()
     return fastest_dtype(shapes)

@@ -13,13 +13,14 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 
 from engine.weight_formats.folder import find_safetensors, read_quantization, why_nothing
 from engine.weight_formats.gguf_file import GgufError, find_gguf, read_gguf
+from engine.weight_formats.part import Part
 from engine.weight_formats.quantization import is_idle
 from engine.weight_formats.quantized import PackedForm, PackedSlot, QuantizedTensor
 from engine.weight_formats.safetensors_header import HeaderError
@@ -29,7 +30,8 @@ __all__ = ["Checkpoint", "LoadCancelled", "Progress", "WeightsError", "check", "
 
 logger = logging.getLogger(__name__)
 
-Destination = torch.Tensor | PackedSlot
+Whole = torch.Tensor | PackedSlot
+Destination = Whole | Part
 
 _MAX_THREADS = 8
 _TELL_EVERY_S = 5.0
@@ -186,8 +188,11 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
     raise WeightsError(why_nothing(model_dir))
 
 
-def check(checkpoint: Checkpoint, destinations: Mapping[str, Destination]) -> dict[str, Source]:
-    """Every destination has its parameter, of that shape and of a type that can be read, and nothing is left over.
+def check(
+    checkpoint: Checkpoint, destinations: Mapping[str, Destination], *, is_whole: bool = True
+) -> dict[str, Source]:
+    """Every destination has its parameter, of that shape and of a type that can be read, and nothing is left over: that
+    only where the destinations are the whole of a model and not one rank's part.
 
     Raises WeightsError, which names the first few and counts the rest. Destinations may be on the meta device: no
     weight is read.
@@ -204,22 +209,29 @@ def check(checkpoint: Checkpoint, destinations: Mapping[str, Destination]) -> di
         sources[name] = source
     if missing:
         raise WeightsError(f"{name_few(missing)} missing{checkpoint.hint(missing[0])}")
-    unread = checkpoint.unread(list(sources.values()))
+    unread = checkpoint.unread(list(sources.values())) if is_whole else []
     if unread:
         raise WeightsError(f"{name_few(unread)} without a place in this architecture")
     return sources
 
 
-def load(checkpoint: Checkpoint, destinations: Mapping[str, Destination], progress: Progress | None = None) -> None:
-    """Fill every destination; a slot gets its matrix as it is packed.
+def load(
+    checkpoint: Checkpoint,
+    destinations: Mapping[str, Destination],
+    progress: Progress | None = None,
+    *,
+    is_whole: bool = True,
+) -> None:
+    """Fill every destination; a slot gets its matrix as it is packed. `is_whole` as for `check`.
 
     Raises WeightsError or LoadCancelled; what was filled by then must be thrown away.
     Holds no more memory besides the destinations than a few pieces for each thread.
     """
-    sources = check(checkpoint, destinations)
+    sources = check(checkpoint, destinations, is_whole=is_whole)
     progress = progress or Progress()
-    progress.total_bytes = sum(part.size_bytes for source in sources.values() for part in source.parts)
-    pieces = _Pieces([(sources[name], destination) for name, destination in destinations.items()])
+    work = [pair for name, destination in destinations.items() for pair in _pairs(sources[name], destination)]
+    progress.total_bytes = sum(part.size_bytes for source, _ in work for part in source.parts)
+    pieces = _Pieces(work)
     num_threads = torch.get_num_threads()
     try:
         with Files() as files:
@@ -236,16 +248,20 @@ def load(checkpoint: Checkpoint, destinations: Mapping[str, Destination], progre
         raise LoadCancelled(f"cancelled after {progress.done_bytes} of {progress.total_bytes} bytes")
 
 
+def _pairs(source: Source, destination: Destination) -> Iterable[tuple[Source, Whole]]:
+    return destination.pairs(source) if isinstance(destination, Part) else ((source, destination),)
+
+
 class _Pieces:
     """The work of a load, handed out in the order in which it lies in the files; none after a failure."""
 
-    def __init__(self, sources: list[tuple[Source, Destination]]) -> None:
+    def __init__(self, sources: list[tuple[Source, Whole]]) -> None:
         sources.sort(key=lambda item: (str(item[0].parts[0].path), item[0].parts[0].offset))
         self.failure: BaseException | None = None
         self._lock = threading.Lock()
         self._pieces = self._all(sources)
 
-    def take(self) -> tuple[Source, Destination, int, int, int] | None:
+    def take(self) -> tuple[Source, Whole, int, int, int] | None:
         """A source, its destination, the piece, and how many stored bytes it counts for."""
         with self._lock:
             return None if self.failure is not None else next(self._pieces, None)
@@ -255,7 +271,7 @@ class _Pieces:
             self.failure = self.failure or error
 
     @staticmethod
-    def _all(sources: list[tuple[Source, Destination]]) -> Iterator[tuple[Source, Destination, int, int, int]]:
+    def _all(sources: list[tuple[Source, Whole]]) -> Iterator[tuple[Source, Whole, int, int, int]]:
         for source, destination in sources:
             pieces = [(0, source.shape[0])] if isinstance(destination, PackedSlot) else list(source.pieces())
             size_bytes = sum(part.size_bytes for part in source.parts)

@@ -293,8 +293,8 @@ def _run_child(
     configure: Callable[[str], object] | None,
 ) -> NoReturn:
     """The child's whole life."""
-    code = 1
-    try:
+
+    def work() -> None:
         die_with_parent(parent_pid)
         gc.enable()
         signal.set_wakeup_fd(-1)
@@ -306,11 +306,20 @@ def _run_child(
         if configure is not None:
             configure(name)
         resolve(request.entry)(socket.socket(fileno=fd), request.arguments)
+
+    run_and_exit(request.entry, work)
+
+
+def run_and_exit(what: str, work: Callable[[], None]) -> NoReturn:
+    """`work`, and then the end of the process, whatever came of it."""
+    code = 1
+    try:
+        work()
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException as error:  # the process's outermost loop
-        logger.critical("%s ended by %s at %s", request.entry, _said(error), _frames(error))
+        logger.critical("%s ended by %s at %s", what, _said(error), _frames(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

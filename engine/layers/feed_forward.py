@@ -9,10 +9,15 @@ import torch
 from engine.kernels.interface import Kernels, Operator
 from engine.layers.config import MlpConfig
 from engine.layers.linear import Linear
+from engine.layers.share import WHOLE, Share
+from engine.weight_formats.part import Destination
 
 
 class Mlp:
-    """x [T, C] -> [T, C] through `config.inner` channels. `up` names one matrix or two, gate first."""
+    """x [T, C] -> [T, C] through `config.inner` channels, or this rank's `share` of them and of the sum that comes out.
+
+    `up` names one matrix or two, gate first.
+    """
 
     def __init__(
         self,
@@ -22,19 +27,24 @@ class Mlp:
         num_channels: int,
         dtype: torch.dtype,
         device: torch.device,
+        share: Share = WHOLE,
     ) -> None:
-        width = config.inner * (2 if config.activation.is_gated else 1)
-        parts = dict.fromkeys(up, width // len(up))
+        first, last = share.span(config.inner)
+        num_halves = 2 if config.activation.is_gated else 1
+        per_part = num_halves // len(up)  # of the halves, in each matrix
+        spans = [(half * config.inner + first, half * config.inner + last) for half in range(per_part)]
+        parts, cut = dict.fromkeys(up, per_part * (last - first)), share.cut(0, per_part * config.inner, *spans)
         self._config = config
-        self._up = Linear(parts, num_channels, config.has_bias, dtype, device)
-        self._down = Linear({down: num_channels}, config.inner, config.has_bias, dtype, device)
+        self._up = Linear(parts, num_channels, config.has_bias, dtype, device, dict.fromkeys(up, cut))
+        has_bias, cuts = config.has_bias and share.is_first, {down: share.cut(1, config.inner, (first, last))}
+        self._down = Linear({down: num_channels}, last - first, has_bias, dtype, device, cuts)
         self._activate: Operator
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         return self._up, self._down
 
-    def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def destinations(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         for linear in self.linears:
             yield from linear.destinations(prefix)
 

@@ -17,11 +17,13 @@ from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
 from engine.layers.config import AttentionConfig, LatentConfig, NormConfig
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm
+from engine.layers.share import WHOLE, Share, scaled
+from engine.weight_formats.part import Cut, Destination
 
 
 class LatentAttention:
     """Projections around a kernel of shape (H heads, 1 KV head, R + S, values R). `head_order` [S] as in SelfAttention,
-    of the rotated part."""
+    of the rotated part. A rank has its `share` of the heads, and the latents whole."""
 
     sinks: torch.Tensor | None = None
 
@@ -33,25 +35,37 @@ class LatentAttention:
         num_channels: int,
         dtype: torch.dtype,
         device: torch.device,
+        share: Share = WHOLE,
     ) -> None:
+        heads, num_all = share.span(config.num_heads), config.num_heads
+        config = share.of_attention(config)
         self._latent, self._num_heads, self._head_order = latent, config.num_heads, head_order
-        query_width = config.num_heads * (latent.plain_dim + latent.rotary_dim)
+        head_width = latent.plain_dim + latent.rotary_dim
+
+        def cut(dim: int, size: int) -> Cut | None:
+            return share.cut(dim, num_all * size, scaled(heads, size))
+
+        query_width, query_cut = config.num_heads * head_width, cut(0, head_width)
         norm, bias = NormConfig(eps=latent.eps), config.has_bias
         self._query_down: Linear | None = None
         self._query_norm: Norm | None = None
         if latent.query_rank is None:
-            self._query = Linear({"q_proj": query_width}, num_channels, False, dtype, device)
+            cuts = {"q_proj": query_cut}
+            self._query = Linear({"q_proj": query_width}, num_channels, False, dtype, device, cuts)
         else:
             self._query_down = Linear({"q_a_proj": latent.query_rank}, num_channels, bias, dtype, device)
             self._query_norm = Norm(norm, latent.query_rank, dtype, device)
-            self._query = Linear({"q_b_proj": query_width}, latent.query_rank, False, dtype, device)
+            cuts = {"q_b_proj": query_cut}
+            self._query = Linear({"q_b_proj": query_width}, latent.query_rank, False, dtype, device, cuts)
         down = {"kv_a_proj_with_mqa": latent.rank + latent.rotary_dim}
         self._kv_down = Linear(down, num_channels, bias, dtype, device)
         self._kv_norm = Norm(norm, latent.rank, dtype, device)
-        up = {"kv_b_proj": config.num_heads * (latent.plain_dim + latent.value_dim)}
-        self._kv_up = Linear(up, latent.rank, False, dtype, device)
-        mixed_width = config.num_heads * latent.value_dim
-        self._out = Linear({"o_proj": num_channels}, mixed_width, config.has_output_bias, dtype, device)
+        up_width = latent.plain_dim + latent.value_dim
+        up = {"kv_b_proj": config.num_heads * up_width}
+        self._kv_up = Linear(up, latent.rank, False, dtype, device, {"kv_b_proj": cut(0, up_width)})
+        mixed_width, has_bias = config.num_heads * latent.value_dim, config.has_output_bias and share.is_first
+        out_cuts = {"o_proj": cut(1, latent.value_dim)}
+        self._out = Linear({"o_proj": num_channels}, mixed_width, has_bias, dtype, device, out_cuts)
         self._rotate: Place  # [T, (H + 1) S], queries' rotated parts and the key's
         self._to_latent: Operator  # [T, H P] -> [T, H R]
         self._from_latent: Operator  # [T, H R] -> [T, H V]
@@ -61,7 +75,7 @@ class LatentAttention:
         first = () if self._query_down is None else (self._query_down,)
         return (*first, self._query, self._kv_down, self._kv_up, self._out)
 
-    def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def destinations(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         for linear in self.linears:
             yield from linear.destinations(prefix)
         if self._query_norm is not None:

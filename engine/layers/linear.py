@@ -9,7 +9,10 @@ from typing import TypeVar
 import torch
 
 from engine.kernels.interface import Kernels, Operator
+from engine.weight_formats.part import Cut, Destination, part_of
 from engine.weight_formats.quantized import PackedSlot, joined
+
+NO_CUTS: Mapping[str, Cut | None] = {}
 
 T = TypeVar("T")
 
@@ -17,16 +20,23 @@ T = TypeVar("T")
 class Linear:
     """x [T, C] -> x @ weight.T + bias, where the rows of `weight` [out, C] are those of each part in order.
 
-    `parts` maps a checkpoint's name to its number of outputs. Call `bind` once the weights are in place; `forward`
-    exists only then. A weight may stay packed as it is stored, from `keep_packed` on.
+    `parts` maps a checkpoint's name to its number of outputs, `cuts` to what of it is here if that is not all. Call
+    `bind` once the weights are in place; `forward` exists only then. A weight may stay packed as it is stored, from
+    `keep_packed` on.
     """
 
     forward: Operator
 
     def __init__(
-        self, parts: Mapping[str, int], num_in: int, has_bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        parts: Mapping[str, int],
+        num_in: int,
+        has_bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        cuts: Mapping[str, Cut | None] = NO_CUTS,
     ) -> None:
-        self.parts = parts
+        self.parts, self._cuts = parts, cuts
         self.order: torch.Tensor | None = None  # [out], see `reorder`
         self.shape = (sum(parts.values()), num_in)
         self._weight = torch.empty(self.shape, dtype=dtype, device=device)  # [out, C]
@@ -34,15 +44,15 @@ class Linear:
         self._slots: list[PackedSlot] = []  # of each part, where the weight stays packed
         self.names: tuple[str, ...] = ()  # of the weights of all parts in the checkpoint, once `destinations` was asked
 
-    def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def destinations(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         """Checkpoint name and the slice it fills, for every part; where the weight stays packed, of biases only."""
         first, self.names = 0, tuple(f"{prefix}{name}.weight" for name in self.parts)
         for name, num_out in self.parts.items():
-            rows = slice(first, first + num_out)
+            rows, cut = slice(first, first + num_out), self._cuts.get(name)
             if not self._slots:
-                yield f"{prefix}{name}.weight", self._weight[rows]
+                yield f"{prefix}{name}.weight", part_of(self._weight[rows], cut)
             if self._bias is not None:
-                yield f"{prefix}{name}.bias", self._bias[rows]
+                yield f"{prefix}{name}.bias", part_of(self._bias[rows], cut if cut and cut.dim == 0 else None)
             first += num_out
 
     def keep_packed(self) -> dict[str, PackedSlot]:

@@ -15,6 +15,8 @@ from engine.kernels.interface import Kernels, Operator
 from engine.layers.config import MoeConfig, RouterConfig
 from engine.layers.feed_forward import Mlp
 from engine.layers.linear import Linear
+from engine.layers.share import WHOLE, Share
+from engine.weight_formats.part import Destination, part_of
 
 
 class Router:
@@ -27,7 +29,7 @@ class Router:
         self._linear = Linear({name: num_experts}, num_channels, config.has_bias, torch.float32, device)
         self._correction = torch.empty(num_experts, device=device) if config.has_correction else None  # float32 [E]
 
-    def destinations(self, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
+    def destinations(self, prefix: str) -> Iterator[tuple[str, Destination]]:
         yield from self._linear.destinations(prefix)
         if self._correction is not None:
             yield f"{prefix}{self._name}.e_score_correction_bias", self._correction
@@ -63,11 +65,15 @@ class Experts:
     """The matrices of all experts, [E, 2 I, C] and [E, C, I], and their biases.
 
     A checkpoint has one tensor for each expert and part, or one for all experts: then as here or, where the family
-    `is_stacked`, transposed.
+    `is_stacked`, transposed. A rank has a range of the experts, and gives the sums over those.
     """
 
-    def __init__(self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._config, num_experts = config, config.num_experts
+    def __init__(
+        self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device, share: Share = WHOLE
+    ) -> None:
+        self._config, self._span = config, share.span(config.num_experts)
+        self._cut = share.cut(0, config.num_experts, self._span)
+        num_experts = self._span[1] - self._span[0]
         width = config.inner * (2 if config.activation.is_gated else 1)
         self.shapes = ((width, num_channels), (num_channels, config.inner))  # of one expert's matrices
         self._up = torch.empty(num_experts, width, num_channels, dtype=dtype, device=device)
@@ -78,19 +84,20 @@ class Experts:
         self._operators: list[tuple[Operator, Operator]] = []  # E × up, down
         self._activate: Operator
 
-    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
         names, inner = self._config.names, self._config.inner
         fused = f"{prefix}experts.gate_up_proj"
         if names.is_stacked or fused in stored:
             is_turned = names.is_stacked
-            yield fused, self._up.transpose(1, 2) if is_turned else self._up
-            yield f"{prefix}experts.down_proj", self._down.transpose(1, 2) if is_turned else self._down
+            up, down = (self._up.transpose(1, 2), self._down.transpose(1, 2)) if is_turned else (self._up, self._down)
+            yield fused, part_of(up, self._cut)
+            yield f"{prefix}experts.down_proj", part_of(down, self._cut)
             if self._up_bias is not None and self._down_bias is not None:
-                yield f"{fused}_bias", self._up_bias
-                yield f"{prefix}experts.down_proj_bias", self._down_bias
+                yield f"{fused}_bias", part_of(self._up_bias, self._cut)
+                yield f"{prefix}experts.down_proj_bias", part_of(self._down_bias, self._cut)
             return
-        for index in range(self._config.num_experts):
-            expert = f"{prefix}experts.{index}."
+        for index, number in enumerate(range(*self._span)):
+            expert = f"{prefix}experts.{number}."
             yield f"{expert}{names.gate}.weight", self._up[index, :inner]
             yield f"{expert}{names.up}.weight", self._up[index, inner:]
             yield f"{expert}{names.down}.weight", self._down[index]
@@ -100,7 +107,7 @@ class Experts:
         if self._config.names.is_interleaved:
             self._up = _halves(self._up)
             self._up_bias = None if self._up_bias is None else _halves(self._up_bias)
-        for index in range(self._config.num_experts):
+        for index in range(len(self._up)):
             up_bias = None if self._up_bias is None else self._up_bias[index]
             down_bias = None if self._down_bias is None else self._down_bias[index]
             up, down = kernels.linear(self._up[index], up_bias), kernels.linear(self._down[index], down_bias)
@@ -112,6 +119,11 @@ class Experts:
         """x [T, C], weights and experts [T, K] -> the weighted sums, float32 [T, C]."""
         num_chosen = experts.shape[1]
         flat, order = experts.flatten().sort(stable=True)  # [T K], tokens of an expert side by side
+        if self._cut is not None:
+            begin, end = torch.searchsorted(flat, flat.new_tensor(self._span)).tolist()
+            if begin == end:
+                return x.new_zeros(x.shape, dtype=torch.float32)
+            flat, order = flat[begin:end], order[begin:end]
         rows = order // num_chosen  # [T K], whose token each is
         shares = weights.flatten().index_select(0, order).unsqueeze(1)  # float32 [T K, 1]
         grouped = x.index_select(0, rows)  # [T K, C]
@@ -119,7 +131,7 @@ class Experts:
             grouped = (grouped * shares).to(x.dtype)
         chosen, counts = torch.unique_consecutive(flat, return_counts=True)
         parts = [
-            self._run(expert, group)
+            self._run(expert - self._span[0], group)
             for expert, group in zip(chosen.tolist(), grouped.split(counts.tolist()), strict=True)
         ]
         outputs = torch.cat(parts).float()  # [T K, C]
@@ -133,17 +145,20 @@ class Experts:
 
 
 class Moe:
-    """Router, experts and, where there is one, the expert that every token goes through."""
+    """Router, experts and, where there is one, the expert that every token goes through. Every rank chooses; what comes
+    out is its `share` of a sum."""
 
-    def __init__(self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device, share: Share = WHOLE
+    ) -> None:
         self._config, names = config, config.names
         self._router = Router(config.router, names.router, config.num_experts, num_channels, device)
-        self._experts = Experts(config, num_channels, dtype, device)
+        self._experts = Experts(config, num_channels, dtype, device, share)
         self._shared: Mlp | None = None
         self._shared_gate: Linear | None = None
         if config.shared is not None:
             up = ("gate_proj", "up_proj")
-            self._shared = Mlp(config.shared, up, "down_proj", num_channels, dtype, device)
+            self._shared = Mlp(config.shared, up, "down_proj", num_channels, dtype, device, share)
             if config.is_shared_gated:
                 self._shared_gate = Linear({f"{names.shared}_gate": 1}, num_channels, False, dtype, device)
 
@@ -156,7 +171,7 @@ class Moe:
         """Of the expert that every token goes through."""
         return () if self._shared is None else self._shared.linears
 
-    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
         yield from self._router.destinations(prefix)
         yield from self._experts.destinations(prefix, stored)
         if self._shared is not None:

@@ -10,6 +10,7 @@ Letters: T tokens, K sampled rows, C channels, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -17,15 +18,17 @@ import torch
 from engine.kernels.interface import Add, Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
 from engine.layers.attention import SelfAttention
 from engine.layers.config import MoeConfig
-from engine.layers.embedding import Embedding
+from engine.layers.embedding import Embedding, Head, gathered
 from engine.layers.feed_forward import Mlp
 from engine.layers.latent_attention import LatentAttention
 from engine.layers.linear import Linear, with_linears
 from engine.layers.moe import Moe
 from engine.layers.norm import NoNorm, Norm
 from engine.layers.rotary import Rotary, Temperature
-from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig
+from engine.layers.share import WHOLE, Share
+from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig, UnsupportedModel
 from engine.models.rope import head_order, rope_frequencies
+from engine.weight_formats.part import Destination
 
 # Where checkpoints keep the body and the head: alone, or as the text part of a model of images and text.
 _ROOTS = (
@@ -61,28 +64,35 @@ class Decoder:
 
     _head: Operator
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, share: Share = WHOLE) -> None:
+        """Raises UnsupportedModel where `share` cannot be had."""
+        fault = share.fault(config.attention)
+        if fault:
+            raise UnsupportedModel(fault)
         self.config = config
         self.dtype = dtype
-        self.attention_shape: AttentionShape = config.attention_shape
-        self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device)
+        self._share = share
+        self.attention_shape: AttentionShape = replace(
+            config, attention=share.of_attention(config.attention)
+        ).attention_shape
+        self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, share)
         kind = ParallelLayer if config.is_parallel else Layer
-        self._layers = [kind(config, layer, dtype, device) for layer in config.layers]
+        self._layers = [kind(config, layer, dtype, device, share) for layer in config.layers]
         self._norm = Norm(config.norm, config.hidden_size, dtype, device)
-        self._untied_head: Linear | None = None
+        self._untied_head: Head | None = None
         if not config.is_head_tied:
-            self._untied_head = Linear({"": config.vocab_size}, config.hidden_size, False, dtype, device)
+            self._untied_head = Head(config.vocab_size, config.hidden_size, dtype, device, share)
         # Tables of positions, and the index of each layer's among them.
         self._tables: list[Rotary | Temperature] = []
         self._table_of: list[int | None] = []
 
-    def destinations(self, stored: Collection[str] = ()) -> dict[str, torch.Tensor]:
-        """Every tensor of the checkpoint by name, and where it goes.
+    def destinations(self, stored: Collection[str] = ()) -> dict[str, Destination]:
+        """Every tensor of the checkpoint that this rank needs by name, and where it goes.
 
         `stored` are the names that the checkpoint has: they decide where families differ in how they are written.
         """
         root, head = next((pair for pair in _ROOTS if f"{pair[0]}embed_tokens.weight" in stored), _ROOTS[0])
-        found: dict[str, torch.Tensor] = dict(self._embedding.destinations(f"{root}embed_tokens"))
+        found: dict[str, Destination] = dict(self._embedding.destinations(f"{root}embed_tokens"))
         for index, layer in enumerate(self._layers):
             found.update(layer.destinations(f"{root}layers.{index}.", stored))
         found.update(self._norm.destinations(f"{root}norm"))
@@ -92,7 +102,7 @@ class Decoder:
 
     def linear_shapes(self) -> list[tuple[int, int]]:
         """(out, in) of the matrices of the last layer and of the head."""
-        head = (self.config.vocab_size, self.config.hidden_size)
+        head = (-(-self.config.vocab_size // self._share.size), self.config.hidden_size)
         return [*self._layers[-1].linear_shapes, head]
 
     @property
@@ -111,6 +121,8 @@ class Decoder:
         else:
             self._untied_head.bind(kernels)
             self._head = self._untied_head.forward
+        if not self._share.is_whole:
+            self._head = gathered(self._head, self._share, self.config.vocab_size)
         distinct = list(dict.fromkeys(layer.positions for layer in self.config.layers if layer.positions is not None))
         self._tables = [self._table(positions, num_positions) for positions in distinct]
         self._table_of = [
@@ -132,7 +144,8 @@ class Decoder:
         return [with_linears(layer, change) for layer in self._layers]
 
     def forward(self, step: ModelStep, attention: Attention, adapted: AdaptedLayers | None = None) -> torch.Tensor:
-        """float32 logits [K, V] of the rows that sample; the KV of all T tokens is stored on the way."""
+        """float32 logits [K, V] of the rows that sample, on the leading rank; the KV of all T tokens is stored on the
+        way."""
         stream = self._embedding.forward(step.token_ids)  # float32 [T, C]
         if self.config.embedding_multiplier != 1:
             stream.mul_(self.config.embedding_multiplier)
@@ -171,19 +184,27 @@ class Decoder:
 class Layer:
     """One layer: attention added to the stream, then the feed-forward, each normalised before, after or both."""
 
-    def __init__(self, config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer: LayerConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        share: Share = WHOLE,
+    ) -> None:
+        self._share = share
         self._names: Names = config.names
         self._output: Operator  # [T, H ·] -> [T, C], what attention adds
         self._feed: Operator  # [T, C] -> [T, C], what the feed-forward adds
         self._add: Add
         self._residual_multiplier = config.residual_multiplier
-        self._attention = _attention(config, layer, dtype, device)
+        self._attention = _attention(config, layer, dtype, device, share)
         self._feed_forward: Mlp | Moe
         if isinstance(layer.feed_forward, MoeConfig):
-            self._feed_forward = Moe(layer.feed_forward, config.hidden_size, dtype, device)
+            self._feed_forward = Moe(layer.feed_forward, config.hidden_size, dtype, device, share)
         else:
             names, size = config.names, config.hidden_size
-            self._feed_forward = Mlp(layer.feed_forward, names.gate_up, names.down, size, dtype, device)
+            self._feed_forward = Mlp(layer.feed_forward, names.gate_up, names.down, size, dtype, device, share)
 
         def before(name: str | None) -> Norm | NoNorm:
             return Norm(config.norm, config.hidden_size, dtype, device) if name else NoNorm(dtype)
@@ -212,7 +233,7 @@ class Layer:
         """All but a mixture's experts and router."""
         return (*self._attention.linears, *self._feed_forward.linears)
 
-    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
         names = self._names
         yield from self._attention.destinations(f"{prefix}self_attn.")
         if isinstance(self._feed_forward, Moe):
@@ -241,6 +262,8 @@ class Layer:
     def link(self) -> None:
         """Put together what is called every step."""
         self._output, self._feed = self._attention.project, self._feed_forward.forward
+        if not self._share.is_whole:
+            self._join()
         if self._after_attention is not None:
             self._output = _then(self._output, self._after_attention)
         if self._after_feed_forward is not None:
@@ -252,6 +275,10 @@ class Layer:
         yield from ((f"{prefix}self_attn.", linear) for linear in self._attention.linears if hasattr(linear, "forward"))
         if not isinstance(self._feed_forward, Moe):
             yield from ((f"{prefix}{self._names.feed_forward}.", linear) for linear in self._feed_forward.linears)
+
+    def _join(self) -> None:
+        """What the ranks' parts add is summed before anything else is done with it."""
+        self._output, self._feed = _totalled(self._output, self._share), _totalled(self._feed, self._share)
 
     def attend(self, index: int, stream: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
         """stream [T, C] -> each token's mix of values [T, H ·]."""
@@ -268,16 +295,26 @@ class ParallelLayer(Layer):
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
         fed = self._feed(self._before_attention.forward(stream))
+        if not self._share.is_whole:
+            self._add(stream, self._share.total(fed + self._output(mixed)))
+            return
         self._add(stream, self._output(mixed))
         self._add(stream, fed)
+
+    def _join(self) -> None:
+        """Both are summed together."""
 
 
 def _then(operator: Operator, norm: Norm) -> Operator:
     return lambda x: norm.forward(operator(x).float())
 
 
+def _totalled(operator: Operator, share: Share) -> Operator:
+    return lambda x: share.total(operator(x))
+
+
 def _attention(
-    config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device, share: Share
 ) -> SelfAttention | LatentAttention:
     order, kind = None, None
     if isinstance(layer.positions, RopeConfig):
@@ -286,5 +323,6 @@ def _attention(
         kind = "temperature"
     attention, size = config.attention, config.hidden_size
     if attention.latent is not None:
-        return LatentAttention(attention, attention.latent, order, size, dtype, device)
-    return SelfAttention(attention, config.names.qkv, config.norm, layer.qk_norm, kind, order, size, dtype, device)
+        return LatentAttention(attention, attention.latent, order, size, dtype, device, share)
+    names, norm, qk_norm = config.names.qkv, config.norm, layer.qk_norm
+    return SelfAttention(attention, names, norm, qk_norm, kind, order, size, dtype, device, share)

@@ -172,6 +172,7 @@ def export_replicas(status: NodeStatus) -> None:
         metrics.REPLICA_BLOCKS,
         metrics.REPLICA_COMPUTED_TOKENS,
         metrics.REPLICA_STEPS,
+        metrics.REPLICA_RANKS,
         metrics.REPLICA_PREEMPTIONS,
     )
     for gauge in gauges:
@@ -181,6 +182,7 @@ def export_replicas(status: NodeStatus) -> None:
         metrics.REPLICA_WAITING.labels(replica.model).set(replica.num_waiting)
         metrics.REPLICA_COMPUTED_TOKENS.labels(replica.model).set(replica.num_computed_tokens)
         metrics.REPLICA_STEPS.labels(replica.model).set(replica.num_steps)
+        metrics.REPLICA_RANKS.labels(replica.model).set(replica.num_ranks)
         metrics.REPLICA_PREEMPTIONS.labels(replica.model).set(replica.num_preemptions)
         held = replica.num_blocks - replica.num_free_blocks - replica.num_cached_blocks
         states = {"free": replica.num_free_blocks, "cached": replica.num_cached_blocks, "held": held}

@@ -44,6 +44,8 @@ class LoadSettings(Protocol):
     @property
     def max_step_tokens(self) -> int: ...
     @property
+    def tensor_parallel(self) -> int: ...
+    @property
     def step_timeout_s(self) -> float: ...
 
 
@@ -84,6 +86,7 @@ class Loaders:
             step_timeout_s=settings.step_timeout_s,
             max_model_len=model.manifest.context_window,
             num_threads=self._num_threads,
+            tensor_parallel=settings.tensor_parallel,
         )
         return await TextGenerator.load(self._zygote, config, model.revision, on_exit, model.manifest.tool_parser)
 

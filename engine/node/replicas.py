@@ -385,5 +385,6 @@ def _status(resident: Resident) -> ReplicaStatus:
         num_computed_tokens=engine.num_computed_tokens,
         num_preemptions=engine.num_preemptions,
         num_steps=engine.num_steps,
+        num_ranks=engine.num_ranks,
         detail=resident.detail,
     )

@@ -121,6 +121,13 @@ class NodeSettings:
     num_threads: int = setting(
         "HEARTH_NODE_THREADS", "threads a model computes with; 0 takes all cores but one", default=0, check=at_least(0)
     )
+    tensor_parallel: int = setting(
+        "HEARTH_NODE_TENSOR_PARALLEL",
+        "ranks (processes, each with its own device or share of the cores) that share each model that generates text; "
+        "its heads must divide",
+        default=1,
+        check=at_least(1),
+    )
     kv_memory_bytes: int = setting(
         "HEARTH_NODE_KV_BYTES", "memory for the KV cache of each model", default=256 << 20, check=at_least(1 << 20)
     )

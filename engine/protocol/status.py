@@ -14,7 +14,7 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `revision` is the manifest digest. `queued_tokens` counts prompt and completion tokens still to be computed: the
     load that placement balances. Block counts are 0 for tasks without a KV cache. `num_computed_tokens` counts every
-    token ever given to the forward pass, `num_steps` the passes.
+    token ever given to the forward pass, `num_steps` the passes. `num_ranks` processes share the model.
     """
 
     model: str
@@ -29,6 +29,7 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_computed_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_ranks: int = 1
     detail: str = ""
 
 

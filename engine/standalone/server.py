@@ -44,6 +44,7 @@ class _LoadSettings:
     device: str
     dtype: str
     num_threads: int
+    tensor_parallel: int
     kv_memory_bytes: int
     adapter_memory_bytes: int
     max_sequences: int
@@ -138,6 +139,7 @@ class StandaloneServer:
             device=settings.device,
             dtype=self._dtype,
             num_threads=settings.num_threads,
+            tensor_parallel=settings.tensor_parallel,
             kv_memory_bytes=settings.kv_memory_bytes,
             adapter_memory_bytes=0,
             max_sequences=settings.max_sequences,

@@ -45,6 +45,7 @@ class ServeSettings:
     max_waiting: int
     max_step_tokens: int
     num_threads: int
+    tensor_parallel: int
     api_key: str
     drain_timeout_s: float
     log_level: str
@@ -70,6 +71,7 @@ def read_flags(arguments: Sequence[str]) -> ServeSettings:
         max_waiting=flags.max_waiting,
         max_step_tokens=flags.max_step_tokens,
         num_threads=flags.threads,
+        tensor_parallel=flags.tensor_parallel,
         api_key=getattr(flags, "api_key", ""),
         drain_timeout_s=flags.drain_timeout,
         log_level=flags.log_level,
@@ -119,6 +121,14 @@ def _parser() -> argparse.ArgumentParser:
         help="tokens computed in one step",
     )
     add("--threads", default=0, type=_whole(0, 4096), metavar="N", help="0 takes all cores but one")
+    add(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        default=1,
+        type=_whole(1, 64),
+        metavar="RANKS",
+        help="processes that share the model; its heads must divide",
+    )
     add(
         "--served-model-name",
         action="append",

@@ -23,6 +23,7 @@ from engine.weight_formats.stored import (
     refuse_unless_finite,
 )
 
+_PAGE_BYTES = 4096
 _EIGHT_BIT = ("F8_E4M3", "F8_E5M2")
 
 
@@ -68,6 +69,57 @@ class Dense:
         refuse_unless_finite(target if target.itemsize > 1 else target.float(), stored)
         if not is_direct:
             rows.copy_(target)
+
+    def narrowed(self, dim: int, first: int, last: int) -> Dense | DenseColumns | None:
+        if dim == 0:
+            return Dense(self.name, self.stored.rows(first, last))
+        return DenseColumns(self.name, self.stored, first, last) if len(self.shape) == 2 else None
+
+
+@dataclass(frozen=True)
+class DenseColumns:
+    """The inputs [first, last) of a matrix stored as it is. Of wide rows only those are read, of narrow ones all: they
+    lie in the same pages."""
+
+    name: str
+    stored: StoredTensor
+    first: int
+    last: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.num_rows, self.last - self.first
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (self.stored,)
+
+    @property
+    def kind(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return False
+
+    def check(self) -> None:
+        Dense(self.name, self.stored).check()
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        return ranges(self.stored.num_rows, PIECE_BYTES // max(self.stored.row_bytes, 1))
+
+    def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
+        stored, dtype = self.stored, REALS[self.stored.dtype]
+        num_columns = self.last - self.first
+        if num_columns * dtype.itemsize < _PAGE_BYTES:
+            whole = files.read_bytes(stored, first * stored.row_bytes, (last - first) * stored.row_bytes)
+            rows = torch.from_numpy(whole).view(dtype).view(last - first, -1)[:, self.first : self.last]
+        else:
+            rows = torch.empty(last - first, num_columns, dtype=dtype)
+            for row, values in enumerate(rows.view(torch.uint8).numpy(), first):
+                files.read_into(stored, row * stored.row_bytes + self.first * dtype.itemsize, values.data)
+        refuse_unless_finite(rows if rows.itemsize > 1 else rows.float(), stored)
+        destination[first:last].copy_(rows)
 
 
 @dataclass(frozen=True)

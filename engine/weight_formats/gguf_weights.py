@@ -70,6 +70,11 @@ class GgufSource:
         if self.heads and (self.shape[0] % (2 * self.heads) or not self.shape):
             raise WeightsError(f"{self.name}: {self.shape[0]} rows are not {self.heads} heads of pairs")
 
+    def narrowed(self, dim: int, first: int, last: int) -> GgufSource | None:
+        if dim or self.heads or len(self.shape) < 2:
+            return None
+        return replace(self, stored=self.stored.rows(first, last), shape=(last - first, *self.shape[1:]))
+
     def pieces(self) -> Iterator[tuple[int, int]]:
         return ranges(self._num_rows, PIECE_ELEMENTS // self._width)
 

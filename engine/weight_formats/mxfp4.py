@@ -53,6 +53,11 @@ class Mxfp4:
             shapes = f"{list(self.blocks.shape)} and {list(self.scales.shape)}"
             raise WeightsError(f"{self.name}: blocks and scales of shapes {shapes} are not MXFP4")
 
+    def narrowed(self, dim: int, first: int, last: int) -> Mxfp4 | None:
+        if dim:
+            return None
+        return Mxfp4(self.name, self.blocks.rows(first, last), self.scales.rows(first, last))
+
     def pieces(self) -> Iterator[tuple[int, int]]:
         """Ranges of outputs, counted through all experts."""
         num_experts, num_in, num_out = self.shape

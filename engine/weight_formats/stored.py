@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +48,12 @@ class StoredTensor:
     @property
     def row_bytes(self) -> int:
         return self.size_bytes // self.num_rows if self.num_rows else 0
+
+    def rows(self, first: int, last: int) -> StoredTensor:
+        """The range [first, last) of the first dimension."""
+        num_rows, offset = last - first, self.offset + first * self.row_bytes
+        shape, size_bytes = (num_rows, *self.shape[1:]), num_rows * self.row_bytes
+        return replace(self, shape=shape, offset=offset, size_bytes=size_bytes)
 
 
 class Files:

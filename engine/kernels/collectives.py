@@ -1,0 +1,66 @@
+"""What the ranks of one model do together, over `torch.distributed`: gloo between CPUs, NCCL between GPUs.
+
+The group belongs to whoever made it; torch's own global group stays as it was. All ranks are of one machine, so sockets
+are those of its loopback. A rank that is gone is an error at once; one that hangs is found by the watch of
+`engine/child_link.py`, since its leader waits with it.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d
+
+_LOOPBACK = "127.0.0.1"
+_JOIN_TIMEOUT = timedelta(seconds=60)
+_FOREVER = timedelta(days=7)  # the watch judges who hangs, not the clock of an operation
+_c10d: Any = _distributed_c10d  # torch's own description of it leaves out what is used here
+
+
+class Meeting:
+    """Where ranks find each other: the leader, rank 0, opens it at a free port, the others come to that."""
+
+    def __init__(self, rank: int, size: int, port: int = 0) -> None:
+        """Raises RuntimeError."""
+        self._rank, self._size = rank, size
+        self._store = _c10d.TCPStore(
+            _LOOPBACK, port, size, is_master=rank == 0, timeout=_JOIN_TIMEOUT, wait_for_workers=False
+        )
+        self.port: int = self._store.port
+
+    def join(self, device: torch.device) -> Group:
+        """Returns when every rank has called it. Raises RuntimeError."""
+        if device.type == "cuda":
+            backend: Any = _c10d.ProcessGroupNCCL(self._store, self._rank, self._size)
+        else:
+            options = _c10d.ProcessGroupGloo._Options()
+            options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+            options._timeout = _FOREVER
+            options._threads = 1  # a rank's operations come one after the other
+            backend = _c10d.ProcessGroupGloo(self._store, self._rank, self._size, options)
+        return Group(backend, self._rank, self._size, device)
+
+
+class Group:
+    """See `engine.layers.share.Collectives`."""
+
+    def __init__(self, backend: Any, rank: int, size: int, device: torch.device) -> None:
+        self._all_reduce, self._gather = backend.allreduce, backend.gather
+        self._size, self._is_leader = size, rank == 0
+        self._is_exact = device.type == "cpu"
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """On a CPU sums are float32: it is enough that the parts were rounded."""
+        if self._is_exact and x.dtype != torch.float32:
+            x = x.float()
+        self._all_reduce([x]).wait()
+        return x
+
+    def collect(self, x: torch.Tensor) -> list[torch.Tensor]:
+        options = _c10d.GatherOptions()
+        options.rootRank = 0
+        parts = [torch.empty_like(x) for _ in range(self._size)] if self._is_leader else []
+        self._gather([parts] if parts else [], [x], options).wait()
+        return parts
