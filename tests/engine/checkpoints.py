@@ -8,18 +8,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from transformers import PreTrainedModel
 
-from engine import inputs
 from engine.config import EngineConfig
 from engine.kernels.interface import Kernels
 from engine.runner import Runner
-from engine.scheduler import ScheduledStep
-from engine.sequence import SlotTable
 from tests.engine import one_thread  # noqa: F401
+from tests.engine.pusher import Pusher
+
+__all__ = ["KINDS", "Pusher", "runner_of", "save_random", "save_random_with_images"]
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 199,
@@ -131,26 +130,3 @@ def save_random_with_images(kind: str, folder: Path) -> PreTrainedModel:
 def runner_of(folder: Path, kernels: Kernels | None = None, **settings: Any) -> Runner:
     defaults: dict[str, Any] = {"dtype": "float32", "num_blocks": 64}
     return Runner(EngineConfig(model_dir=folder, **(defaults | settings)), kernels)
-
-
-class Pusher:
-    """One sequence in blocks of random order, pushed through a runner chunk by chunk."""
-
-    def __init__(self, runner: Runner, seed: int = 0, sequence_id: int = 1) -> None:
-        self.runner = runner
-        self.table = SlotTable(1, runner.max_model_len, runner.block_size)
-        blocks = np.random.default_rng(seed).permutation(runner.num_blocks)
-        self.table.block_table[0] = blocks[: self.table.block_table.shape[1]]
-        self.table.sequence_id[0] = sequence_id
-        self.table.num_logprobs[0] = -1
-
-    def push(self, token_ids: list[int]) -> torch.Tensor:
-        """Logits [V] after the last of `token_ids`, which go through in one step."""
-        table, slot = self.table, np.zeros(1, np.int32)
-        first = int(table.length[0])
-        table.token_ids[0, first : first + len(token_ids)] = token_ids
-        table.length[0] += len(token_ids)
-        step = ScheduledStep(slot, np.array([len(token_ids)], np.int32))
-        logits = self.runner.forward(inputs.build(step, table))  # [1, V]
-        table.num_computed[0] = table.length[0]
-        return logits[0]

@@ -1,0 +1,212 @@
+"""Several ranks that share one model give what one rank gives, and end together, whichever of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import transformers
+
+from engine.config import EngineConfig
+from engine.local_adapter import LocalAdapter
+from engine.protocol.tasks import Constraint, Sampling
+from engine.replica import Output, Replica, ReplicaLoadError
+from engine.sequence import SequenceRequest
+from engine.tokenizer import Tokenizer
+from engine.zygote import Zygote
+from tests.engine.checkpoints import KINDS, save_random
+from tests.engine.constraints.schemas import INTEGER, STRING, record
+from tests.engine.constraints.speaker import NAMESPACE, SPARK
+from tests.engine.processes import children_of, cpu_ticks, is_running, is_sleeping
+from tests.engine.ranks import Parity
+from tests.engine.weight_formats.made_gguf import write_random
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# One kind for each way in which a layer is divided; the rest takes minutes, and is for `make test-full`.
+DIVIDED = ("tied, with biases", "wide heads", "cohere2", "deepseek v3", "gemma2", "gpt-oss", "llama4", "olmo2", "phi3",
+           "qwen2 moe", "starcoder2")  # fmt: skip
+CONFIG = EngineConfig(model_dir=SPARK, dtype="float32", num_blocks=256, tensor_parallel=2)
+
+Compare = Callable[..., Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def compare(zygote: Zygote) -> AsyncIterator[Compare]:
+    """Two ranks, joined once for all models of this module."""
+    transformers.logging.disable_progress_bar()
+    child = await zygote.fork("tests.engine.ranks:main")
+    reader, writer = await asyncio.open_unix_connection(sock=child.socket)
+
+    async def of(folder: Path, **settings: Any) -> Parity:
+        writer.write(msgspec.json.encode({"model_dir": str(folder), **settings}) + b"\n")
+        line = await asyncio.wait_for(reader.readline(), 120)
+        return msgspec.json.decode(line, type=Parity)
+
+    yield of
+    writer.close()
+    await writer.wait_closed()
+    await child.end(5.0)
+
+
+async def check(compare: Compare, folder: Path, **settings: Any) -> None:
+    parity = await compare(folder, **settings)
+    assert parity.error == ""
+    assert parity.largest_logit > 0.5
+    assert parity.largest_difference < 1e-4
+    assert parity.shared_tokens == parity.whole_tokens
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+async def test_two_ranks_give_the_logits_and_tokens_of_one(compare: Compare, kind: str, tmp_path: Path) -> None:
+    save_random(kind, tmp_path)
+    await check(compare, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DIVIDED])
+async def test_two_ranks_give_what_one_gives_of_every_other_kind(compare: Compare, kind: str, tmp_path: Path) -> None:
+    save_random(kind, tmp_path)
+    await check(compare, tmp_path)
+
+
+async def test_a_quantised_model_is_divided_after_it_is_expanded(compare: Compare, tmp_path: Path) -> None:
+    path, _ = write_random("llama 2", tmp_path, "Q4_0")
+    await check(compare, path)
+
+
+# ── the group as one replica ──
+
+
+class Door:
+    """A replica of the built-in model that two ranks share, and how it ended."""
+
+    def __init__(self, replica: Replica, exits: list[str]) -> None:
+        self.replica, self.exits = replica, exits
+        (self.follower,) = children_of(replica.pid)[:1]
+        self._tokenizer = Tokenizer(SPARK)
+        self._next_id = 0
+
+    async def ask(self, text: str, **more: Any) -> tuple[str, str]:
+        """The answer's text and how it ended."""
+        fields = {name: more.pop(name) for name in ("constraint", "adapter") if name in more}
+        self._next_id += 1
+        prompt = self._tokenizer.encode_conversation([{"role": "user", "content": text}])
+        sampling = Sampling(**{"max_tokens": 40, "temperature": 0.0, **more})
+        request = SequenceRequest(self._next_id, np.array(prompt, np.int32), sampling, NAMESPACE, 1, **fields)
+        outputs: list[Output] = []
+        ended = asyncio.Event()
+
+        def hear(output: Output) -> None:
+            outputs.append(output)
+            if output.finish:
+                ended.set()
+
+        self.replica.add(request, hear)
+        await asyncio.wait_for(ended.wait(), 60)
+        ids = [token_id for output in outputs for token_id in output.token_ids]
+        return self._tokenizer.decode(ids), outputs[-1].finish or ""
+
+
+@asynccontextmanager
+async def opened(zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "engine.rank:main") -> AsyncIterator[Door]:
+    exits: list[str] = []
+    replica = await Replica.start(zygote, config, "r1", exits.append, entry=entry)
+    try:
+        yield Door(replica, exits)
+    finally:
+        await replica.close()
+
+
+async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Zygote) -> None:
+    questions = ["What is the capital of France?", "Count to ten.", "Write one sentence about the sea."]
+    person = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
+    answers = []
+    for num_ranks in (1, 2):
+        config = replace(CONFIG, tensor_parallel=num_ranks)
+        replica = await Replica.start(zygote, config, "r1", lambda _: None)
+        door = Door(replica, []) if num_ranks > 1 else _Alone(replica)
+        answers.append(await asyncio.gather(*(door.ask(question) for question in questions)))
+        answers[-1].append(await door.ask("Describe a person.", constraint=person, max_tokens=60))
+        answers[-1].append(await door.ask("Hello!", seed=5, temperature=0.9))
+        assert replica.status().num_ranks == num_ranks
+        assert f"-tp{num_ranks}-" in replica.info.layout_tag
+        if num_ranks > 1:
+            adapter = LocalAdapter("a" * 64, "/nowhere")
+            assert (await door.ask("Hello!", adapter=adapter))[1] == "bad_adapter"
+        await replica.close()
+    assert answers[0] == answers[1]
+    assert json.loads(answers[1][3][0])["age"] is not None
+
+
+class _Alone(Door):
+    def __init__(self, replica: Replica) -> None:
+        self.replica, self.exits = replica, []
+        self._tokenizer = Tokenizer(SPARK)
+        self._next_id = 0
+
+
+@pytest.mark.parametrize("who", ["follower", "leader"])
+async def test_a_rank_that_dies_ends_the_group_and_every_sequence(
+    zygote: Zygote, who: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(zygote) as door:
+        answer = asyncio.ensure_future(door.ask("Tell me a story.", max_tokens=2000, ignore_eos=True))
+        await wait_until(lambda: door.replica.status().num_steps > 3)
+        os.kill(door.follower if who == "follower" else door.replica.pid, signal.SIGKILL)
+        assert (await answer)[1] == "crashed"
+        await wait_until(lambda: door.exits and not is_running(door.follower) and not is_running(door.replica.pid))
+
+
+async def test_a_follower_that_dies_while_nobody_asks_is_noticed(
+    zygote: Zygote, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(zygote) as door:
+        os.kill(door.follower, signal.SIGKILL)
+        await wait_until(lambda: door.exits == ["the rank process ended with exit code 1"])
+
+
+async def test_a_follower_that_hangs_is_found_and_the_group_killed(
+    zygote: Zygote, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(zygote, replace(CONFIG, step_timeout_s=0.4)) as door:
+        os.kill(door.follower, signal.SIGSTOP)
+        assert (await door.ask("Hello!"))[1] == "crashed"
+        await wait_until(lambda: door.exits and not is_running(door.follower))
+    assert door.exits == ["the rank process was killed: it owed an answer and had said nothing for 0.4 s"]
+
+
+async def test_a_group_with_nothing_to_do_sleeps_and_leaves_when_told(zygote: Zygote) -> None:
+    async with opened(zygote) as door:
+        await door.ask("Hello!", max_tokens=3)
+        pids = (door.replica.pid, door.follower)
+        await wait_until(lambda: all(is_sleeping(pid) for pid in pids))
+        before = sum(cpu_ticks(pid) for pid in pids)
+        await asyncio.sleep(0.3)  # the window that is measured
+        assert sum(cpu_ticks(pid) for pid in pids) - before <= 1
+    await wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert door.exits == []
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "message"),
+    [(3, "num_attention_heads=4: not a multiple of tensor_parallel=3"), (2, "rank 1: WeightsError: not mine")],
+)
+async def test_what_cannot_be_shared_says_why(
+    zygote: Zygote, num_ranks: int, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    entry = "engine.rank:main" if num_ranks == 3 else "tests.engine.ranks:with_a_poor_follower"
+    with pytest.raises(ReplicaLoadError, match=message):
+        await Replica.start(zygote, replace(CONFIG, tensor_parallel=num_ranks), "r1", lambda _: None, entry=entry)
