@@ -1,8 +1,10 @@
 """Runs the Cloudflare Python SDK's own test files against a gateway with fake nodes: `python -m tests.gateway.sdk_suite
 FOLDER [pytest arguments]`, where FOLDER is the unpacked source distribution (the wheel has no tests).
 
-The suite's account, email and global key are made in a database of this run's own. By default it runs the families that
-are served; its inputs for other tasks go to one model, which refuses them as it should (400/5006).
+The suite's account, email and global key are made in a database of this run's own. By default it runs the families about
+accounts, tokens and the catalog. What fails there deletes an account by the literal id `account_id`, which is none; its
+clients over aiohttp need the package httpx-aiohttp. `test_ai.py` calls one text model with every task's input, which a
+model that checks its input refuses (400/5006).
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ ACCOUNT_ID = "023e105f4ecef8ad9ca31a8372d0c353"
 EMAIL, KEY = "user@example.com", "144c9defac04969c7bfad8efaa8ea194"
 FAMILIES = (
     "test_accounts.py", "accounts/test_tokens.py", "accounts/tokens", "user/test_tokens.py", "user/tokens",
-    "test_user.py", "test_memberships.py", "ai/models", "ai/test_models.py", "ai/test_authors.py",
-    "ai/test_tasks.py", "ai/finetunes", "ai/test_finetunes.py", "test_ai.py",
+    "ai/models", "ai/test_models.py", "ai/test_authors.py", "ai/test_tasks.py",
 )  # fmt: skip
 
 

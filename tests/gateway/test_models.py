@@ -88,6 +88,9 @@ def test_every_public_model_is_listed_with_its_facts(client: httpx.Client, runni
     assert result["input"]["oneOf"][1]["required"] == ["audio"]
     (row,) = get(client, running, "/models/search?format=openrouter&search=qwen3.8-27b").json()["data"]
     assert (row["context_length"], row["input_modalities"]) == (262144, ["text", "image"])
+    assert float(row["pricing"]["prompt"]) == pytest.approx(0.45e-6)
+    (row,) = get(client, running, "/models/search?format=openrouter&search=melotts").json()["data"]
+    assert (row["pricing"]["prompt"], row["output_modalities"]) == (None, ["audio"])
 
 
 RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct", "@cf/openai/whisper"
