@@ -46,6 +46,10 @@ class QuantizedTensor:
         num_out, num_bytes = self.packed.shape
         return num_out, num_bytes * 8 // self.bits
 
+    @property
+    def form(self) -> PackedForm:
+        return PackedForm(self.bits, self.group_size, self.zeros is None, self.is_input_quantized)
+
     def levels(self) -> torch.Tensor:
         """uint8 [out, in]."""
         return self.packed if self.bits == 8 else unpack_halves(self.packed)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from engine.kernels import cpu_packed
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels, Operator
+from engine.kernels.native.operators import find_native_kernels
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor, quantized
 from tests.engine import one_thread  # noqa: F401
@@ -50,14 +51,24 @@ def rows(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(num_rows, NUM_IN, generator=torch.Generator().manual_seed(num_rows)).to(dtype)
 
 
+def twin_of_reference(name: str) -> CpuKernels:
+    native = find_native_kernels() if name == "native" else None
+    if name == "native" and native is None:
+        pytest.skip("no C++ compiler")
+    return native or CpuKernels()
+
+
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_an_8_bit_product_is_the_reference_s_and_a_row_s_result_is_its_own(dtype: torch.dtype, has_bias: bool) -> None:
+def test_an_8_bit_product_is_the_reference_s_and_a_row_s_result_is_its_own(
+    dtype: torch.dtype, has_bias: bool, kernels: str
+) -> None:
     matrix, bias = by_output(), torch.randn(NUM_OUT).to(dtype) if has_bias else None
     x = rows(19, dtype)
     x[4] = 0
     with torch.inference_mode():
-        ours = CpuKernels().packed_linear(matrix, bias, dtype)
+        ours = twin_of_reference(kernels).packed_linear(matrix, bias, dtype)
         y, expected = ours(x), ReferenceKernels().packed_linear(matrix, bias, dtype)(x)
         assert y.dtype == dtype
         torch.testing.assert_close(y, expected, atol=1e-4 if dtype == torch.float32 else 0.05, rtol=0.02)
@@ -71,15 +82,34 @@ def test_an_8_bit_product_is_the_reference_s_and_a_row_s_result_is_its_own(dtype
         assert not torch.isfinite(after[[2, 5]]).all(1).any()
 
 
+@pytest.mark.parametrize("kernels", ["torch", "native"])
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("has_zeros", [False, True])
-def test_a_4_bit_product_is_the_reference_s(group_size: int, has_zeros: bool) -> None:
+def test_a_4_bit_product_is_the_reference_s(group_size: int, has_zeros: bool, kernels: str) -> None:
     matrix, bias = by_group(group_size, has_zeros=has_zeros), torch.randn(NUM_OUT).bfloat16()
     for num_rows in (1, 5, 33):
         x = rows(num_rows, torch.bfloat16)
-        y = CpuKernels().packed_linear(matrix, bias, torch.bfloat16)(x)
+        y = twin_of_reference(kernels).packed_linear(matrix, bias, torch.bfloat16)(x)
         expected = ReferenceKernels().packed_linear(matrix, bias, torch.bfloat16)(x)
         torch.testing.assert_close(y.float(), expected.float(), atol=1.0, rtol=0.02)  # sums of 128 numbers around 30
+
+
+@pytest.mark.parametrize(("num_out", "num_in", "group_size"), [(1, 8, 8), (49, 40, 8), (100, 72, 24), (48, 96, 96)])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_native_products_of_any_sizes_give_a_row_its_own_result(
+    num_out: int, num_in: int, group_size: int, has_zeros: bool
+) -> None:
+    generator, native = torch.Generator().manual_seed(5), twin_of_reference("native")
+    levels = torch.randint(0, 16, (num_out, num_in), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(num_out, num_in // group_size, generator=generator)
+    zeros = torch.randint(0, 16, scales.shape, generator=generator, dtype=torch.uint8) if has_zeros else None
+    matrix, bias = quantized(levels, 4, scales, zeros, group_size, None), torch.ones(num_out).bfloat16()
+    x = torch.randn(15, num_in, generator=generator).bfloat16()
+    ours = native.packed_linear(matrix, bias, torch.bfloat16)
+    y, expected = ours(x), ReferenceKernels().packed_linear(matrix, bias, torch.bfloat16)(x)
+    torch.testing.assert_close(y.float(), expected.float(), atol=0.02 * float(expected.abs().max()), rtol=0.01)
+    for row in range(15):
+        assert torch.equal(ours(x[row : row + 1])[0], y[row])
 
 
 FORM = PackedForm(4, 32, is_symmetric=True)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.kernels.native.library import CACHE, FLAGS, SOURCE, library_path
+from engine.kernels.native.library import CACHE, FLAGS, SOURCES, library_path
 
 _TIMEOUT_S = 300.0
 _MOST_SAID = 2000  # characters of a compiler's message
@@ -34,7 +34,7 @@ def build(folder: Path = CACHE) -> Path:
     draft = path.with_name(f".{path.stem}.{os.getpid()}.so")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _run([compiler, *FLAGS, str(SOURCE), "-o", str(draft)], f"{compiler} failed")
+        _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(draft)], f"{compiler} failed")
         _run([sys.executable, "-c", _TRIAL.format(path=str(draft))], "the compiled kernels do not work")
         draft.replace(path)
     except OSError as error:

@@ -13,7 +13,7 @@ import platform
 from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "packed.cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
@@ -39,6 +39,12 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "packed_size": (c_int64, (c_int64, c_int64)),
     "pack": (None, (c_void_p, c_int64, c_void_p, c_int64, c_int64)),
     "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)),
+    "has_packed": (c_int, ()),
+    "panels": (c_int64, (c_int64,)),
+    "pack8": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
+    "pack4": (None, (c_void_p, c_void_p, c_int64, c_int64)),
+    "linear8": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64)),
+    "linear4": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64, c_int64)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
     **{f"attend_{kind}": (None, (POINTER(AttentionCall),)) for kind in ("f32", "bf16")},
     **{f"rms_norm_{kind}": (None, _NORM) for kind in ("f32", "bf16")},
@@ -49,7 +55,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 def library_path(folder: Path = CACHE) -> Path:
     """Where the library of this source, these flags and this processor is, if it was built."""
-    digest = hashlib.sha256(SOURCE.read_bytes())
+    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in SOURCES))
     digest.update("\0".join((*FLAGS, *_processor())).encode())
     return folder / f"{digest.hexdigest()[:24]}.so"
 

@@ -29,8 +29,10 @@ from engine.kernels.interface import (
     Place,
     Reach,
 )
+from engine.kernels.native import packed
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
+from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
@@ -70,6 +72,14 @@ class NativeKernels(CpuKernels):
             return out
 
         return forward
+
+    def takes_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        return packed.takes_packed(self._library, form, shape, dtype) or super().takes_packed(form, shape, dtype)
+
+    def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
+        if packed.takes_packed(self._library, matrix.form, matrix.shape, dtype):
+            return packed.bind_packed(self._library, matrix, bias)
+        return super().packed_linear(matrix, bias, dtype)
 
     def rms_norm(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> Operator:
         if dtype not in _SUFFIXES:
