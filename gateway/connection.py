@@ -32,6 +32,7 @@ class Connection(HttpToolsProtocol):
 
     _when_lost: Callable[[], None] | None = None
     _is_in_head = False
+    _is_in_message = False  # from a head's first byte to its body's last
     _num_head_bytes = 0
     _body_left: int | None = None  # bytes of a body that the parser leaves to us
     _is_deaf = False  # nothing that arrives is looked at any more
@@ -56,6 +57,7 @@ class Connection(HttpToolsProtocol):
         if self._is_deaf:
             return
         self._unset_keepalive_if_required()
+        was_in_message = self._is_in_message
         try:
             if self._body_left is None:
                 self.parser.feed_data(data)
@@ -66,12 +68,14 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse_unreadable(error, data)
             return
-        if self._is_in_head or self.cycle is None or self.cycle.response_complete:
+        if self._is_in_head or not (self._is_in_message or was_in_message or self._is_answering):
             self._go_on_waiting(len(data))
+        elif not self._is_answering:
+            self._discard_body()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._is_in_head = True
+        self._is_in_head = self._is_in_message = True
         self.scope["hearth.connection"] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
@@ -81,6 +85,22 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
+
+    def _discard_body(self) -> None:
+        """A body goes on that was answered before it came: it has as long to end as a head has to arrive."""
+        if self._is_in_message:
+            self._doorkeeper.wait_for_head(self)
+            return
+        self._doorkeeper.have_head(self)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def on_message_complete(self) -> None:
+        self._is_in_message = False
+        super().on_message_complete()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _go_on_waiting(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes

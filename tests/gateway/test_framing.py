@@ -284,6 +284,23 @@ def test_a_kept_connection_that_begins_another_head_is_watched_too(running: Runn
     assert time.monotonic() - started_s < 4
 
 
+def test_a_body_that_comes_after_its_refusal_is_no_head(running: Running):
+    refused = post(running, LENGTH, body=b"").replace(b"Bearer ", b"Bearer x")
+    with closing(socket.create_connection(("127.0.0.1", running.gateway.port), timeout=5)) as connection:
+        connection.sendall(refused)
+        heard = connection.recv(65536)
+        while b'"messages":[]' not in heard:
+            heard += connection.recv(65536)
+        assert statuses(heard) == [400]
+        connection.sendall(BODY)
+        time.sleep(1.8)  # longer than a head may take
+        connection.sendall(post(running, LENGTH, b"Connection: close"))
+        later = b""
+        while data := connection.recv(65536):
+            later += data
+    assert statuses(later) == [200]
+
+
 def test_connections_without_a_credential_are_bounded_and_others_are_not(running: Running):
     good = post(running, LENGTH)
     with ExitStack() as stack:
