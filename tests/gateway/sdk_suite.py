@@ -2,9 +2,9 @@
 FOLDER [pytest arguments]`, where FOLDER is the unpacked source distribution (the wheel has no tests).
 
 The suite's account, email and global key are made in a database of this run's own. By default it runs the families
-about accounts, tokens and the catalog. What fails there deletes an account by the literal id `account_id`, which is none;
-its clients over aiohttp need the package httpx-aiohttp. `test_ai.py` calls one text model with every task's input, which
-a model that checks its input refuses (400/5006).
+about accounts, tokens and the catalog. What fails there deletes an account by the literal id `account_id`, which is
+none; its clients over aiohttp need the package httpx-aiohttp. `test_ai.py` calls one text model with every task's
+input, which a model that checks its input refuses (400/5006).
 """
 
 from __future__ import annotations
