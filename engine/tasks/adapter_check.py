@@ -36,7 +36,7 @@ class AdapterCheck:
 
     def _find_fault(self, folder: Path) -> str:
         if not self._sites:
-            return "none can be loaded beside it here"
+            return "several processes share it here (tensor parallelism), and none loads adapters"
         try:
             check_fit(read_adapter(folder), self._sites)
         except AdapterError as error:
