@@ -2,9 +2,10 @@
 
     python -m bench.lora [--model m110] [--streams 16] [--adapters 32] [--rank 16] [--targets q_proj,v_proj]
 
-128 tokens in, 128 out, end tokens ignored, no prefix cache. Every stream has an adapter, no two of a batch the same; all
-are resident and each repeat draws others of them. `plain` is a batch without any, `one` all streams through one adapter.
-Costs are time against `plain`, best of the repeats; absolute values mean something only on an idle machine.
+128 tokens in, 128 out, end tokens ignored, no prefix cache. Every stream has an adapter, no two of a batch the same;
+all are resident and each repeat draws others of them. `plain` is a batch without any, `one` all streams through one
+adapter. Costs are time against `plain`, each step the best of the repeats; absolute values mean something only on an
+idle machine.
 """
 
 from __future__ import annotations
@@ -47,23 +48,24 @@ class Bench:
         self._prompts = np.random.default_rng(0).integers(3, self.runner.vocab_size, (num_streams, NUM_IN))
         self._next_id = 1
 
-    def run(self, adapters: list[LocalAdapter | None]) -> tuple[float, float]:
-        """Seconds of all steps, and of those in which every stream decodes."""
+    def run(self, adapters: list[LocalAdapter | None]) -> tuple[list[float], list[float]]:
+        """Seconds of each step, and of those in which every stream decodes."""
         engine = Engine(self.runner, self._config, adapters=self.runner.adapters)
         sampling = Sampling(max_tokens=NUM_OUT, temperature=0.0, ignore_eos=True)
         for prompt, adapter in zip(self._prompts, adapters, strict=True):
             request = SequenceRequest(self._next_id, prompt.astype(np.int32), sampling, b"bench", 0, adapter=adapter)
             engine.add(request)
             self._next_id += 1
-        start, decode_s, num_tokens = time.perf_counter(), 0.0, 0
+        steps_s, decode_s, num_tokens = [], [], 0
         while engine.has_work:
             begun = time.perf_counter()
             num_entries = engine.step().num_entries
             num_tokens += num_entries
+            steps_s.append(time.perf_counter() - begun)
             if num_entries == len(adapters):
-                decode_s += time.perf_counter() - begun
+                decode_s.append(steps_s[-1])
         assert num_tokens == len(adapters) * NUM_OUT
-        return time.perf_counter() - start, decode_s
+        return steps_s, decode_s
 
 
 def main() -> None:
@@ -94,7 +96,7 @@ def main() -> None:
 
 def report(bench: Bench, adapters: list[LocalAdapter], options: argparse.Namespace) -> None:
     random = np.random.default_rng(0)
-    best: dict[str, tuple[float, float]] = {}
+    best: dict[str, tuple[list[float], list[float]]] = {}
     for _ in range(options.repeats):
         drawn = random.permutation(len(adapters))[: options.streams]
         batches: dict[str, list[LocalAdapter | None]] = {
@@ -103,10 +105,12 @@ def report(bench: Bench, adapters: list[LocalAdapter], options: argparse.Namespa
             "one": [adapters[0]] * options.streams,
         }
         for kind, batch in batches.items():
-            seconds = bench.run(batch)
-            best[kind] = min(best.get(kind, seconds), seconds)
-            print(f"{kind}: {seconds[0]:.2f} s, decoding {seconds[1]:.2f} s", file=sys.stderr)
-    (plain_s, plain_decode_s), num_tokens = best["plain"], options.streams * NUM_OUT
+            steps_s, decode_s = bench.run(batch)
+            known = best.get(kind, (steps_s, decode_s))
+            best[kind] = ([*map(min, known[0], steps_s)], [*map(min, known[1], decode_s)])
+            print(f"{kind}: {sum(steps_s):.2f} s, decoding {sum(decode_s):.2f} s", file=sys.stderr)
+    seconds = {kind: (sum(steps_s), sum(decode_s)) for kind, (steps_s, decode_s) in best.items()}
+    (plain_s, plain_decode_s), num_tokens = seconds["plain"], options.streams * NUM_OUT
     row = {
         "model": options.model, "dtype": str(bench.runner.dtype).removeprefix("torch."), "threads": options.threads,
         "streams": options.streams, "adapters": options.adapters, "rank": options.rank, "targets": options.targets,
@@ -114,8 +118,8 @@ def report(bench: Bench, adapters: list[LocalAdapter], options: argparse.Namespa
         "plain_tokens_per_s": round(num_tokens / plain_s, 1),
     }  # fmt: skip
     for kind in ("adapters", "one"):
-        row[f"{kind}_cost_percent"] = round(100 * (best[kind][0] / plain_s - 1), 1)
-        row[f"{kind}_decode_cost_percent"] = round(100 * (best[kind][1] / plain_decode_s - 1), 1)
+        row[f"{kind}_cost_percent"] = round(100 * (seconds[kind][0] / plain_s - 1), 1)
+        row[f"{kind}_decode_cost_percent"] = round(100 * (seconds[kind][1] / plain_decode_s - 1), 1)
     print(json.dumps(row))
 
 
