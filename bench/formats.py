@@ -1,10 +1,12 @@
 """One model in bf16, int8 and int4, side by side in one process, taking turns: speed, memory and what loading leaves.
 
     python -m bench.formats [--threads 1] [--repeats 3] [--model m110] [--formats int8,int4] [--group-size 32]
+        [--torch] [--keep FOLDER]
 
 128 tokens in, 128 out, end tokens ignored. `dec1` is one stream, `agg16` sixteen at once with their prefill, `pre512`
 the prefill of 512 tokens. Figures are the best of the repeats; ratios are to bf16. `resident_mb` is what loading a
-format added to a process that had loaded nothing else.
+format added to a process that had loaded nothing else. `--torch` leaves out the compiled kernels; `--keep` makes the
+models once, for further runs.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ import torch
 
 from bench.engine_cpu import find_model
 from engine.config import EngineConfig
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.native.operators import find_native_kernels
 from engine.runner import Runner
 from engine.variants.comparison import tokens_per_s
 from engine.variants.recipe import make_recipe
@@ -36,7 +40,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as folder:
-        folders = make_folders(arguments, Path(folder))
+        folders = make_folders(arguments, arguments.keep or Path(folder))
         rows = measure(folders, arguments)
         memory = {name: resident_mb(path, arguments.threads) for name, path in folders.items()}
     json.dump(
@@ -52,15 +56,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="m110")
     parser.add_argument("--formats", default="int8,int4")
     parser.add_argument("--group-size", type=int)
+    parser.add_argument("--torch", action="store_true")
+    parser.add_argument("--keep", type=Path)
     return parser.parse_args()
 
 
 def make_folders(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]:
     """bf16 first."""
-    folders = {"bf16": find_model(arguments.model, folder)}
+    is_there = (folder / arguments.model / "config.json").is_file()
+    folders = {"bf16": folder / arguments.model if is_there else find_model(arguments.model, folder)}
     for name in arguments.formats.split(","):
         group_size = arguments.group_size if name == "int4" else None
         folders[name] = folder / name
+        if folders[name].exists():
+            continue
         folders[name].mkdir()
         write_variant(folders["bf16"], plan_variant(folders["bf16"], make_recipe(name, group_size)), folders[name])
     return folders
@@ -69,7 +78,8 @@ def make_folders(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]
 def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> list[dict[str, object]]:
     """Tokens per second of each format in each scenario."""
     configs = {name: config_of(path, arguments.threads) for name, path in folders.items()}
-    runners = {name: Runner(config) for name, config in configs.items()}
+    kernels = CpuKernels() if arguments.torch else find_native_kernels() or CpuKernels()
+    runners = {name: Runner(config, kernels) for name, config in configs.items()}
     rows = []
     for scenario, (num_streams, num_in, num_out) in SCENARIOS.items():
         best = dict.fromkeys(runners, 0.0)
