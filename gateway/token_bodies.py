@@ -6,7 +6,7 @@ Refusals name the field by its path, never its value.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from gateway.api.objects import invalid, shown_time
@@ -160,8 +160,9 @@ def _time(body: Mapping[str, Any], name: str) -> datetime | None:
         return None
     try:
         time = datetime.fromisoformat(value) if isinstance(value, str) else None
-    except ValueError:
+        time = None if time is None or time.tzinfo is None else time.astimezone(UTC)
+    except (ValueError, OverflowError):
         time = None
-    if time is None or time.tzinfo is None:
+    if time is None:
         raise invalid(f"{name} must be a time in ISO 8601 with its zone, such as 2027-01-01T00:00:00Z")
     return time

@@ -6,6 +6,7 @@ else.
 
 from __future__ import annotations
 
+import re
 from urllib.parse import unquote
 
 from starlette.requests import Request
@@ -18,6 +19,8 @@ from gateway.services import Services
 from storage.errors import Missing
 from tenants import held_tokens, users
 from tenants.held_tokens import Holder, TokenSpec, TooManyTokens
+
+_TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 async def list_(services: Services, request: Request) -> Response:
@@ -133,7 +136,10 @@ def _holder(request: Request) -> Holder:
 
 
 def _id(request: Request) -> str:
+    """Raises Refusal for what no token can be called: a database need not take every text."""
     api_token_id: str = request.path_params["api_token_id"]
+    if not _TOKEN_ID.fullmatch(api_token_id):
+        raise Refusal(Reason.OBJECT_UNKNOWN)
     return api_token_id
 
 

@@ -107,6 +107,7 @@ def test_the_life_of_a_token(running: Running, api: Callable[[str], Api], kind: 
     wait_until_blocking(lambda: api(again).call("GET", f"{base}/verify").status_code == 401, 20)
     assert keeper.refusal("GET", path)[:2] == keeper.refusal("DELETE", path)[:2] == (404, 7003)
     assert keeper.refusal("PUT", f"{path}/value", {})[:2] == (404, 7003)
+    assert keeper.refusal("GET", f"{base}/%00")[:2] == (404, 7003)
 
 
 def test_a_disabled_token_is_told_so_and_comes_back(running: Running, api: Callable[[str], Api]):
@@ -219,6 +220,7 @@ GOOD = {"name": "x", "policies": [policy(AI_READ)]}
         ({"condition": {"weekday": "Monday"}}, "condition"),
         ({"expires_on": "tomorrow"}, "expires_on"),
         ({"expires_on": "2027-01-01T00:00:00"}, "expires_on"),
+        ({"not_before": "0001-01-01T00:00:00+23:59"}, "not_before"),
         ({"expires_on": "2027-01-01T00:00:00Z", "not_before": "2027-01-01T00:00:00Z"}, "not_before"),
         ({"status": "revoked"}, "status"),
     ],
