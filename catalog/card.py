@@ -26,6 +26,8 @@ CAPABILITIES = frozenset(
     {"function_calling", "json_mode", "logit_bias", "lora", "multiple_choices", "reasoning", "vision"}
 )
 
+DRAFT = "draft:"  # before the id of a model that guesses for another
+
 NativeShape = Literal["legacy", "chat_completion"]
 ToolParser = Literal[
     "hermes", "mistral", "mistral_named", "llama3_json", "llama4_pythonic", "cohere", "granite", "lfm2", "apriel",
@@ -101,6 +103,8 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     `schema` names a file of `catalog/schemas/`. `properties` are further values of the search route's `properties`,
     as text. `tool_parser` says how the model writes calls of tools, where its chat template does not show it.
+    `speculation` says what guesses tokens ahead for it: off, prompt_lookup, or draft: and the id of a smaller model
+    with the same tokenizer; nodes know what is best where it says nothing.
     Embedding models say `max_input_tokens`, `output_dimensions`, `pooling` and `is_normalised`.
     """
 
@@ -113,6 +117,7 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     default_max_tokens: Positive = 256
     capabilities: frozenset[str] = frozenset()
     tool_parser: ToolParser | None = None
+    speculation: str | None = None
     prices: Prices = Prices()
     created_at: datetime
     license: str = ""
@@ -135,6 +140,8 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"unknown capabilities: {', '.join(unknown)}")
         if self.tool_parser is not None and "function_calling" not in self.capabilities:
             raise ValueError("tool_parser is for models with the capability function_calling")
+        if self.speculation is not None:
+            _check_speculation(self.speculation)
         if self.default_max_tokens > self.context_window:
             raise ValueError("default_max_tokens is over context_window")
         if self.task == "Text Embeddings" and not (self.output_dimensions and self.pooling):
@@ -183,6 +190,15 @@ def parse_model_id(text: str) -> str:
     return name
 
 
+def _check_speculation(text: str) -> None:
+    """Raises ValueError or InvalidModelId."""
+    draft = text.removeprefix(DRAFT)
+    if draft != text:
+        parse_model_id(draft)
+    elif text not in ("off", "prompt_lookup"):
+        raise ValueError(f"speculation must be off, prompt_lookup, or {DRAFT} and a model id")
+
+
 def parse_facts(toml: str, origin: str) -> CardFacts:
     """Read a card's TOML. Raises CardError with one line that names `origin` and the field."""
     try:
@@ -206,6 +222,7 @@ def manifest_of(
         context_window=facts.context_window,
         files=files,
         tool_parser=facts.tool_parser,
+        speculation=facts.speculation,
         max_input_tokens=facts.max_input_tokens,
         output_dimensions=facts.output_dimensions,
         pooling=facts.pooling,

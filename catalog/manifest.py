@@ -49,9 +49,9 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a node needs to load one version of a model.
 
-    `task` is the slug, `architecture` the first entry of `architectures` in `config.json`. `tool_parser` is how
-    it writes calls of tools, None where its template tells. `recipe` is of a model made from another. The four fields
-    from `max_input_tokens` on are for embeddings and None or False elsewhere.
+    `task` is the slug, `architecture` the first entry of `architectures` in `config.json`. `tool_parser` is how it
+    writes calls of tools, None where its template tells; `speculation` is as in its card. `recipe` is of a model made
+    from another. The four fields from `max_input_tokens` on are for embeddings and None or False elsewhere.
     """
 
     format: int = 1
@@ -61,6 +61,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     context_window: int
     files: tuple[FileEntry, ...]
     tool_parser: str | None = None
+    speculation: str | None = None
     max_input_tokens: int | None = None
     output_dimensions: int | None = None
     pooling: str | None = None
@@ -78,7 +79,7 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Canonical JSON: keys and files sorted, no spaces; equal manifests give equal bytes. A field that younger
         versions added is left out where it says nothing, so that revisions stay what they were."""
         fields = msgspec.structs.asdict(self) | {"files": sorted(self.files, key=lambda file: file.path)}
-        for name in ("tool_parser", "recipe"):
+        for name in ("tool_parser", "speculation", "recipe"):
             if fields[name] is None:
                 del fields[name]
         return msgspec.json.encode(fields, order="sorted")

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_SPECULATION = "prompt_lookup"  # costs next to nothing where there is nothing to look up
+DRAFT = "draft:"
+
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -32,4 +35,6 @@ class EngineConfig:
     tensor_parallel: int = 1  # ranks that share the model, each with a part of its heads, experts and vocabulary
     is_prefix_cache_enabled: bool = True
     adapter_memory_bytes: int = 512 * 1024 * 1024  # of LoRA matrices kept beside the model; the oldest idle ones leave
+    speculation: str = "off"  # off | prompt_lookup | draft:<folder of a smaller model with the same tokenizer>
+    free_step_tokens: int = 16  # what a step carries at about the cost of its rows: room for guesses
     step_timeout_s: float = 15.0  # silence after which a rank that does not compute is killed; see engine/child_link.py

@@ -10,7 +10,7 @@ Letters: R rows (sequences in this step), T tokens given to forward, K rows that
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -110,6 +110,7 @@ class StepInputs:
     num_decode_rows: int
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
+    is_guessed: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
     block_copies: Ints | None = None  # [C, 2], from and to: done before anything is read or written
 
     @property
@@ -136,6 +137,12 @@ class StepOutput:
     top_ids: Ints | None = None  # [K, most asked]
     top_logprobs: Floats | None = None  # [K, most asked]
 
+    def only(self, is_wanted: NDArray[np.bool_]) -> StepOutput:
+        """Of the rows that `is_wanted` [K] marks."""
+        columns = (self.is_failed, self.logprobs, self.top_ids, self.top_logprobs)
+        kept: list[Any] = [None if column is None else column[is_wanted] for column in columns]
+        return StepOutput(self.token_ids[is_wanted], *kept)
+
 
 def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints | None = None) -> StepInputs:
     """Index arrays for `step`. Costs a handful of NumPy calls whatever the batch is."""
@@ -154,19 +161,26 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
     block_size = table.block_size
     block_ids = table.block_table[token_slots, positions // block_size]  # int32 [T]
     slot_mapping = block_ids.astype(np.int64) * block_size + positions % block_size
-    sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is in this step
+    if step.num_drafts is None:
+        sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is in here
+        logit_rows = query_starts[sampled + 1].astype(np.int64) - 1
+        sampling = _sampling(slots[sampled], table.length[slots[sampled]], table, constraints)
+    else:  # every row decodes, and draws at each of its tokens
+        logit_rows = np.arange(len(positions))
+        sampling = _sampling(token_slots, (positions + 1).astype(np.int32), table, constraints)
     return StepInputs(
         token_ids=torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
         positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slot_mapping),
-        logit_rows=torch.from_numpy(query_starts[sampled + 1].astype(np.int64) - 1),
+        logit_rows=torch.from_numpy(logit_rows),
         query_starts=query_starts,
         context_lens=context_lens,
         block_tables=table.block_table[slots],
         sequence_ids=table.sequence_id[slots],
         num_decode_rows=num_decode_rows,
-        sampling=_sampling(slots[sampled], table, constraints),
+        sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
+        is_guessed=step.num_drafts is not None,
         block_copies=step.block_copies,
     )
 
@@ -176,11 +190,11 @@ def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
     return handles if handles.any() else None
 
 
-def _sampling(slots: Ints, table: SlotTable, constraints: BeginsConstraints | None) -> SamplingInputs:
-    """The sampling columns of the K rows in `slots`."""
+def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: BeginsConstraints | None) -> SamplingInputs:
+    """The sampling columns of the K rows in `slots`, each of which draws its token number `lengths` [K]."""
     constrained = None
     if constraints is not None:
-        constrained = constraints.begin(table.sequence_id[slots], table.max_total_len[slots] - table.length[slots])
+        constrained = constraints.begin(table.sequence_id[slots], table.max_total_len[slots] - lengths)
     repetition = table.repetition_penalty[slots]
     presence = table.presence_penalty[slots]
     frequency = table.frequency_penalty[slots]
@@ -188,7 +202,7 @@ def _sampling(slots: Ints, table: SlotTable, constraints: BeginsConstraints | No
     histories = tuple(
         TokenHistory(
             row=int(row),
-            token_ids=table.token_ids[slots[row], : table.length[slots[row]]],
+            token_ids=table.token_ids[slots[row], : lengths[row]],
             num_prompt=int(table.num_prompt[slots[row]]),
         )
         for row in penalised
@@ -202,7 +216,7 @@ def _sampling(slots: Ints, table: SlotTable, constraints: BeginsConstraints | No
         presence_penalty=presence,
         frequency_penalty=frequency,
         seeds=table.seed[slots],
-        positions=table.length[slots].astype(np.int64),
+        positions=lengths.astype(np.int64),
         num_logprobs=table.num_logprobs[slots],
         histories=histories,
         biases=_biases(slots, table) if table.logit_biases else (),

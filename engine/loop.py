@@ -35,6 +35,7 @@ from engine.report import (
 )
 from engine.scheduler import ScheduledStep, Scheduler
 from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
+from engine.speculation.speculator import Guesses, Speculator, count_standing
 
 _MAX_NAMESPACE_BYTES = 64
 _MAX_LOGPROBS = 20
@@ -73,8 +74,14 @@ class Engine:
     `has_work`."""
 
     def __init__(
-        self, runner: RunsSteps, config: EngineConfig, revision: str = "", adapters: HoldsAdapters | None = None
+        self,
+        runner: RunsSteps,
+        config: EngineConfig,
+        revision: str = "",
+        adapters: HoldsAdapters | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
+        """`guesses` None: every token is drawn in a step of its own."""
         max_model_len = min(runner.max_model_len, runner.num_blocks * runner.block_size)
         self.info = EngineInfo(
             max_model_len=max_model_len,
@@ -101,6 +108,15 @@ class Engine:
         )
         self.num_computed_tokens = 0
         self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
+        self.speculator: Speculator | None = None
+        if guesses is not None:
+            self.speculator = Speculator(
+                self.scheduler,
+                guesses,
+                free_step_tokens=min(config.free_step_tokens, config.max_step_tokens),
+                vocab_size=runner.vocab_size,
+                is_held=lambda sequence_id: self.matchers.find(sequence_id) is not None,
+            )
         self._runner = runner
         self._adapters = adapters
         self._num_unadapted = 0  # sequences that wait for their adapter
@@ -170,6 +186,8 @@ class Engine:
         if self.matchers.is_preparing:
             self._queue_prepared()
         scheduled = self.scheduler.plan()
+        if self.speculator is not None:
+            scheduled = self.speculator.extend(scheduled)
         if not scheduled.num_rows:
             return self._report(_NO_ROWS, None, _NO_ROWS, _NO_ROWS.astype(np.uint8))
         step = inputs.build(scheduled, self.table, self.matchers)
@@ -192,6 +210,8 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_steps=scheduler.num_steps,
             num_ranks=self._num_ranks,
+            num_guessed=self.speculator.num_guessed if self.speculator is not None else 0,
+            num_guessed_right=self.speculator.num_right if self.speculator is not None else 0,
         )
 
     def _queue(self, sequence: Sequence) -> None:
@@ -259,6 +279,8 @@ class Engine:
 
     def _commit(self, step: ScheduledStep, output: inputs.StepOutput) -> StepReport:
         """Write down the step: KV computed, tokens drawn, sequences ended."""
+        if step.num_drafts is not None:
+            return self._commit_guessed(step, output)
         table, slots = self.table, step.slots
         sampled = slots[table.num_computed[slots] + step.num_tokens == table.length[slots]]
         self.scheduler.commit(step)
@@ -266,9 +288,35 @@ class Engine:
         table.token_ids[sampled, table.length[sampled]] = tokens
         table.length[sampled] += 1
         self.scheduler.counters.charge_completion(table.tenant[sampled])
-        codes = self._finish_codes(sampled, tokens)
+        codes = self._finish_codes(sampled, table.length[sampled], output)
+        return self._conclude(sampled, output, codes)
+
+    def _commit_guessed(self, step: ScheduledStep, output: inputs.StepOutput) -> StepReport:
+        """The same where rows have guesses: of what each drew at them, the tokens up to the first wrong guess stand."""
+        assert self.speculator is not None
+        table, slots, drawn = self.table, step.slots, output.token_ids
+        rows = np.repeat(slots, step.num_tokens)  # [T], the slot of each token drawn
+        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(step.num_tokens) - step.num_tokens, step.num_tokens)
+        places = table.length[rows] + offsets  # [T], the index of each token drawn
+        codes = self._finish_codes(rows, places + 1, output)
+        last_place = table.token_ids.shape[1] - 1  # a row's last draw has no guess, and may have no place for one
+        guessed = table.token_ids[rows, np.minimum(places, last_place)]
+        num_standing = count_standing(step, drawn, guessed, codes != RUNNING)
+        stands = offsets < np.repeat(num_standing, step.num_tokens)
+        rows, places = rows[stands], places[stands]
+        table.token_ids[rows, places] = drawn[stands]
+        table.length[slots] += num_standing
+        self.scheduler.commit(ScheduledStep(slots, num_standing))
+        self.scheduler.take_back(slots)
+        self.scheduler.counters.charge_completion(table.tenant[rows])
+        self.speculator.learn(step, num_standing)
+        return self._conclude(rows, output.only(stands), codes[stands])
+
+    def _conclude(self, sampled: Ints, output: inputs.StepOutput, codes: NDArray[np.uint8]) -> StepReport:
+        """Report the tokens drawn for the slots `sampled`, and let those go that end with them. A slot may be there
+        several times, in a row; only its last token can end it."""
+        tokens = output.token_ids
         if output.is_failed is not None:
-            codes[output.is_failed] = ERROR
             for slot in sampled[output.is_failed].tolist():  # its KV may be what is broken
                 self.scheduler.disown(self.scheduler.sequence_at(slot))
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
@@ -282,12 +330,14 @@ class Engine:
             self._forget(sequence)
         return report
 
-    def _finish_codes(self, slots: Ints, tokens: Ints) -> NDArray[np.uint8]:
-        """Which of the rows that just drew `tokens` end with them."""
+    def _finish_codes(self, slots: Ints, lengths: Ints, output: inputs.StepOutput) -> NDArray[np.uint8]:
+        """Which rows end with the token that they just drew, and have `lengths` tokens with."""
         table = self.table
-        codes = np.where(table.length[slots] >= table.max_total_len[slots], LENGTH, RUNNING).astype(np.uint8)
+        codes = np.where(lengths >= table.max_total_len[slots], LENGTH, RUNNING).astype(np.uint8)
         for column in table.stop_token_ids:
-            codes[column[slots] == tokens] = STOP
+            codes[column[slots] == output.token_ids] = STOP
+        if output.is_failed is not None:
+            codes[output.is_failed] = ERROR
         return codes
 
     def _end_constrained(self, slots: Ints, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:

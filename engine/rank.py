@@ -19,6 +19,7 @@ import msgspec
 from engine import rank_wire
 from engine.loop import Engine
 from engine.rank_group import load
+from engine.speculation.make import make_guesses
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     started = time.monotonic()
     try:
         runner, follower_pids = load(config, connection)
-        engine = Engine(runner, config, revision, runner.adapters)
+        guesses = make_guesses(config, runner.max_model_len)
+        engine = Engine(runner, config, revision, runner.adapters, guesses)
     except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
         logger.error("loading failed: %s", type(error).__name__)
         connection.sendall(rank_wire.encode_frame(rank_wire.LoadFailed(f"{type(error).__name__}: {error}")))

@@ -197,7 +197,8 @@ class Replica:
             self._loaded.set_exception(ReplicaLoadError(news.message))
 
     def _deliver(self, report: StepReport) -> None:
-        has_logprobs = report.logprobs is not None
+        has_logprobs, num_entries = report.logprobs is not None, report.num_entries
+        has_runs = num_entries > 1 and bool((report.sequence_ids[1:] == report.sequence_ids[:-1]).any())
         columns = zip(
             report.sequence_ids.tolist(),
             report.token_ids.tolist(),
@@ -205,12 +206,20 @@ class Replica:
             report.num_cached.tolist(),
             strict=True,
         )
+        earlier: list[int] = []  # tokens of the same sequence in entries before
         for row, (sequence_id, token_id, code, num_cached) in enumerate(columns):
+            if has_runs and not code and row + 1 < num_entries and _is_one_run(report, row):
+                earlier.append(token_id)
+                continue
             sink = self._sinks.pop(sequence_id, None) if code else self._sinks.get(sequence_id)
+            token_ids = (*earlier, token_id) if token_id >= 0 else ()
+            earlier = []
             if sink is None:
                 continue
-            token_ids = (token_id,) if token_id >= 0 else ()
-            logprobs = _logprobs(report, row) if has_logprobs and token_ids else ()
+            logprobs: tuple[TokenIdLogprob, ...] = ()
+            if has_logprobs:
+                for each in range(row + 1 - len(token_ids), row + 1):
+                    logprobs += _logprobs(report, each)
             self._call(sequence_id, sink, Output(token_ids, FINISHES[code], num_cached, logprobs))  # type: ignore[arg-type]
         self._wake_drained()
 
@@ -245,6 +254,11 @@ class Replica:
                 if not future.done():
                     future.set_result(None)
             self._drained.clear()
+
+
+def _is_one_run(report: StepReport, row: int) -> bool:
+    """Whether the entry after `row` brings one more token of the same sequence."""
+    return bool(report.sequence_ids[row + 1] == report.sequence_ids[row]) and bool(report.token_ids[row + 1] >= 0)
 
 
 def _logprobs(report: StepReport, row: int) -> tuple[TokenIdLogprob, ...]:

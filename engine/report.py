@@ -1,4 +1,4 @@
-"""What an engine says after a step: one entry per sequence concerned, as columns; and its state in numbers.
+"""What an engine says after a step: one entry for each token drawn and each end, as columns; and its state in numbers.
 
 NumPy and msgspec only: the front of a node reads these and never imports torch.
 """
@@ -28,8 +28,9 @@ RUNNING, STOP, LENGTH, ABORTED, OUT_OF_CAPACITY, CONTEXT_TOO_LONG, ERROR, UNCLOS
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """E entries. `token_ids` is -1 where an entry brings no token; a finish code other than RUNNING is the sequence's
-    last entry. The logprob columns are there only when some row asked; they are NaN and -1 where a row did not."""
+    """E entries, those of one sequence after each other. `token_ids` is -1 where an entry brings no token; a finish
+    code other than RUNNING is the sequence's last entry. The logprob columns are there only when some row asked; they
+    are NaN and -1 where a row did not."""
 
     sequence_ids: NDArray[np.int64]  # [E]
     token_ids: NDArray[np.int32]  # [E]
@@ -57,6 +58,8 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_preemptions: int = 0
     num_steps: int = 0
     num_ranks: int = 1
+    num_guessed: int = 0
+    num_guessed_right: int = 0
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):

@@ -30,11 +30,12 @@ MAX_DEFERRALS = 512  # steps a sequence waits for a prefix that another is compu
 @dataclass(frozen=True, eq=False)
 class ScheduledStep:
     """R rows, those with one token first. A row samples iff its known tokens all have KV after the step. Blocks are
-    copied before anything else is done."""
+    copied before anything else is done. A row's last `num_drafts` tokens are guesses: it samples at each of them."""
 
     slots: Ints  # [R]
     num_tokens: Ints  # [R], at least 1 each
     block_copies: Ints | None = None  # [C, 2], blocks whose content others begin with, and those others
+    num_drafts: Ints | None = None  # [R]; None: no row has guesses
 
     @property
     def num_rows(self) -> int:
@@ -159,6 +160,29 @@ class Scheduler:
                 del computing[name]
 
     # ── blocks for those that run ──
+
+    def make_room(self, slot: int, num_tokens: int) -> int:
+        """Blocks for `num_tokens` after those known of a running sequence, as far as nobody is to need them. Returns
+        how many of the tokens have a place; `take_back` what is left over."""
+        table = self.table
+        length, num_blocks = int(table.length[slot]), int(table.num_blocks[slot])
+        missing = -(-(length + num_tokens) // table.block_size) - num_blocks
+        if missing > 0 and not table.is_protected[slot]:
+            spare = self.blocks.num_available - self._num_reserved - self._num_growing()
+            count = min(missing, max(0, spare))
+            table.block_table[slot, num_blocks : num_blocks + count] = self.blocks.allocate(count)
+            table.num_blocks[slot] += count
+        return min(num_tokens, int(table.num_blocks[slot]) * table.block_size - length)
+
+    def take_back(self, slots: Ints) -> None:
+        """Blocks that the known tokens of running sequences do not need."""
+        table = self.table
+        needed = -(-table.length[slots] // table.block_size)
+        for slot, first in zip(slots.tolist(), needed.tolist(), strict=True):
+            last = int(table.num_blocks[slot])
+            if last > first:
+                self.blocks.release(table.block_table[slot, first:last])
+                table.num_blocks[slot] = first
 
     def _extend(self) -> None:
         """A block more for every running sequence whose next token needs one."""

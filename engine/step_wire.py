@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from engine.inputs import Ints, Longs, SamplingInputs, StepInputs
 
-_NUM_SIZES = 7  # bytes in all, T, K, R, blocks of the longest row, decode rows, block copies
+_NUM_SIZES = 8  # bytes in all, T, K, R, blocks of the longest row, decode rows, block copies, whether there are guesses
 _NO_FLOATS, _NO_INTS = np.empty(0, np.float32), np.empty(0, np.int32)
 _NO_SAMPLING = SamplingInputs(
     temperature=_NO_FLOATS,
@@ -43,6 +43,7 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
         arrays.append(copies)
     num_copies = 0 if copies is None else len(copies)
     sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows, num_copies]
+    sizes.append(step.is_guessed)
     data = b"".join([each.tobytes() for each in arrays])
     return np.array([len(data), *sizes], np.int64).tobytes() + data
 
@@ -53,7 +54,7 @@ def receive_step(channel: socket.socket) -> StepInputs | None:
     if header is None:
         return None
     num_bytes, *sizes = np.frombuffer(header, np.int64).tolist()
-    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, num_copies = sizes
+    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, num_copies, is_guessed = sizes
     data = receive_exactly(channel, num_bytes)
     if data is None:
         return None
@@ -72,6 +73,7 @@ def receive_step(channel: socket.socket) -> StepInputs | None:
         sequence_ids=sequence_ids,
         num_decode_rows=num_decode_rows,
         sampling=_NO_SAMPLING,
+        is_guessed=bool(is_guessed),
         block_copies=copies.reshape(num_copies, 2) if num_copies else None,
     )
 

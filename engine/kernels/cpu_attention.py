@@ -1,4 +1,5 @@
-"""Attention over the paged pool on a CPU: decode rows in a dense workspace, prefill rows one by one.
+"""Attention over the paged pool on a CPU: decode rows in a dense workspace, prefill rows one by one. Guessed
+tokens are decode rows where those may be several of a sequence, and have dense contexts of their own elsewhere.
 
 Plain float32 prefill goes through torch's fused attention; bfloat16, capped scores and sinks through explicit products.
 In bfloat16 a kernel is compiled for every shape met, so keys are padded to a multiple and queries taken in tiles.
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from engine.kernels.decode_workspace import DecodeWorkspace
+from engine.kernels.dense_contexts import DenseContexts
 from engine.kernels.interface import AttentionShape, AttentionStep, KvPool, Reach
 from engine.kernels.reference import causal_bias
 from engine.kernels.score_weights import weigh
@@ -24,7 +26,10 @@ _TILES = (1, 16, 64)
 
 
 class DecodeRows(Protocol):
-    """Attention of rows with one token each; see `DecodeWorkspace` for the law."""
+    """Attention of rows with one token each; see `DecodeWorkspace` for the law. `is_stateless`: several rows of a step
+    may be of one sequence, each with the next token of it, and nothing is remembered of them."""
+
+    is_stateless: bool
 
     def arrange(
         self, sequence_ids: NDArray[np.int64], context_lens: NDArray[np.int32], block_tables: NDArray[np.int32]
@@ -55,12 +60,23 @@ class CpuAttention:
         self._blocks = [layer.view(pool.num_blocks, -1) for layer in self._layers]  # L × [N, block size × planes G D]
         self._reaches, self._reach_of = shape.distinct_reaches(len(self._layers))
         self._decode = decode or DecodeWorkspace(pool, shape, sinks, max_bytes=pool.data.nbytes)
+        self._contexts = DenseContexts(pool, shape, sinks, max_bytes=pool.data.nbytes)
+        self._is_guessed = False
         self._num_dense = 0
         self._rows: list[list[_PrefillRow]] = []  # of each distinct reach
         self._slot_mapping: torch.Tensor
 
     def begin(self, step: AttentionStep) -> None:
         self._slot_mapping = step.slot_mapping
+        if self._decode.is_stateless:
+            if step.is_guessed:
+                self._begin_token_by_token(step)
+                return
+        else:
+            self._is_guessed = step.is_guessed and self._contexts.begin(step)
+            if self._is_guessed:
+                return
+            self._contexts.pass_by(step)
         num_decode = step.num_decode_rows
         self._num_dense = self._decode.arrange(
             step.sequence_ids[:num_decode], step.context_lens[:num_decode], step.block_tables[:num_decode]
@@ -71,7 +87,21 @@ class CpuAttention:
             [_PrefillRow(step, row, self._block_size, reach, tile_dtype) for row in rows] for reach in self._reaches
         ]
 
+    def _begin_token_by_token(self, step: AttentionStep) -> None:
+        """Each token of each row as a decode row of its own, one position longer than the one before it."""
+        num_tokens = np.diff(step.query_starts)
+        lengths = (
+            np.arange(step.query_starts[-1]) - np.repeat(step.query_starts[1:] - step.context_lens, num_tokens) + 1
+        )
+        rows = np.repeat(np.arange(len(num_tokens)), num_tokens)  # [T]
+        self._num_dense = self._decode.arrange(
+            step.sequence_ids[rows], lengths.astype(np.int32), step.block_tables[rows]
+        )
+        self._rows = [[] for _ in self._reaches]
+
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        if self._is_guessed:
+            return self._contexts.attend(layer, qkv)
         rows = self._rows[self._reach_of[layer]]
         if not rows:
             return self._attend_dense(layer, qkv)

@@ -151,6 +151,8 @@ class AttentionStep(Protocol):
     def sequence_ids(self) -> NDArray[np.int64]: ...  # [R]
     @property
     def num_decode_rows(self) -> int: ...
+    @property
+    def is_guessed(self) -> bool: ...
 
 
 class Attention(Protocol):

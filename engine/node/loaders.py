@@ -5,12 +5,17 @@ The only file of the node that knows which classes do which task.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from engine.config import EngineConfig
-from engine.node.model_store import LocalModel
+from catalog.errors import CardError
+from engine.config import DEFAULT_SPECULATION, DRAFT, EngineConfig
+from engine.node.disk_cache import CacheFull
+from engine.node.model_store import LocalModel, ModelUnavailable
 from engine.replica import ReplicaLoadError
 from engine.single_pass import WorkerLoadError
 from engine.tasks.text_embeddings import TextEmbedder
@@ -18,6 +23,9 @@ from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import TaskModel
 from engine.tokenizer import TokenizerUnusable
 from engine.zygote import Zygote, ZygoteError
+from storage.errors import StoreError
+
+logger = logging.getLogger(__name__)
 
 
 class LoadFailed(Exception):
@@ -47,13 +55,26 @@ class LoadSettings(Protocol):
     def tensor_parallel(self) -> int: ...
     @property
     def step_timeout_s(self) -> float: ...
+    @property
+    def speculation(self) -> str:
+        """As `EngineConfig` has it, or "card": what each model's manifest says."""
+        ...
+
+
+class FindsDrafts(Protocol):
+    """A `ModelStore`: where the draft models are that cards name."""
+
+    async def current_revision(self, name: str) -> str: ...
+    async def open(self, name: str, revision: str) -> LocalModel: ...
+    def release(self, revision: str) -> None: ...
 
 
 class Loaders:
     """Loads models as the settings say, in processes forked from `zygote`."""
 
-    def __init__(self, zygote: Zygote, settings: LoadSettings) -> None:
+    def __init__(self, zygote: Zygote, settings: LoadSettings, store: FindsDrafts | None = None) -> None:
         self._zygote = zygote
+        self._store = store
         self._settings = settings
         self._num_threads = settings.num_threads or max(1, len(os.sched_getaffinity(0)) - 1)
         self._by_task = {"text-generation": self._text_generation, "text-embeddings": self._text_embeddings}
@@ -88,7 +109,31 @@ class Loaders:
             num_threads=self._num_threads,
             tensor_parallel=settings.tensor_parallel,
         )
-        return await TextGenerator.load(self._zygote, config, model.revision, on_exit, model.manifest.tool_parser)
+        async with self._speculation(model) as speculation:
+            config = dataclasses.replace(config, speculation=speculation)
+            return await TextGenerator.load(self._zygote, config, model.revision, on_exit, model.manifest.tool_parser)
+
+    @contextlib.asynccontextmanager
+    async def _speculation(self, model: LocalModel) -> AsyncIterator[str]:
+        """What is to guess for the model, its draft's files at hand while it loads. A draft that cannot be had costs
+        the model speed and nothing else."""
+        wanted = self._settings.speculation
+        if wanted == "card":
+            wanted = model.manifest.speculation or DEFAULT_SPECULATION
+        name = wanted.removeprefix(DRAFT)
+        if name == wanted or self._store is None:
+            yield wanted
+            return
+        try:
+            draft = await self._store.open(name, await self._store.current_revision(name))
+        except (ModelUnavailable, CacheFull, StoreError, CardError, OSError) as error:
+            logger.warning("a draft model is not here", extra={"model": model.name, "draft": name, "why": str(error)})
+            yield DEFAULT_SPECULATION
+            return
+        try:
+            yield f"{DRAFT}{draft.folder}"
+        finally:
+            self._store.release(draft.revision)
 
     async def _text_embeddings(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel:
         settings = self._settings

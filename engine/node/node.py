@@ -42,8 +42,8 @@ class Node:
         self._put_away = AsyncExitStack()
         self._objects = Objects.connect(settings.objects_url) if settings.objects_url else None
         self._cache = DiskCache(settings.cache_dir, settings.cache_max_bytes)
-        self._loaders = Loaders(zygote, settings)
         store = ModelStore(self._cache, self._objects)
+        self._loaders = Loaders(zygote, settings, store)
         wanted = parse_models(settings.models)
         self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))

@@ -149,6 +149,13 @@ class NodeSettings:
         default=512,
         check=at_least(16),
     )
+    speculation: str = setting(
+        "HEARTH_NODE_SPECULATION",
+        "what guesses tokens ahead, so that one step can confirm several: card (what each model's card says, else "
+        "prompt_lookup), prompt_lookup or off",
+        default="card",
+        check=one_of("card", "prompt_lookup", "off"),
+    )
     step_timeout_s: float = setting(
         "HEARTH_NODE_STEP_TIMEOUT_S",
         "silence after which an engine process that owes an answer and does not compute is killed; eight times as long "

@@ -50,6 +50,7 @@ class _LoadSettings:
     max_sequences: int
     max_waiting: int
     max_step_tokens: int
+    speculation: str
     step_timeout_s: float = SILENCE_S
 
 
@@ -145,6 +146,7 @@ class StandaloneServer:
             max_sequences=settings.max_sequences,
             max_waiting=settings.max_waiting,
             max_step_tokens=settings.max_step_tokens,
+            speculation=settings.speculation,
         )
 
     def _say_ready(self, model: TaskModel) -> None:

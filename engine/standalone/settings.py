@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from engine.config import DEFAULT_SPECULATION, DRAFT
 from telemetry.settings import SettingError
 
 DESCRIPTION = """\
@@ -46,6 +47,7 @@ class ServeSettings:
     max_step_tokens: int
     num_threads: int
     tensor_parallel: int
+    speculation: str
     api_key: str
     drain_timeout_s: float
     log_level: str
@@ -72,6 +74,7 @@ def read_flags(arguments: Sequence[str]) -> ServeSettings:
         max_step_tokens=flags.max_step_tokens,
         num_threads=flags.threads,
         tensor_parallel=flags.tensor_parallel,
+        speculation=flags.speculation,
         api_key=getattr(flags, "api_key", ""),
         drain_timeout_s=flags.drain_timeout,
         log_level=flags.log_level,
@@ -130,6 +133,13 @@ def _parser() -> argparse.ArgumentParser:
         help="processes that share the model; its heads must divide",
     )
     add(
+        "--speculation",
+        default=DEFAULT_SPECULATION,
+        type=_speculation,
+        metavar="WHAT",
+        help="what guesses tokens ahead: off, prompt_lookup, or draft:FOLDER, a smaller model of the same tokenizer",
+    )
+    add(
         "--served-model-name",
         action="append",
         default=argparse.SUPPRESS,
@@ -147,6 +157,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--drain-timeout", default=30.0, type=_seconds, metavar="SECONDS", help="for answers in flight when stopping")
     add("--log-level", default="warning", type=str.lower, choices=("debug", "info", "warning", "error"))
     return parser
+
+
+def _speculation(text: str) -> str:
+    folder = text.removeprefix(DRAFT)
+    if folder == text and text not in ("off", "prompt_lookup"):
+        raise argparse.ArgumentTypeError("must be off, prompt_lookup or draft:FOLDER")
+    if folder != text and not (Path(folder).expanduser() / "config.json").is_file():
+        raise argparse.ArgumentTypeError("draft: needs a folder with a config.json")
+    return text if folder == text else f"{DRAFT}{Path(folder).expanduser().resolve()}"
 
 
 def _model_dir(text: str) -> Path:

@@ -16,6 +16,7 @@ from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport
 from engine.scheduler import MAX_PREEMPTIONS
 from engine.sequence import SequenceRequest
+from engine.speculation.speculator import Guesses
 from tests.fakes.runner import FakeRunner
 
 NAMESPACE = b"n" * 32
@@ -25,11 +26,18 @@ OTHER_NAMESPACE = b"o" * 32
 class Driver:
     """An engine over `runner` (a FakeRunner of `num_blocks` by default) and everything it has said."""
 
-    def __init__(self, runner: RunsSteps | None = None, *, num_blocks: int = 64, **settings: object) -> None:
+    def __init__(
+        self,
+        runner: RunsSteps | None = None,
+        *,
+        num_blocks: int = 64,
+        guesses: Guesses | None = None,
+        **settings: object,
+    ) -> None:
         self.runner = runner or FakeRunner(num_blocks=num_blocks)
         defaults = {"model_dir": Path(), "max_step_tokens": 64, "max_sequences": 16}
         self.config = EngineConfig(**(defaults | settings))  # type: ignore[arg-type]
-        self.engine = Engine(self.runner, self.config, "r1", getattr(self.runner, "adapters", None))
+        self.engine = Engine(self.runner, self.config, "r1", getattr(self.runner, "adapters", None), guesses)
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, str | None] = {}
         self.num_cached: dict[int, int] = {}

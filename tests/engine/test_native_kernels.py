@@ -33,15 +33,18 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 @DTYPES
 @pytest.mark.parametrize("name", SHAPES)
-def test_decode_over_the_pool_equals_the_reference_through_joins_departures_and_reordering(
-    name: str, dtype: torch.dtype, native: NativeKernels
+@pytest.mark.parametrize("guessed_share", [0.0, 0.6])
+def test_decode_over_the_pool_equals_the_reference_through_joins_departures_and_wrong_guesses(
+    name: str, guessed_share: float, dtype: torch.dtype, native: NativeKernels
 ) -> None:
     shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
     pools = pool_of(shape, dtype), pool_of(shape, dtype)
     twins = ReferenceAttention(pools[0], shape, sinks), native.attention(pools[1], shape, sinks)
     generator = torch.Generator().manual_seed(0)
     for _ in range(40):
-        step = life.step()
+        step = life.guessed_step() if life.rng.random() < guessed_share else life.step()
+        if not len(step.sequence_ids):
+            continue
         for twin in twins:
             twin.begin(step)
         for layer in range(NUM_LAYERS):

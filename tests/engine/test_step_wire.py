@@ -76,13 +76,16 @@ def test_steps_arrive_in_order_and_whole(num_bytes: int) -> None:
 def test_blocks_to_copy_come_with_the_step() -> None:
     copies = np.array([[3, 9], [4, 1]], np.int32)
     received, without, _ = through(
-        encode_step(replace(a_step((1, 2)), block_copies=copies), BLOCK_SIZE), encode_step(a_step((1, 2)), BLOCK_SIZE)
+        encode_step(replace(a_step((1, 2)), block_copies=copies, is_guessed=True), BLOCK_SIZE),
+        encode_step(a_step((1, 2)), BLOCK_SIZE),
     )
     assert received is not None
     assert without is not None
+    assert received.is_guessed
     assert received.block_copies is not None
     assert np.array_equal(received.block_copies, copies)
     assert without.block_copies is None
+    assert not without.is_guessed
 
 
 def test_a_leader_that_leaves_in_the_middle_of_a_step_is_one_that_left() -> None:

@@ -75,8 +75,12 @@ class FakeRunner:
         self._positions[slot_mapping] = inputs.positions.numpy()
         self._writers[slot_mapping] = np.repeat(inputs.sequence_ids, query_lens)
         contexts = [self._read(inputs, row) for row in range(inputs.num_rows)]
-        sampling_rows = np.searchsorted(inputs.query_starts, inputs.logit_rows.numpy(), side="right") - 1
-        drawn = np.array([draw(contexts[row]) for row in sampling_rows], dtype=np.int32)
+        logit_rows = inputs.logit_rows.numpy()
+        sampling_rows = np.searchsorted(inputs.query_starts, logit_rows, side="right") - 1
+        lengths = inputs.positions.numpy()[logit_rows] + 1
+        drawn = np.array(
+            [draw(contexts[row][:length]) for row, length in zip(sampling_rows, lengths, strict=True)], dtype=np.int32
+        )
         failed = np.isin(inputs.sequence_ids[sampling_rows], list(self.failing_ids)) if self.failing_ids else None
         for row, sequence_id in enumerate(inputs.sequence_ids.tolist()):
             self.forward_tokens_of[sequence_id] = self.forward_tokens_of.get(sequence_id, 0) + int(query_lens[row])

@@ -142,6 +142,8 @@ class NativeKernels(CpuKernels):
 class PagedDecode:
     """Decode rows straight over the pool, in place of `DecodeWorkspace`: nothing is kept between steps."""
 
+    is_stateless = True
+
     def __init__(
         self, library: ctypes.CDLL, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor]
     ) -> None:

@@ -69,6 +69,8 @@ def test_sizes_are_read_as_people_write_them(folder: Path, text: str, size_bytes
         ("--api-key", "two words"),
         ("--api-key", "@/nowhere"),
         ("--served-model-name", ""),
+        ("--speculation", "always"),
+        ("--speculation", "draft:/nowhere"),
         ("--drain-timeout", "-1"),
         ("--drain-timeout", "nan"),
         ("--log-level", "loud"),

@@ -1,0 +1,199 @@
+"""Guessing changes how many steps an answer takes and nothing else: over the fake runner, whose tokens show what was
+read, and over a chain of known probabilities drawn by the real sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from engine.inputs import StepInputs, StepOutput
+from engine.protocol.tasks import Sampling
+from engine.sampler import sample
+from engine.sequence import Ints
+from engine.speculation.speculator import Asked
+from tests.engine.driver import Driver
+from tests.engine.test_loop import first_prompt_that_draws, prompt_of
+from tests.fakes.guesses import Oracle
+from tests.fakes.runner import END_TOKEN, FakeRunner, answer
+
+
+def test_an_answer_takes_fewer_steps_and_has_the_same_tokens() -> None:
+    driver = Driver(guesses=Oracle())
+    sequence_id = driver.add(prompt_of(20), max_tokens=100, ignore_eos=True)
+    driver.run()
+    assert driver.tokens[sequence_id] == answer(prompt_of(20), 100, ignore_end=True)
+    assert driver.finishes[sequence_id] == "length"
+    status = driver.engine.status()
+    assert 0 < status.num_guessed_right < status.num_guessed
+    assert driver.engine.scheduler.num_steps + status.num_guessed_right == 100
+    assert driver.engine.scheduler.num_steps < 60
+
+
+@pytest.mark.parametrize("num_blocks", [64, 9])
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_two_at_once_and_blocks_that_run_out_change_no_token(num_blocks: int, is_cached: bool) -> None:
+    driver = Driver(num_blocks=num_blocks, guesses=Oracle(), is_prefix_cache_enabled=is_cached)
+    ids = [driver.add(prompt_of(30, seed), max_tokens=70, ignore_eos=True) for seed in range(2)]
+    driver.run()
+    for seed, sequence_id in enumerate(ids):
+        assert driver.tokens[sequence_id] == answer(prompt_of(30, seed), 70, ignore_end=True)
+    assert driver.engine.status().num_guessed_right > 0
+    assert driver.engine.blocks.num_held == 0
+
+
+def test_blocks_of_guessed_answers_are_found_again_and_hold_what_they_say() -> None:
+    driver = Driver(guesses=Oracle(), max_step_tokens=64)
+    first = driver.add(prompt_of(20), max_tokens=60, ignore_eos=True)
+    driver.run()
+    prompt = prompt_of(20) + driver.tokens[first]
+    second = driver.add(prompt, max_tokens=20, ignore_eos=True)
+    driver.run()
+    assert driver.num_cached[second] == 64
+    assert driver.tokens[second] == answer(prompt, 20, ignore_end=True)
+
+
+@pytest.mark.parametrize("after", range(1, 8))
+def test_an_end_among_the_guesses_ends_the_answer_there(after: int) -> None:
+    prompt = first_prompt_that_draws(END_TOKEN, after)
+    driver = Driver(guesses=Oracle((15,)))
+    sequence_id = driver.add(prompt, max_tokens=30)
+    driver.run()
+    assert driver.tokens[sequence_id] == answer(prompt, 30)
+    assert driver.finishes[sequence_id] == "stop"
+
+
+def test_the_limit_is_the_limit_however_much_is_guessed() -> None:
+    driver = Driver(FakeRunner(num_blocks=64, max_model_len=64), guesses=Oracle((15,)))
+    lengths = [*range(1, 12), 44]
+    for max_tokens in lengths:
+        sequence_id = driver.add(prompt_of(20, max_tokens), max_tokens=max_tokens, ignore_eos=True)
+        driver.run()
+        assert driver.tokens[sequence_id] == answer(prompt_of(20, max_tokens), max_tokens, ignore_end=True)
+        assert driver.finishes[sequence_id] == "length"
+
+
+def test_with_more_rows_than_there_is_room_for_nothing_is_guessed() -> None:
+    driver = Driver(guesses=Oracle(), max_sequences=16)
+    ids = [driver.add(prompt_of(20, seed), max_tokens=30, ignore_eos=True) for seed in range(3)]
+    while len(driver.engine.scheduler.running) == 3 or not driver.tokens[ids[0]]:
+        driver.step()
+        assert driver.engine.status().num_guessed == 0
+    driver.run()
+    assert all(driver.tokens[each] == answer(prompt_of(20, seed), 30, ignore_end=True) for seed, each in enumerate(ids))
+
+
+def test_tokens_that_the_model_does_not_have_are_no_guess() -> None:
+    class Stranger:
+        def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+            return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.most] for each in asked]
+
+    driver = Driver(guesses=Stranger())
+    sequence_id = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
+    driver.run()
+    assert driver.tokens[sequence_id] == answer(prompt_of(20), 30, ignore_end=True)
+
+
+def test_log_probabilities_stay_beside_their_tokens() -> None:
+    driver = Driver(guesses=Oracle((3,)))
+    driver.add(prompt_of(20), max_tokens=30, ignore_eos=True, logprobs=2)
+    while driver.engine.has_work:
+        report = driver.step()
+        assert report.logprobs is not None
+        np.testing.assert_array_equal(report.logprobs, -report.token_ids.astype(np.float32))
+        assert report.top_ids is not None
+        np.testing.assert_array_equal(report.top_ids[:, 0], report.token_ids)
+
+
+def test_a_device_that_fails_in_the_middle_of_guesses_ends_that_sequence_with_what_it_had() -> None:
+    driver = Driver(guesses=Oracle((15,)))
+    sound = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
+    broken = driver.add(prompt_of(20, 1), max_tokens=30, ignore_eos=True)
+    driver.step()
+    driver.step()
+    driver.runner.failing_ids.add(broken)
+    driver.run()
+    assert driver.finishes[broken] == "error"
+    wanted = answer(prompt_of(20, 1), 30, ignore_end=True)
+    assert driver.tokens[broken] == wanted[: len(driver.tokens[broken])]
+    assert driver.tokens[sound] == answer(prompt_of(20), 30, ignore_end=True)
+
+
+# ── what is drawn ──
+
+CHAIN = torch.tensor(
+    [[2.0, 1.0, 0.0, -1.0, 0.5], [0.0, 3.0, 1.0, 1.0, -2.0], [1.0, 1.0, 1.0, 1.0, 1.0], [-1.0, 0.0, 2.5, 0.0, 1.0],
+     [0.3, -0.7, 1.1, 2.0, 0.0]]
+)  # fmt: skip
+
+
+class ChainRunner:
+    """Draws by the real sampler from what the token before says."""
+
+    num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
+    eos_token_ids: tuple[int, ...] = ()
+    layout_tag = "chain"
+
+    def run(self, inputs: StepInputs) -> StepOutput:
+        return sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling)
+
+
+class Likely:
+    """Guesses what a wrong model would: right more often than not."""
+
+    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+        found = []
+        for each in asked:
+            guess = [int(each.token_ids[-1])]
+            while len(guess) <= each.most:
+                guess.append(int(CHAIN[guess[-1]].roll(int(len(guess) % 3 == 0)).argmax()))
+            found.append(np.array(guess[1:], dtype=np.int32))
+        return found
+
+
+def drawn(num_sequences: int, guesses: Likely | None, **sampling: object) -> list[list[int]]:
+    driver = Driver(ChainRunner(), guesses=guesses)
+    answers = []
+    for seed in range(0, num_sequences, 2):
+        ids = [driver.add([0, 4], seed=seed + each, ignore_eos=True, **sampling) for each in range(2)]
+        driver.run()
+        answers += [driver.tokens[each] for each in ids]
+    if guesses is not None:
+        assert driver.engine.status().num_guessed_right > num_sequences // 4
+    return answers
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.8, "min_p": 0.05},
+        {"temperature": 1.2, "top_k": 3, "repetition_penalty": 1.4, "frequency_penalty": 0.5},
+        {"temperature": 1.0, "logit_bias": ((2, 1.5), (1, -2.0))},
+    ],
+)
+def test_a_seed_draws_the_same_tokens_with_guesses_and_without(sampling: dict[str, object]) -> None:
+    assert drawn(24, Likely(), max_tokens=24, **sampling) == drawn(24, None, max_tokens=24, **sampling)
+
+
+def test_what_is_drawn_at_guesses_follows_the_model_s_distribution() -> None:
+    """Chi-square of the tokens that followed each other, over sequences guessed for, against the chain itself."""
+    pairs = np.zeros((len(CHAIN), len(CHAIN)))
+    for tokens in drawn(60, Likely(), max_tokens=100, temperature=1.0):
+        np.add.at(pairs, ([4, *tokens[:-1]], tokens), 1)
+    expected = torch.softmax(CHAIN, -1).numpy() * pairs.sum(1, keepdims=True)
+    statistic = float(((pairs - expected) ** 2 / expected).sum())
+    freedom = len(CHAIN) * (len(CHAIN) - 1)
+    assert expected.min() > 5
+    assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
+
+
+def test_an_unseeded_answer_is_random_with_guesses_too() -> None:
+    driver = Driver(ChainRunner(), guesses=Likely())
+    ids = [driver.add([0, 4], max_tokens=20, temperature=1.0, ignore_eos=True) for _ in range(2)]
+    driver.run()
+    assert driver.tokens[ids[0]] != driver.tokens[ids[1]]
+    assert Sampling().seed is None

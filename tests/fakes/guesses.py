@@ -1,0 +1,32 @@
+"""Guesses for sequences of the fake runner: right for a while, then wrong, then nothing, by a fixed pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.sequence import Ints
+from engine.speculation.speculator import Asked
+from tests.fakes.runner import VOCAB_SIZE, draw
+
+
+class Oracle:
+    """Guess number n of a sequence is right for as many tokens as `pattern` says at that place; then it is wrong."""
+
+    def __init__(self, pattern: Sequence[int] = (15, 0, 3, 1, 7)) -> None:
+        self._pattern = pattern
+        self._num_asked: dict[int, int] = {}
+
+    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+        return [self._guess(each) for each in asked]
+
+    def _guess(self, asked: Asked) -> Ints:
+        number = self._num_asked.get(asked.sequence_id, 0)
+        self._num_asked[asked.sequence_id] = number + 1
+        num_right = self._pattern[number % len(self._pattern)]
+        context = np.concatenate([asked.token_ids, np.zeros(asked.most, dtype=np.int32)])
+        for place in range(len(asked.token_ids), len(context)):
+            right = draw(context[:place])
+            context[place] = right if place - len(asked.token_ids) < num_right else (right + 1) % VOCAB_SIZE
+        return context[len(asked.token_ids) :][: asked.most - number % 2]
