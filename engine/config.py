@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-DEFAULT_SPECULATION = "prompt_lookup"  # costs next to nothing where there is nothing to look up
+DEFAULT_SPECULATION = "off"  # where neither a card nor a setting says anything
 DRAFT = "draft:"
 
 

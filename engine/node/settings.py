@@ -152,7 +152,7 @@ class NodeSettings:
     speculation: str = setting(
         "HEARTH_NODE_SPECULATION",
         "what guesses tokens ahead, so that one step can confirm several: card (what each model's card says, else "
-        "prompt_lookup), prompt_lookup or off",
+        "off), prompt_lookup or off",
         default="card",
         check=one_of("card", "prompt_lookup", "off"),
     )
