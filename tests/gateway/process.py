@@ -99,7 +99,7 @@ class GatewayProcess:
         self.launch()
         self.wait_listening()
         try:
-            wait_until_blocking(self.is_ready, 15)
+            wait_until_blocking(self.is_ready, 30)
         except AssertionError as error:
             raise AssertionError(f"not ready: {httpx.get(f'{self.url}/readyz').text}\n{self.log_text()}") from error
         return self
@@ -127,7 +127,7 @@ class GatewayProcess:
         }
 
     def wait_listening(self) -> None:
-        self.port = wait_until_blocking(self._listening_port, 20)
+        self.port = wait_until_blocking(self._listening_port, 60)  # on a busy machine
 
     def _listening_port(self) -> int:
         assert self.process is not None
