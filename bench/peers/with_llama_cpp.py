@@ -7,7 +7,6 @@ prompts in one batch, then one token of every stream a step, the likeliest by Nu
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import json
 import sys
 from pathlib import Path
@@ -21,7 +20,7 @@ MAX_STREAMS, MAX_LEN, BATCH = 16, 1024, 2048
 
 def main() -> None:
     folder, kind, num_threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    serve(lambda: (load(write_gguf(folder, kind), num_threads), importlib.metadata.version("llama-cpp-python")))
+    serve(lambda: load(write_gguf(folder, kind), num_threads))
 
 
 def write_gguf(folder: Path, kind: str) -> Path:
@@ -66,7 +65,7 @@ def write_gguf(folder: Path, kind: str) -> Path:
     return path
 
 
-def load(path: Path, num_threads: int) -> Generate:
+def load(path: Path, num_threads: int) -> tuple[Generate, str]:
     import llama_cpp
 
     llama_cpp.llama_backend_init()
@@ -111,7 +110,7 @@ def load(path: Path, num_threads: int) -> Generate:
                 row.append(best(index))
         return found
 
-    return generate
+    return generate, llama_cpp.__version__
 
 
 def clear(llama_cpp: Any, context: Any) -> None:

@@ -8,11 +8,8 @@ In bfloat16 a kernel is compiled for every shape met, so keys are padded to a mu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
 from engine.kernels.decode_workspace import DecodeWorkspace
@@ -25,30 +22,10 @@ _KEY_STEP = 64
 _TILES = (1, 16, 64)
 
 
-class DecodeRows(Protocol):
-    """Attention of rows with one token each; see `DecodeWorkspace` for the law. `is_stateless`: several rows of a step
-    may be of one sequence, each with the next token of it, and nothing is remembered of them."""
-
-    is_stateless: bool
-
-    def arrange(
-        self, sequence_ids: NDArray[np.int64], context_lens: NDArray[np.int32], block_tables: NDArray[np.int32]
-    ) -> int: ...
-    def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor: ...
-    def store(self, slot_mapping: torch.Tensor) -> None: ...
-
-
 class CpuAttention:
-    """Attention over the pool. Decode rows that `decode` takes (those that fit in a workspace, unless one is given) go
-    through it; all others gather their context."""
+    """Attention over the pool. Decode rows that fit live in the workspace; all others gather their context."""
 
-    def __init__(
-        self,
-        pool: KvPool,
-        shape: AttentionShape,
-        sinks: Sequence[torch.Tensor] = (),
-        decode: DecodeRows | None = None,
-    ) -> None:
+    def __init__(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> None:
         self._shape = shape
         self._block_size = pool.block_size
         self._is_fused = pool.data.dtype == torch.float32 and shape.softcap is None and not sinks
@@ -59,7 +36,7 @@ class CpuAttention:
         self._last_layer = len(self._layers) - 1
         self._blocks = [layer.view(pool.num_blocks, -1) for layer in self._layers]  # L × [N, block size × planes G D]
         self._reaches, self._reach_of = shape.distinct_reaches(len(self._layers))
-        self._decode = decode or DecodeWorkspace(pool, shape, sinks, max_bytes=pool.data.nbytes)
+        self._workspace = DecodeWorkspace(pool, shape, sinks, max_bytes=pool.data.nbytes)
         self._contexts = DenseContexts(pool, shape, sinks, max_bytes=pool.data.nbytes)
         self._is_guessed = False
         self._num_dense = 0
@@ -68,17 +45,12 @@ class CpuAttention:
 
     def begin(self, step: AttentionStep) -> None:
         self._slot_mapping = step.slot_mapping
-        if self._decode.is_stateless:
-            if step.is_guessed:
-                self._begin_token_by_token(step)
-                return
-        else:
-            self._is_guessed = step.is_guessed and self._contexts.begin(step)
-            if self._is_guessed:
-                return
-            self._contexts.pass_by(step)
+        self._is_guessed = step.is_guessed and self._contexts.begin(step)
+        if self._is_guessed:
+            return
+        self._contexts.pass_by(step)
         num_decode = step.num_decode_rows
-        self._num_dense = self._decode.arrange(
+        self._num_dense = self._workspace.arrange(
             step.sequence_ids[:num_decode], step.context_lens[:num_decode], step.block_tables[:num_decode]
         )
         rows = range(self._num_dense, len(step.context_lens))
@@ -86,18 +58,6 @@ class CpuAttention:
         self._rows = [
             [_PrefillRow(step, row, self._block_size, reach, tile_dtype) for row in rows] for reach in self._reaches
         ]
-
-    def _begin_token_by_token(self, step: AttentionStep) -> None:
-        """Each token of each row as a decode row of its own, one position longer than the one before it."""
-        num_tokens = np.diff(step.query_starts)
-        lengths = (
-            np.arange(step.query_starts[-1]) - np.repeat(step.query_starts[1:] - step.context_lens, num_tokens) + 1
-        )
-        rows = np.repeat(np.arange(len(num_tokens)), num_tokens)  # [T]
-        self._num_dense = self._decode.arrange(
-            step.sequence_ids[rows], lengths.astype(np.int32), step.block_tables[rows]
-        )
-        self._rows = [[] for _ in self._reaches]
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         if self._is_guessed:
@@ -112,10 +72,10 @@ class CpuAttention:
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # [T, H ·]
 
     def _attend_dense(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """Of the rows that `decode` took, which are all of `qkv`."""
-        mixed = self._decode.attend(layer, qkv)  # [dense rows, H ·]
+        """Of the rows in the workspace, which are all of `qkv`."""
+        mixed = self._workspace.attend(layer, qkv)  # [dense rows, H ·]
         if layer == self._last_layer:
-            self._decode.store(self._slot_mapping[: self._num_dense])
+            self._workspace.store(self._slot_mapping[: self._num_dense])
         return mixed
 
     def _attend_row(self, layer: int, qkv: torch.Tensor, row: _PrefillRow) -> torch.Tensor:

@@ -38,8 +38,6 @@ class DecodeWorkspace:
     Call `arrange` once a step with its decode rows, then `attend` for every layer in order, then `store`.
     """
 
-    is_stateless = False
-
     def __init__(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor], max_bytes: int) -> None:
         self._shape = shape
         self._sinks = sinks

@@ -165,8 +165,8 @@ class NumbersGone:
         self._model = runner._model
         self.broken: dict[int, float] = {}  # sequence id -> what its logits become
 
-    def forward(self, inputs: StepInputs, attention: object) -> torch.Tensor:
-        logits = self._model.forward(inputs, attention)  # [K, V]
+    def forward(self, inputs: StepInputs, attention: object, adapted: object) -> torch.Tensor:
+        logits = self._model.forward(inputs, attention, adapted)  # [K, V]
         rows = np.searchsorted(inputs.query_starts, inputs.logit_rows.numpy(), side="right") - 1
         for row, sequence_id in enumerate(inputs.sequence_ids[rows].tolist()):
             if sequence_id in self.broken:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.interface import Activation
+from engine.kernels.interface import Activation, AttentionShape, Reach
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels, check
 from engine.kernels.reference import ReferenceAttention, ReferenceKernels
@@ -33,15 +33,16 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 @DTYPES
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("guessed_share", [0.0, 0.6])
-def test_decode_over_the_pool_equals_the_reference_through_joins_departures_and_wrong_guesses(
-    name: str, guessed_share: float, dtype: torch.dtype, native: NativeKernels
+@pytest.mark.parametrize(("max_context", "guessed_share"), [(5, 0.0), (5, 0.6), (768, 0.0), (768, 0.6)])
+def test_attention_over_the_pool_equals_the_reference_through_joins_departures_chunks_and_wrong_guesses(
+    name: str, guessed_share: float, dtype: torch.dtype, max_context: int, native: NativeKernels, monkeypatch
 ) -> None:
+    monkeypatch.setattr("engine.kernels.native.operators._MAX_CONTEXT", max_context)
     shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
     pools = pool_of(shape, dtype), pool_of(shape, dtype)
     twins = ReferenceAttention(pools[0], shape, sinks), native.attention(pools[1], shape, sinks)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(40):
+    for _ in range(25):
         step = life.guessed_step() if life.rng.random() < guessed_share else life.step()
         if not len(step.sequence_ids):
             continue
@@ -57,14 +58,14 @@ def test_decode_over_the_pool_equals_the_reference_through_joins_departures_and_
 
 @DTYPES
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 6, 48), (7, 1, 64), (4, 2, 100)])
-def test_decode_with_heads_of_usual_sizes_equals_the_reference(
+def test_heads_of_usual_sizes_equals_the_reference(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, native: NativeKernels
 ) -> None:
-    shape = type(SHAPES["grouped"])(num_heads, num_kv_heads, head_dim)
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim)
     life, pools = Life(0), (pool_of(shape, dtype), pool_of(shape, dtype))
     life.lengths, life.tables = {0: 0, 1: 0}, {0: [], 1: []}
     twins = ReferenceAttention(pools[0], shape), native.attention(pools[1], shape)
-    for index, chunks in enumerate(({0: 57, 1: 64}, {0: 1, 1: 1})):
+    for index, chunks in enumerate(({0: 57, 1: 64}, {0: 1, 1: 1}, {0: 3, 1: 20})):
         step = life.step_of([0, 1], chunks)
         qkv = random(len(step.slot_mapping), shape.query_width + shape.kv_width, dtype=dtype, seed=index)
         for twin in twins:
@@ -166,8 +167,23 @@ def test_what_is_not_finite_stays_so_and_stays_in_its_row(dtype: torch.dtype, na
             assert found[[0, 2]].isfinite().all()
 
 
+@pytest.mark.parametrize("reach", [Reach(), Reach(window=21), Reach(chunk=18)])
+def test_a_token_s_bits_are_the_same_alone_and_with_others_of_its_row(reach: Reach, native: NativeKernels) -> None:
+    shape = AttentionShape(6, 2, 64, reaches=(reach,))
+    qkv, found = random(61, shape.query_width + shape.kv_width, dtype=torch.bfloat16), []
+    for chunks in ([61], [40, *[1] * 21], [17, 30, 5, 9]):
+        life, attention, mixed = Life(0), native.attention(pool_of(shape, torch.bfloat16), shape), []
+        life.lengths, life.tables = {0: 0}, {0: []}
+        for part, chunk in zip(qkv.split(chunks), chunks, strict=True):
+            attention.begin(life.step_of([0], {0: chunk}))
+            mixed.append(attention.attend(0, part.clone()))
+        found.append(torch.cat(mixed))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_two_threads_compute_the_same_bits_as_one(native: NativeKernels) -> None:
-    shape = type(SHAPES["grouped"])(8, 2, 64)
+    shape = AttentionShape(8, 2, 64)
     weight, x = random(2048, 512, dtype=torch.bfloat16), random(9, 512, dtype=torch.bfloat16)
     stream = random(1024, 512)
     found = []

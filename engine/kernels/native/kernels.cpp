@@ -213,19 +213,28 @@ void accumulate(float* stream, const E* x, float factor, int64_t size) {
 
 // What attention needs of a layer and of a step; `library.py` has the same fields.
 struct AttentionCall {
-    const void* qkv;  // [R, (H + planes G) D], rotated
+    const void* qkv;  // [T, (H + planes G) D], rotated
     void* kv;         // the layer's pool [slots, planes G D]
-    void* out;        // [R, H × value size]
+    void* out;        // [T, H × value size]
+    const int64_t* slots;         // [T], where each token's own keys and values go
     const int32_t* block_tables;  // [R, table width]
     const int32_t* context_lens;  // [R], the newest token included
-    const int32_t* firsts;        // [R], the first position each row sees
+    const int32_t* query_starts;  // [R + 1], where each row's tokens begin in T
     const float* sinks;           // [H] or null
     int64_t num_rows, qkv_stride, table_stride, block_size;
     int64_t num_heads, num_kv_heads, head_dim, value_dim, kv_width, value_offset;
-    float scale, softcap;  // softcap 0: none
+    int64_t window, chunk;  // how far a token sees; 0: not limited so
+    float scale, softcap;   // softcap 0: none
 };
 
 namespace {
+
+constexpr int64_t TILE = 32;  // tokens of a row that one thread takes at once
+
+struct Query {
+    int64_t token, head;
+    int64_t first, last;  // of the positions that it sees, `last` excluded
+};
 
 // Scores of NQ queries [NQ, D] (float32) over keys, into scores [NQ, stride].
 template <int NQ, class E>
@@ -259,144 +268,154 @@ void score(const float* query, const E* const* keys, int64_t num_keys, int64_t h
     }
 }
 
-// Mixes of NQ queries: weights [NQ, stride] over values, NV vectors of the head from `first` on, into mixed [NQ, Dv].
+// Mixes of NQ queries: weights [NQ, stride] over values, NV vectors of the head from `first` on, into out[q].
 template <int NQ, int NV, class E>
-void mix(const float* weights, int64_t stride, const E* const* values, int64_t num_keys, int64_t first, E* mixed,
-         int64_t value_dim, const float* shares) {
-    Floats even[NQ][NV] = {}, odd[NQ][NV] = {};
-    int64_t k = 0;
-    for (; k + 2 <= num_keys; k += 2)
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) {
-            Floats one = load(values[k] + first + v * LANES), two = load(values[k + 1] + first + v * LANES);
-#pragma GCC unroll 4
-            for (int q = 0; q < NQ; ++q) {
-                even[q][v] += one * weights[q * stride + k];
-                odd[q][v] += two * weights[q * stride + k + 1];
-            }
-        }
-    for (; k < num_keys; ++k)
+void mix(const float* weights, int64_t stride, const E* const* values, int64_t num_keys, int64_t first, E* const* out,
+         const float* shares) {
+    Floats sums[NQ][NV] = {};
+    for (int64_t k = 0; k < num_keys; ++k)
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) {
             Floats one = load(values[k] + first + v * LANES);
 #pragma GCC unroll 4
-            for (int q = 0; q < NQ; ++q) even[q][v] += one * weights[q * stride + k];
+            for (int q = 0; q < NQ; ++q) sums[q][v] += one * weights[q * stride + k];
         }
 #pragma GCC unroll 4
     for (int q = 0; q < NQ; ++q)
-        for (int v = 0; v < NV; ++v) {
-            store((even[q][v] + odd[q][v]) * shares[q], mixed + q * value_dim + first + v * LANES);
-        }
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) store(sums[q][v] * shares[q], out[q] + first + v * LANES);
 }
 
-// One KV head of one row, NQ of its queries.
+// Scores [stride] of one query -> unnormalised weights; returns what makes them sum to 1, the sink's share left out.
+inline float weigh(float* scores, int64_t num_keys, int64_t stride, const Query& query, int64_t first, float softcap,
+                   const float* sinks) {
+    if (softcap > 0)
+        for (int64_t k = 0; k < num_keys; ++k) scores[k] = std::tanh(scores[k] / softcap) * softcap;
+    for (int64_t k = 0; k < query.first - first; ++k) scores[k] = -INFINITY;
+    for (int64_t k = query.last - first; k < stride; ++k) scores[k] = -INFINITY;
+    Floats highest = all(-INFINITY);
+    for (int64_t k = 0; k < stride; k += LANES) {
+        Floats x = load(scores + k);
+        highest = x > highest ? x : highest;
+    }
+    float peak = highest[0];
+    for (int j = 1; j < LANES; ++j) peak = highest[j] > peak ? highest[j] : peak;
+    float total = 0;
+    if (sinks) {
+        peak = sinks[query.head] > peak ? sinks[query.head] : peak;
+        total = std::exp(sinks[query.head] - peak);
+    }
+    Floats totals = {};
+    for (int64_t k = 0; k < stride; k += LANES) {
+        Floats x = exponential(load(scores + k) - peak);
+        store(x, scores + k);
+        totals += x;
+    }
+    return 1.0f / (total + sum(totals));
+}
+
+// NQ queries of one KV head over the positions that any of them sees; places[0] is that of position `base`.
 template <int NQ, class E>
-void attend_queries(const AttentionCall& call, const E* query, const E* const* keys, int64_t num_keys,
-                    int64_t first_head, E* mixed, std::vector<float>& room) {
-    const int64_t head_dim = call.head_dim, stride = (num_keys + LANES - 1) / LANES * LANES;
+void attend_queries(const AttentionCall& call, const Query* queries, const E* const* places, int64_t num_places,
+                    int64_t base, std::vector<float>& room) {
+    const int64_t head_dim = call.head_dim, value_dim = call.value_dim;
+    int64_t first = queries[0].first, last = queries[0].last;
+    for (int q = 1; q < NQ; ++q) first = std::min(first, queries[q].first), last = std::max(last, queries[q].last);
+    first = first / LANES * LANES;  // so that a position has its lane in every sum, whatever is beside it
+    const int64_t num_keys = last - first, stride = (num_keys + LANES - 1) / LANES * LANES;
+    const E* const* keys = places + (first - base);
+    const E* const* values = keys + num_places;
     room.resize(NQ * (stride + head_dim));
-    float *scores = room.data(), *exact = scores + NQ * stride;
-    for (int64_t i = 0; i < NQ * head_dim; ++i) exact[i] = widen(query[i]) * call.scale;
-    score<NQ>(exact, keys, num_keys, head_dim, scores, stride);
-    float shares[NQ];
+    float *scores = room.data(), *exact = scores + NQ * stride, shares[NQ];
+    E* out[NQ];
     for (int q = 0; q < NQ; ++q) {
-        float* row = scores + q * stride;
-        if (call.softcap > 0)
-            for (int64_t k = 0; k < num_keys; ++k) row[k] = std::tanh(row[k] / call.softcap) * call.softcap;
-        for (int64_t k = num_keys; k < stride; ++k) row[k] = -INFINITY;
-        Floats highest = all(-INFINITY);
-        for (int64_t k = 0; k < stride; k += LANES) {
-            Floats x = load(row + k);
-            highest = x > highest ? x : highest;
-        }
-        float peak = highest[0];
-        for (int j = 1; j < LANES; ++j) peak = highest[j] > peak ? highest[j] : peak;
-        float total = 0;
-        if (call.sinks) {
-            float sink = call.sinks[first_head + q];
-            peak = sink > peak ? sink : peak;
-            total = std::exp(sink - peak);
-        }
-        Floats totals = {};
-        for (int64_t k = 0; k < stride; k += LANES) {
-            Floats x = exponential(load(row + k) - peak);
-            std::memcpy(row + k, &x, sizeof x);
-            totals += x;
-        }
-        shares[q] = 1.0f / (total + sum(totals));
+        const E* query = static_cast<const E*>(call.qkv) + queries[q].token * call.qkv_stride +
+                         queries[q].head * head_dim;
+        for (int64_t d = 0; d < head_dim; ++d) exact[q * head_dim + d] = widen(query[d]) * call.scale;
+        out[q] = static_cast<E*>(call.out) + (queries[q].token * call.num_heads + queries[q].head) * value_dim;
     }
-    const int64_t whole = call.value_dim / LANES * LANES;
-    int64_t first = 0;
-    for (; first + 4 * LANES <= whole; first += 4 * LANES)
-        mix<NQ, 4>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
-    const int64_t left = (whole - first) / LANES;
-    if (left == 3) mix<NQ, 3>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
-    if (left == 2) mix<NQ, 2>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
-    if (left == 1) mix<NQ, 1>(scores, stride, keys + num_keys, num_keys, first, mixed, call.value_dim, shares);
+    score<NQ>(exact, keys, num_keys, head_dim, scores, stride);
     for (int q = 0; q < NQ; ++q)
-        for (int64_t d = whole; d < call.value_dim; ++d) {
+        shares[q] = weigh(scores + q * stride, num_keys, stride, queries[q], first, call.softcap, call.sinks);
+    const int64_t whole = value_dim / LANES * LANES;
+    int64_t done = 0;
+    for (; done + 4 * LANES <= whole; done += 4 * LANES)
+        mix<NQ, 4>(scores, stride, values, num_keys, done, out, shares);
+    const int64_t left = (whole - done) / LANES;
+    if (left == 3) mix<NQ, 3>(scores, stride, values, num_keys, done, out, shares);
+    if (left == 2) mix<NQ, 2>(scores, stride, values, num_keys, done, out, shares);
+    if (left == 1) mix<NQ, 1>(scores, stride, values, num_keys, done, out, shares);
+    for (int q = 0; q < NQ; ++q)
+        for (int64_t d = whole; d < value_dim; ++d) {
             float y = 0;
-            for (int64_t k = 0; k < num_keys; ++k) y += scores[q * stride + k] * widen(keys[num_keys + k][d]);
-            narrow(y * shares[q], mixed + q * call.value_dim + d);
+            for (int64_t k = 0; k < num_keys; ++k) y += scores[q * stride + k] * widen(values[k][d]);
+            narrow(y * shares[q], out[q] + d);
         }
 }
 
+// Tokens `begin` to `end` (excluded) of one row, all queries of one KV head.
 template <class E>
-void attend_head(const AttentionCall& call, int64_t row, int64_t kv_head, std::vector<const E*>& places,
-                 std::vector<float>& room) {
-    const int64_t group = call.num_heads / call.num_kv_heads;
-    const int64_t first = call.firsts[row], num_keys = call.context_lens[row] - first;
+void attend_tile(const AttentionCall& call, int64_t row, int64_t begin, int64_t end, int64_t kv_head,
+                 std::vector<const E*>& places, std::vector<Query>& queries, std::vector<float>& room) {
+    const int64_t group = call.num_heads / call.num_kv_heads, block_size = call.block_size;
+    const int64_t offset = call.context_lens[row] - call.query_starts[row + 1];  // of a token's position
+    queries.clear();
+    for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        for (int64_t token = begin; token < end; ++token) {
+            const int64_t position = token + offset;
+            int64_t first = call.chunk ? position - position % call.chunk : 0;
+            if (call.window) first = std::max(first, position + 1 - call.window);
+            queries.push_back({token, head, first, position + 1});
+        }
+    const int64_t base = queries.front().first / LANES * LANES, num_places = end + offset - base;
     const int32_t* table = call.block_tables + row * call.table_stride;
-    const E* kv = static_cast<const E*>(call.kv) + kv_head * call.head_dim;
-    places.resize(2 * num_keys);  // keys, then values
-    int64_t block = first / call.block_size, within = first % call.block_size;
-    const E* place = kv + (int64_t(table[block]) * call.block_size + within) * call.kv_width;
-    for (int64_t k = 0; k < num_keys; ++k) {
-        places[k] = place;
-        places[num_keys + k] = place + call.value_offset;
-        place += call.kv_width;
-        if (++within == call.block_size && k + 1 < num_keys) {
-            within = 0;
-            place = kv + int64_t(table[++block]) * call.block_size * call.kv_width;
+    places.resize(2 * num_places);  // keys, then values
+    for (int64_t at = 0; at < num_places;) {
+        const int64_t position = base + at, within = position % block_size;
+        const int64_t slot = int64_t(table[position / block_size]) * block_size + within;
+        const E* place = static_cast<const E*>(call.kv) + slot * call.kv_width + kv_head * call.head_dim;
+        const int64_t stop = std::min(num_places, at + block_size - within);
+        for (; at < stop; ++at, place += call.kv_width) {
+            places[at] = place;
+            places[num_places + at] = place + call.value_offset;
         }
     }
-    const E* query = static_cast<const E*>(call.qkv) + row * call.qkv_stride + kv_head * group * call.head_dim;
-    E* mixed = static_cast<E*>(call.out) + (row * call.num_heads + kv_head * group) * call.value_dim;
-    for (int64_t q = 0; q < group;) {
-        const E* some = query + q * call.head_dim;
-        E* to = mixed + q * call.value_dim;
-        const int64_t head = kv_head * group + q, left = group - q;
-        if (left >= 4) {
-            attend_queries<4>(call, some, places.data(), num_keys, head, to, room), q += 4;
-        } else if (left == 3) {
-            attend_queries<3>(call, some, places.data(), num_keys, head, to, room), q += 3;
-        } else if (left == 2) {
-            attend_queries<2>(call, some, places.data(), num_keys, head, to, room), q += 2;
-        } else {
-            attend_queries<1>(call, some, places.data(), num_keys, head, to, room), q += 1;
-        }
-    }
+    const Query* query = queries.data();
+    int64_t left = queries.size();
+    for (; left >= 4; left -= 4, query += 4) attend_queries<4>(call, query, places.data(), num_places, base, room);
+    if (left == 3) attend_queries<3>(call, query, places.data(), num_places, base, room);
+    if (left == 2) attend_queries<2>(call, query, places.data(), num_places, base, room);
+    if (left == 1) attend_queries<1>(call, query, places.data(), num_places, base, room);
 }
 
 template <class E>
 void attend(const AttentionCall& call) {
-    const int64_t query_width = call.num_heads * call.head_dim;
+    const int64_t query_width = call.num_heads * call.head_dim, num_tokens = call.query_starts[call.num_rows];
     int64_t work = 0;
+    std::vector<int64_t> tiles;  // row and first token of each
     for (int64_t row = 0; row < call.num_rows; ++row) {
-        const E* from = static_cast<const E*>(call.qkv) + row * call.qkv_stride + query_width;
-        const int64_t newest = call.context_lens[row] - 1, block_size = call.block_size;
-        const int64_t block = call.block_tables[row * call.table_stride + newest / block_size];
-        E* to = static_cast<E*>(call.kv) + (block * block_size + newest % block_size) * call.kv_width;
-        std::memcpy(to, from, call.kv_width * sizeof(E));
-        work += (call.context_lens[row] - call.firsts[row]) * query_width;
+        const int64_t begin = call.query_starts[row], end = call.query_starts[row + 1];
+        work += (end - begin) * call.context_lens[row] * query_width;
+        for (int64_t token = begin; token < end; token += TILE) tiles.insert(tiles.end(), {row, token});
     }
+    const int64_t num_tiles = tiles.size() / 2;
 #pragma omp parallel if (work > ALONE)
     {
         std::vector<const E*> places;
+        std::vector<Query> queries;
         std::vector<float> room;
+#pragma omp for
+        for (int64_t token = 0; token < num_tokens; ++token) {
+            const E* from = static_cast<const E*>(call.qkv) + token * call.qkv_stride + query_width;
+            std::memcpy(static_cast<E*>(call.kv) + call.slots[token] * call.kv_width, from, call.kv_width * sizeof(E));
+        }
 #pragma omp for collapse(2) schedule(dynamic, 4)
-        for (int64_t row = 0; row < call.num_rows; ++row)
-            for (int64_t head = 0; head < call.num_kv_heads; ++head) attend_head<E>(call, row, head, places, room);
+        for (int64_t tile = 0; tile < num_tiles; ++tile)
+            for (int64_t head = 0; head < call.num_kv_heads; ++head) {
+                const int64_t row = tiles[2 * tile], begin = tiles[2 * tile + 1];
+                const int64_t end = std::min<int64_t>(begin + TILE, call.query_starts[row + 1]);
+                attend_tile<E>(call, row, begin, end, head, places, queries, room);
+            }
     }
 }
 

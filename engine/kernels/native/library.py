@@ -23,10 +23,11 @@ class AttentionCall(ctypes.Structure):
     """The struct of that name in `kernels.cpp`, field for field."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("qkv", "kv", "out", "block_tables", "context_lens", "firsts", "sinks")),
+        *((name, c_void_p) for name in ("qkv", "kv", "out", "slots", "block_tables", "context_lens", "query_starts")),
+        ("sinks", c_void_p),
         *((name, c_int64) for name in ("num_rows", "qkv_stride", "table_stride", "block_size")),
         *((name, c_int64) for name in ("num_heads", "num_kv_heads", "head_dim", "value_dim")),
-        *((name, c_int64) for name in ("kv_width", "value_offset")),
+        *((name, c_int64) for name in ("kv_width", "value_offset", "window", "chunk")),
         *((name, c_float) for name in ("scale", "softcap")),
     ]
 

@@ -1,6 +1,6 @@
 """`CpuKernels` with its frequent operators in C++: one short call each instead of torch's several.
 
-Products in bfloat16, norms, rotation, gated silu, what is added to the stream, and attention of decode rows. All else,
+Products in bfloat16, norms, rotation, gated silu, what is added to the stream, and attention. All else,
 and any operand of another kind, goes through torch. Exists only where `library.py` finds a library.
 """
 
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_attention import CpuAttention
@@ -22,18 +21,19 @@ from engine.kernels.interface import (
     Add,
     Attention,
     AttentionShape,
+    AttentionStep,
     Facts,
     Kernels,
     KvPool,
     Operator,
     Place,
-    Reach,
 )
 from engine.kernels.native import packed
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
+_MAX_CONTEXT = 768  # of a row with several tokens; beyond, torch's products win
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -136,68 +136,69 @@ class NativeKernels(CpuKernels):
         return add
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
-        return CpuAttention(pool, shape, sinks, PagedDecode(self._library, pool, shape, sinks))
+        return NativeAttention(self._library, pool, shape, sinks)
 
 
-class PagedDecode:
-    """Decode rows straight over the pool, in place of `DecodeWorkspace`: nothing is kept between steps."""
+class NativeAttention:
+    """Attention of all rows straight over the pool: nothing is gathered, and nothing is kept between steps.
 
-    is_stateless = True
+    Behind long contexts torch's products are the faster ones for chunks: steps that have one are theirs. A token's
+    result is the same whether it comes alone or with others of its row, as guesses do.
+    """
 
     def __init__(
         self, library: ctypes.CDLL, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor]
     ) -> None:
         self._function = getattr(library, f"hearth_attend_{_SUFFIXES[pool.data.dtype]}")
+        self._pool = pool  # what its addresses are of
         self._layers = [layer.data_ptr() for layer in pool.data.unbind(0)]
-        self._reaches, self._reach_of = shape.distinct_reaches(pool.num_layers)
         self._sinks = [sink.float().contiguous() for sink in sinks]
         self._sinks_at: list[int | None] = [sink.data_ptr() for sink in self._sinks] or [None] * pool.num_layers
         self._mixed_width = shape.mixed_width
-        self._call = AttentionCall(
-            block_size=pool.block_size,
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            value_dim=shape.mixed_head_dim,
-            kv_width=shape.kv_width,
-            value_offset=(shape.num_planes - 1) * shape.num_kv_heads * shape.head_dim,
-            scale=shape.score_scale,
-            softcap=shape.softcap or 0.0,
-        )
-        self._reference = ctypes.byref(self._call)
-        self._kept: tuple[NDArray[np.int32], ...] = ()  # what the call points to
-        self._firsts: list[NDArray[np.int32]] = []  # of each reach [R], the first position a row sees
-        self._firsts_at: list[int] = []
+        facts = {
+            "block_size": pool.block_size,
+            "num_heads": shape.num_heads,
+            "num_kv_heads": shape.num_kv_heads,
+            "head_dim": shape.head_dim,
+            "value_dim": shape.mixed_head_dim,
+            "kv_width": shape.kv_width,
+            "value_offset": (shape.num_planes - 1) * shape.num_kv_heads * shape.head_dim,
+            "scale": shape.score_scale,
+            "softcap": shape.softcap or 0.0,
+        }
+        reaches, reach_of = shape.distinct_reaches(pool.num_layers)
+        calls = [AttentionCall(window=reach.window or 0, chunk=reach.chunk or 0, **facts) for reach in reaches]
+        self._distinct = calls
+        self._calls = [(calls[index], ctypes.byref(calls[index])) for index in reach_of]  # of each layer
+        self._kept: tuple[object, ...] = ()  # what the calls point to
+        self._by_products = CpuAttention(pool, shape, sinks)
+        self._is_long = False  # this step
 
-    def arrange(
-        self, sequence_ids: NDArray[np.int64], context_lens: NDArray[np.int32], block_tables: NDArray[np.int32]
-    ) -> int:
-        """As `DecodeWorkspace.arrange`: every row is taken."""
-        call = self._call
-        context_lens, block_tables = np.ascontiguousarray(context_lens), np.ascontiguousarray(block_tables)
-        self._kept = context_lens, block_tables
-        call.context_lens, call.block_tables = context_lens.ctypes.data, block_tables.ctypes.data
-        call.num_rows, call.table_stride = len(sequence_ids), block_tables.shape[1]
-        self._firsts = [_first_seen(reach, context_lens) for reach in self._reaches]
-        self._firsts_at = [firsts.ctypes.data for firsts in self._firsts]
-        return len(sequence_ids)
+    def begin(self, step: AttentionStep) -> None:
+        self._is_long = not step.is_guessed and bool((step.context_lens[step.num_decode_rows :] > _MAX_CONTEXT).any())
+        if self._is_long:
+            self._by_products.begin(step)
+            return
+        slots = step.slot_mapping.contiguous()
+        arrays = [
+            np.ascontiguousarray(array, dtype=np.int32)
+            for array in (step.block_tables, step.context_lens, step.query_starts)
+        ]
+        self._kept = slots, arrays
+        tables, lens, starts = (array.ctypes.data for array in arrays)
+        for call in self._distinct:
+            call.slots, call.block_tables, call.context_lens, call.query_starts = slots.data_ptr(), tables, lens, starts
+            call.num_rows, call.table_stride = len(arrays[1]), arrays[0].shape[1]
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv [R, (H + planes G) D], rotated -> [R, H ·]; its keys and values are in the pool then."""
-        call = self._call
+        if self._is_long:
+            return self._by_products.attend(layer, qkv)
+        call, reference = self._calls[layer]
         out = torch.empty(qkv.shape[0], self._mixed_width, dtype=qkv.dtype)
         call.qkv, call.qkv_stride, call.out = qkv.data_ptr(), qkv.stride(0), out.data_ptr()
         call.kv, call.sinks = self._layers[layer], self._sinks_at[layer]
-        call.firsts = self._firsts_at[self._reach_of[layer]]
-        self._function(self._reference)
+        self._function(reference)
         return out
-
-    def store(self, slot_mapping: torch.Tensor) -> None:
-        """Nothing is left to do."""
-
-
-def _first_seen(reach: Reach, context_lens: NDArray[np.int32]) -> NDArray[np.int32]:
-    return np.ascontiguousarray(context_lens - reach.num_seen(context_lens), dtype=np.int32)
 
 
 def check(path: Path) -> None:
