@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=COMMITTED)
     options = parser.parse_args()
     state = torch.load(options.checkpoint, weights_only=True)
-    model = Spark()
+    model = Spark(Shape(**state["shape"]))
     model.load_state_dict(state["model"])
     export(model, Tokenizer.from_str(state["tokenizer"]), options.folder)
     print(f"exported to {options.folder}")

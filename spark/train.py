@@ -38,8 +38,8 @@ PHASES = (("copying", 0.10, 256), ("answers", 0.86, 704), ("long", 1.0, 768))
 STEP_TOKENS = 2048
 """Tokens of one process in one step."""
 WARM_UP, DECAY_FROM = 0.01, 0.45
-PEAK_RATE, WARM_PEAK_RATE, FLOOR_RATE = 4e-3, 3e-3, 0.02
-"""The second for a run that begins with trained weights; the floor is a share of the peak."""
+PEAK_RATE, FLOOR_RATE = 4e-3, 0.02
+"""The floor is a share of the peak."""
 SHAPES = {"spark": Shape(), "draft": DRAFT}
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -50,6 +50,8 @@ ENVIRONMENT = {
 }
 LOOK_WEIGHT, NUM_LOOKING = 1.0, 2
 """Weight of a token that chooses a tool looking at another tool's schema, and how many heads are held to it."""
+LONGEST_STEP_S = 10.0
+"""More than this of one step is not counted: the process was stopped, or a report was written."""
 TEACHER_WEIGHT = 0.5
 """Share of the draft model's loss that comes from its teacher's scores."""
 
@@ -112,6 +114,7 @@ class Trainer:
     families: Tensor
     world: World = ALONE
     teacher: Spark | None = None
+    peak_rate: float = PEAK_RATE
 
     def run(self, report_every_s: float, num_prompts: int = 100) -> None:
         """Train until the budget is spent; the last report asks `num_prompts` per gate, the others fewer."""
@@ -135,6 +138,7 @@ class Trainer:
                 since_report = 0.0
             passed = self._time_since(last)
             last += passed
+            passed = min(passed, LONGEST_STEP_S)
             self.progress.elapsed_s += passed
             since_report += passed
             if self.progress.step % 50 == 0 and self.world.rank == 0:
@@ -151,8 +155,8 @@ class Trainer:
     def step(self, batches: list[Batch], share: float) -> float:
         """One update from the batches of this process and the others; returns this process's loss."""
         warm = min(1.0, share / WARM_UP + 0.02)
-        peak, decay_from = (WARM_PEAK_RATE, WARM_UP) if self.progress.is_warm else (PEAK_RATE, DECAY_FROM)
-        rate = peak * warm * min(1.0, max(FLOOR_RATE, (1 - share) / (1 - decay_from)))
+        decay_from = WARM_UP if self.progress.is_warm else DECAY_FROM
+        rate = self.peak_rate * warm * min(1.0, max(FLOOR_RATE, (1 - share) / (1 - decay_from)))
         for group in self.muon.param_groups + self.adam.param_groups:
             group["lr"] = rate
         num_counted = sum(batch.num_counted for batch in batches)
@@ -309,6 +313,7 @@ def train(rank: int, options: argparse.Namespace, port: int) -> None:
         options.minutes, options.seed, options.folder, options.resume, tokenizer,
         world=world, shape=SHAPES[options.shape], teacher=teacher, start=start,
     )  # fmt: skip
+    trainer.peak_rate = options.peak_rate
     trainer.progress.is_warm = trainer.progress.is_warm or start is not None
     trainer.run(options.report_minutes * 60, options.prompts)
     if world.size > 1:
@@ -325,6 +330,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100, help="held-out prompts per gate in the last report")
     parser.add_argument("--resume", action="store_true", help="go on from the folder's checkpoint")
     parser.add_argument("--start-from", type=Path, help="begin with the weights and tokenizer of this exported folder")
+    parser.add_argument("--peak-rate", type=float, default=PEAK_RATE, help="lower with --start-from: 3e-3, then 1.5e-3")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="one thread each, on a CPU")
     parser.add_argument("--device", default="cpu", help="cpu, or cuda for one process on a GPU")
     parser.add_argument("--shape", choices=SHAPES, default="spark")
