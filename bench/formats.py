@@ -31,6 +31,7 @@ from engine.runner import Runner
 from engine.variants.comparison import tokens_per_s
 from engine.variants.recipe import make_recipe
 from engine.variants.variant import plan_variant, write_variant
+from engine.zygote import PASSIVE_THREADS
 
 SCENARIOS = {"dec1": (1, 128, 128), "agg16": (16, 128, 128), "pre512": (1, 512, 1)}
 
@@ -97,6 +98,7 @@ def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> list[dic
 
 def resident_mb(folder: Path, num_threads: int) -> float:
     """What a process of its own holds more once it has loaded the model and run one step."""
+    os.environ.update(PASSIVE_THREADS)  # as ranks have it
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return round(pool.apply(_load_and_weigh, (folder, num_threads)), 1)
 
@@ -104,7 +106,8 @@ def resident_mb(folder: Path, num_threads: int) -> float:
 def _load_and_weigh(folder: Path, num_threads: int) -> float:
     before = psutil.Process().memory_info().rss
     config = config_of(folder, num_threads)
-    tokens_per_s(Runner(config), config, 1, 16, 2)
+    runner = Runner(config)
+    tokens_per_s(runner, config, 1, 16, 2)
     return float(psutil.Process().memory_info().rss - before) / 1e6
 
 

@@ -6,6 +6,7 @@ anything but arithmetic.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -74,10 +75,12 @@ class Runner:
         destinations = {**self._model.destinations(checkpoint.entries), **packed}
         # By threads, which inference mode does not reach.
         weights.load(checkpoint, destinations, is_whole=share.is_whole)
+        del destinations, packed  # as each weight is bound, what it was loaded into goes
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
             self._pool = self._allocate_pool()
             self._attention = self._model.attention(kernels, self._pool)
+        _give_memory_back()
         self.adapters: AdapterBank | None = None  # not for a part of a model: their matrices are not divided
         if share.is_whole:
             self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes)
@@ -144,6 +147,13 @@ def settle_dtype(config: EngineConfig, share: Share) -> EngineConfig:
     model_config = read_config(config.model_dir)
     stored = weights.open_checkpoint(config.model_dir).dtype
     return replace(config, dtype=str(_choose_dtype("auto", stored, model_config, share)).removeprefix("torch."))
+
+
+def _give_memory_back() -> None:
+    """What loading has freed, to the system: the allocator would keep it for a next time that does not come."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig, share: Share) -> torch.dtype:

@@ -42,6 +42,7 @@ PASSIVE_THREADS = {
     "KMP_BLOCKTIME": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "MALLOC_ARENA_MAX": "1",  # threads that load weights would each keep some of what they freed
 }
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from engine.kernels import cpu_packed
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels, Operator
-from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.native import build, library
+from engine.kernels.native.operators import NativeKernels
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor, quantized
 from tests.engine import one_thread  # noqa: F401
@@ -52,10 +53,11 @@ def rows(num_rows: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def twin_of_reference(name: str) -> CpuKernels:
-    native = find_native_kernels() if name == "native" else None
-    if name == "native" and native is None:
+    if name == "torch":
+        return CpuKernels()
+    if build.find_compiler() is None:
         pytest.skip("no C++ compiler")
-    return native or CpuKernels()
+    return NativeKernels(library.load(build.build()))
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
