@@ -185,7 +185,7 @@ async def test_a_follower_that_hangs_is_found_and_the_group_killed(
         os.kill(door.follower, signal.SIGSTOP)
         assert (await door.ask("Hello!"))[1] == "crashed"
         await wait_until(lambda: door.exits and not is_running(door.follower))
-    assert door.exits == ["the rank process was killed: it owed an answer and had said nothing for 0.4 s"]
+    assert door.exits[0].startswith("the rank process was killed: it owed an answer and had said nothing for")
 
 
 async def test_a_group_with_nothing_to_do_sleeps_and_leaves_when_told(zygote: Zygote) -> None:
