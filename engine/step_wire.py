@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from engine.inputs import Ints, Longs, SamplingInputs, StepInputs
 
 _NUM_SIZES = 8  # bytes in all, T, K, R, blocks of the longest row, decode rows, block copies, whether there are guesses
+HEADER_BYTES = 8 * _NUM_SIZES
 _NO_FLOATS, _NO_INTS = np.empty(0, np.float32), np.empty(0, np.int32)
 _NO_SAMPLING = SamplingInputs(
     temperature=_NO_FLOATS,
@@ -50,7 +51,7 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
 
 def receive_step(channel: socket.socket) -> StepInputs | None:
     """The next step, waited for; None once the leader is gone."""
-    header = receive_exactly(channel, _NUM_SIZES * 8)
+    header = receive_exactly(channel, HEADER_BYTES)
     if header is None:
         return None
     num_bytes, *sizes = np.frombuffer(header, np.int64).tolist()

@@ -27,7 +27,15 @@ def make_guesses(config: EngineConfig, max_model_len: int) -> Guesses | None:
         raise ValueError(f"the draft model in {folder} has another tokenizer than the model that it is to guess for")
     num_places = max_rows_for(config.free_step_tokens)
     num_blocks = blocks_for(num_places, max_model_len, config.block_size)
-    draft = dataclasses.replace(config, model_dir=folder, num_blocks=num_blocks, max_model_len=0, speculation="off")
+    draft = dataclasses.replace(
+        config,
+        model_dir=folder,
+        num_blocks=num_blocks,
+        max_model_len=0,
+        speculation="off",
+        tensor_parallel=1,  # the rank that plans has it whole, and computes it with the threads that are its own
+        num_threads=max(config.num_threads // config.tensor_parallel, 1),
+    )
     return DraftModel(_fitting(draft, max_model_len), num_places)
 
 

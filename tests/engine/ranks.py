@@ -19,7 +19,7 @@ from engine.inputs import StepInputs
 from engine.kernels.collectives import Group, Meeting
 from engine.layers.share import Share
 from engine.runner import Runner
-from engine.step_wire import encode_step, receive_step
+from engine.step_wire import HEADER_BYTES, encode_step, receive_step
 from engine.weights import WeightsError
 from telemetry.child_process import die_with_parent
 from tests.engine.driver import Driver
@@ -57,7 +57,7 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
             parity = _compare(shared, Runner(config))
         except Exception as error:
             parity = Parity(f"{type(error).__name__}: {error}")
-        ours.sendall(bytes(56))  # a step of nothing: the end of this model
+        ours.sendall(bytes(HEADER_BYTES))  # a step of nothing: the end of this model
         file.write(msgspec.json.encode(parity) + b"\n")
         file.flush()
 

@@ -131,23 +131,28 @@ async def opened(zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "en
 
 
 async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Zygote) -> None:
-    questions = ["What is the capital of France?", "Count to ten.", "Write one sentence about the sea."]
+    questions = [
+        "What is the capital of France?",
+        "Count to ten.",
+        "Say it again and again: one two three one two three.",
+    ]
     person = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
     answers = []
-    for num_ranks in (1, 2):
-        config = replace(CONFIG, tensor_parallel=num_ranks)
+    for num_ranks, speculation in ((1, "off"), (2, "off"), (2, "prompt_lookup")):
+        config = replace(CONFIG, tensor_parallel=num_ranks, speculation=speculation)
         replica = await Replica.start(zygote, config, "r1", lambda _: None)
         door = Door(replica, []) if num_ranks > 1 else _Alone(replica)
         answers.append(await asyncio.gather(*(door.ask(question) for question in questions)))
         answers[-1].append(await door.ask("Describe a person.", constraint=person, max_tokens=60))
         answers[-1].append(await door.ask("Hello!", seed=5, temperature=0.9))
-        assert replica.status().num_ranks == num_ranks
+        status = replica.status()
+        assert (status.num_ranks, status.num_guessed > 0) == (num_ranks, speculation != "off")
         assert f"-tp{num_ranks}-" in replica.info.layout_tag
         if num_ranks > 1:
             adapter = LocalAdapter("a" * 64, "/nowhere")
             assert (await door.ask("Hello!", adapter=adapter))[1] == "bad_adapter"
         await replica.close()
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
     assert json.loads(answers[1][3][0])["age"] is not None
 
 
