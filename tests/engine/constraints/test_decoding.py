@@ -279,7 +279,7 @@ def test_a_preempted_sequence_goes_on_where_it_was(runner: Runner) -> None:
         return [said.text for said in speaker.said.values()], speaker.engine.scheduler.num_preemptions
 
     roomy, none = texts(256)
-    tight, many = texts(14)
+    tight, many = texts(8)
     assert (none, many > 0) == (0, True)
     assert tight == roomy
 
