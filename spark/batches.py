@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from spark.generator.corpus import generate_training
-from spark.generator.dialogue import Dialogue
+from spark.generator.dialogue import Dialogue, Message
 from spark.tokenizer import END_OF_TEXT_ID, render
 
 OTHER_WEIGHT = 0.1
@@ -30,7 +30,11 @@ SHORT_ROW, ROUND = 128, 64
 """Tokens of a row of short dialogues; longer ones share rows as long as the longest of them, rounded up. Few different
 shapes keep few prepared products, which are made and kept for each shape."""
 UNCOUNTED = -100
+TOOL, MEMORY = 0, 1
+"""Tasks in which it is known where a token should look."""
 
+Span = tuple[int, int]
+"""First place and end."""
 Encoded = tuple[list[int], list[float], list[tuple[int, ...]]]
 """Token ids, their weights, and looks: see `Batch.looks`, without the row."""
 _CALL, _NAMED = '<tool_call>\n{"name": "', '", "arguments"'
@@ -46,7 +50,8 @@ class Batch:
     counted: Tensor  # N, places in the flat B*T whose next token counts; at the end some that do not
     targets: Tensor  # N, the next token there, UNCOUNTED where it does not count
     looks: Tensor
-    """K 6: row and place of a token that chooses a tool, first place and end of its schema, and of all schemas."""
+    """K 7: row, task (TOOL or MEMORY) and place of a token that is chosen by what stands before, first place and end of
+    what should be looked at (the tool's schema, the statement that tells it), and of all that it is one of."""
     num_tokens: int
     num_counted: int
 
@@ -56,31 +61,82 @@ class Batch:
 
 
 def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
-    """Token ids of a dialogue, the weight of each in the loss, and where the tokens that choose a tool should look."""
+    """Token ids of a dialogue, the weight of each in the loss, and where the tokens that choose a tool, or that repeat
+    what was told, should look."""
     ids: list[int] = []
     weights: list[float] = []
     looks: list[tuple[int, ...]] = []
-    shown: dict[str, tuple[int, int]] = {}
+    shown: dict[str, Span] = {}
+    said: list[_Part] = []
+    answers = (message for message in dialogue.messages if message["role"] == "assistant")
     for text, by_assistant in render(dialogue.messages, dialogue.tools):
-        part = tokenizer.encode(text, add_special_tokens=False)
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        part = _Part(text, encoding.offsets, len(ids))
         if not by_assistant:
-            weights += [OTHER_WEIGHT] * len(part.ids)
+            weights += [OTHER_WEIGHT] * len(encoding.ids)
+            said.append(part)
             if dialogue.tools and not ids:
-                shown = find_schemas(text, part.offsets, dialogue.tools)
-        elif text.startswith("<tool_call>"):
-            end = text.index(_NAMED)
-            weights += [NAME_WEIGHT if start < end else CALL_WEIGHT for start, _ in part.offsets]
-            first, last = shown[text[len(_CALL) : end]]
-            everything = (min(span[0] for span in shown.values()), max(span[1] for span in shown.values()))
-            looks += [
-                (len(ids) + i - 1, first, last, *everything)
-                for i, (start, _) in enumerate(part.offsets)
-                if len(_CALL) <= start < end
-            ]
+                shown = find_schemas(text, encoding.offsets, dialogue.tools)
         else:
-            weights += [min(MAX_WEIGHT, max(1.0, FULL_LENGTH / len(part.ids)))] * len(part.ids)
-        ids += part.ids
+            weights += _weigh(part)
+            looks += _look(part, next(answers), shown, said)
+        ids += encoding.ids
     return ids, weights, looks
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a rendered dialogue, its tokens' offsets, and the place of the first of them."""
+
+    text: str
+    offsets: list[tuple[int, int]]
+    start: int
+
+    def find(self, wanted: str) -> Span | None:
+        """The first place and the end of the tokens of `wanted`, where it stands last; None if it does not."""
+        begin = self.text.rfind(wanted)
+        has_blank = begin > 0 and self.text[begin - 1] == " "  # a token may begin with it
+        return self.cut(begin - has_blank, begin + len(wanted)) if begin >= 0 else None
+
+    def cut(self, begin: int, end: int) -> Span | None:
+        """The places of the tokens that begin between these characters."""
+        found = [i for i, (at, _) in enumerate(self.offsets) if begin <= at < end]
+        return (self.start + found[0], self.start + found[-1] + 1) if found else None
+
+
+def _weigh(part: _Part) -> list[float]:
+    """What the assistant's tokens weigh."""
+    if part.text.startswith("<tool_call>"):
+        end = part.text.index(_NAMED)
+        return [NAME_WEIGHT if start < end else CALL_WEIGHT for start, _ in part.offsets]
+    count = len(part.offsets)
+    return [min(MAX_WEIGHT, max(1.0, FULL_LENGTH / count))] * count
+
+
+def _look(part: _Part, answer: Message, shown: dict[str, Span], said: list[_Part]) -> list[tuple[int, ...]]:
+    """Where the tokens of one answer should look: `Batch.looks` without the row."""
+    if part.text.startswith("<tool_call>"):
+        end = part.text.index(_NAMED)
+        schema = shown[part.text[len(_CALL) : end]]
+        return _look_from(part.cut(len(_CALL), end), TOOL, schema, list(shown.values()))
+    recall = answer.get("recall")
+    if recall is None:
+        return []
+    told = [_find_last(said, statement) for statement in recall["told"]]
+    right = _find_last(said, recall["statement"])
+    return _look_from(part.find(recall["sought"]), MEMORY, right, [span for span in told if span])
+
+
+def _find_last(said: list[_Part], wanted: str) -> Span | None:
+    return next((span for part in reversed(said) if (span := part.find(wanted))), None)
+
+
+def _look_from(places: Span | None, task: int, right: Span | None, shown: list[Span]) -> list[tuple[int, ...]]:
+    """Each token of `places` is chosen at the place before it; one choice alone is none."""
+    if places is None or right is None or len(shown) < 2:
+        return []
+    everything = (min(start for start, _ in shown), max(end for _, end in shown))
+    return [(task, place - 1, *right, *everything) for place in range(*places)]
 
 
 def find_schemas(text: str, offsets: list[tuple[int, int]], tools: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
@@ -145,7 +201,7 @@ def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) 
             positions[r, start:end] = np.arange(len(tokens))
             document[r, start:end] = number
             weight[r, start : end - 1] = weights[1:]
-            looks += [(r, *(start + place for place in look)) for look in places]
+            looks += [(r, task, *(start + place for place in look)) for task, *look in places]
             start = end
     times = np.floor(weight + random.random(weight.shape)).astype(np.int64).ravel()
     counted = np.repeat(np.arange(times.size), times)
@@ -159,7 +215,7 @@ def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) 
     num_tokens = int((document > 0).sum())
     return Batch(
         torch.from_numpy(ids), torch.from_numpy(positions), mask, chosen, targets,
-        torch.tensor(looks, dtype=torch.int64).reshape(-1, 6), num_tokens, len(counted),
+        torch.tensor(looks, dtype=torch.int64).reshape(-1, 7), num_tokens, len(counted),
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
-"""Where a token that chooses a tool should look: a loss on the attention of a few heads.
+"""Where a token that chooses a tool or repeats what was told should look: a loss on the attention of a few heads.
 
-Cross entropy alone learns slowly which of several schemas a question means, because a wrong look is told only through
-what is written after it. The heads that already look best are held to it. Knows attention and batches, no optimizer.
+Cross entropy alone learns slowly which of several schemas or statements a question means, because a wrong look is told
+only through what is written after it. The heads that already look best are held to it. Knows attention and batches,
+no optimizer.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -12,11 +13,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from spark.batches import Batch, make_steps
+from spark.batches import MEMORY, TOOL, Batch, make_steps
 from spark.model import Spark
 
+TASKS = (TOOL, MEMORY)
+Head = tuple[int, int, int]
+"""Task, layer, number."""
 _LEAST = 1e-4
-"""Attention that every schema is taken to have, so that the loss stays finite."""
+"""Attention that every schema or statement is taken to have, so that the loss stays finite."""
 
 
 @contextmanager
@@ -32,17 +36,21 @@ def watch(model: Spark, layers: Collection[int]) -> Iterator[None]:
             attention.is_watched, attention.seen_weights = False, torch.empty(0)
 
 
-def looking_loss(model: Spark, batch: Batch, heads: Sequence[tuple[int, int]]) -> Tensor:
-    """Summed over the looks of `batch`, the mean over `heads` (layer, number): minus the logarithm of the share of the
-    attention to all schemas that went to the right one. For a pass that was watched."""
-    if not heads or not len(batch.looks):
-        return torch.zeros((), device=batch.ids.device)
-    return torch.stack([_loss_of_heads(model, batch, layer)[head] for layer, head in heads]).mean()
+def looking_loss(model: Spark, batch: Batch, heads: Sequence[Head]) -> Tensor:
+    """Summed over the looks of `batch`, the mean over the `heads` of the look's task: minus the logarithm of the share
+    of the attention to all that was shown that went to the right one. For a pass that was watched."""
+    total = torch.zeros((), device=batch.ids.device)
+    for task in TASKS:
+        held = [(layer, head) for of, layer, head in heads if of == task]
+        if held and (batch.looks[:, 1] == task).any():
+            losses = [_loss_of_heads(model, batch, task, layer)[head] for layer, head in held]
+            total = total + torch.stack(losses).mean()
+    return total
 
 
-def _loss_of_heads(model: Spark, batch: Batch, layer: int) -> Tensor:
-    """[H], summed over the looks."""
-    row, place, start, end, first, last = batch.looks.unbind(1)
+def _loss_of_heads(model: Spark, batch: Batch, task: int, layer: int) -> Tensor:
+    """[H], summed over the looks of one task."""
+    row, _, place, start, end, first, last = batch.looks[batch.looks[:, 1] == task].unbind(1)
     attention = model.model.each_layer()[layer].self_attn.seen_weights[row, :, place].float()  # K H keys
     keys = torch.arange(attention.shape[-1], device=attention.device)
     right = (keys >= start[:, None]) & (keys < end[:, None])
@@ -52,16 +60,22 @@ def _loss_of_heads(model: Spark, batch: Batch, layer: int) -> Tensor:
 
 
 @torch.no_grad()
-def find_looking_heads(model: Spark, tokenizer: Tokenizer, seed: int, count: int) -> list[tuple[int, int]]:
-    """The `count` heads (layer, number) that look best already, each in a layer of its own."""
+def find_looking_heads(model: Spark, tokenizer: Tokenizer, seed: int, count: int) -> list[Head]:
+    """For each task the `count` heads that look best already, each in a layer of its own; no head has two tasks."""
     layers = range(model.shape.num_hidden_layers)
-    total = torch.zeros(len(layers), model.shape.num_attention_heads)
+    total = torch.zeros(len(TASKS), len(layers), model.shape.num_attention_heads)
     device = model.model.embed_tokens.weight.device
     with torch.autocast(device.type, torch.bfloat16), watch(model, layers):
         for batches in islice(make_steps(tokenizer, seed, "answers", 4096, 768), 4):
             for batch in (part.to(str(device)) for part in batches):
                 if len(batch.looks):
                     model.hidden(batch.ids, batch.positions, batch.mask)
-                    total += torch.stack([_loss_of_heads(model, batch, layer) for layer in layers]).cpu()
-    best = [(float(losses.min()), layer, int(losses.argmin())) for layer, losses in enumerate(total)]
-    return [(layer, head) for _, layer, head in sorted(best)[:count]]
+                    for task in TASKS:
+                        total[task] += torch.stack([_loss_of_heads(model, batch, task, at) for at in layers]).cpu()
+    found: list[Head] = []
+    for task in TASKS:
+        for _, layer, head in found:
+            total[task, layer, head] = torch.inf
+        best = [(float(losses.min()), layer, int(losses.argmin())) for layer, losses in enumerate(total[task])]
+        found += [(task, layer, head) for _, layer, head in sorted(best)[:count]]
+    return found

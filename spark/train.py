@@ -27,7 +27,7 @@ from torch.nn import functional
 from spark.batches import UNCOUNTED, Batch, make_steps
 from spark.evaluate import WATCHED, evaluate
 from spark.export import export, load
-from spark.looking import find_looking_heads, looking_loss, watch
+from spark.looking import Head, find_looking_heads, looking_loss, watch
 from spark.model import DRAFT, Shape, Spark
 from spark.optimizer import Muon
 from spark.pairs import align_embeddings, find_families, share_gradients
@@ -49,7 +49,8 @@ ENVIRONMENT = {
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
 LOOK_WEIGHT, NUM_LOOKING = 1.0, 2
-"""Weight of a token that chooses a tool looking at another tool's schema, and how many heads are held to it."""
+"""Weight of a token's looking at another tool's schema or at another statement, and how many heads per task are held
+to it."""
 LONGEST_STEP_S = 10.0
 """More than this of one step is not counted: the process was stopped, or a report was written."""
 TEACHER_WEIGHT = 0.5
@@ -67,8 +68,8 @@ class Progress:
     log: list[dict[str, Any]] = field(default_factory=list)
     is_warm: bool = False
     """Began with trained weights: has no copying phase, and the rate falls from the start."""
-    looking: list[tuple[int, int]] = field(default_factory=list)
-    """Layer and head of those that are taught to look at the schema of the tool that is called."""
+    looking: list[Head] = field(default_factory=list)
+    """The heads that are taught to look at the schema of the tool that is called, or at the statement asked for."""
 
 
 @dataclass(frozen=True)
@@ -221,16 +222,14 @@ class Trainer:
         (self.folder / "checkpoint.part").replace(self.folder / "checkpoint.pt")
 
 
-def compute_loss(
-    model: Spark, batch: Batch, teacher: Spark | None = None, looking: Sequence[tuple[int, int]] = ()
-) -> Tensor:
+def compute_loss(model: Spark, batch: Batch, teacher: Spark | None = None, looking: Sequence[Head] = ()) -> Tensor:
     """Summed cross entropy of the counted tokens; products in bf16, scores in float32.
 
-    With a teacher, part of it is the distance from the teacher's distribution; heads (layer, number) in `looking` add
+    With a teacher, part of it is the distance from the teacher's distribution; heads in `looking` add
     what they look at beside the tool that is called.
     """
     with torch.autocast(batch.ids.device.type, torch.bfloat16):
-        with watch(model, {layer for layer, _ in looking}):
+        with watch(model, {layer for _, layer, _ in looking}):
             scores = _score(model, batch)
             looked = looking_loss(model, batch, looking)
         wanted = None

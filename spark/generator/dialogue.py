@@ -56,6 +56,12 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
+def recall(text: str, sought: str, statement: str, told: Sequence[str]) -> Message:
+    """An assistant message that says where it comes from: its part `sought` stands in `statement`, the last one with
+    these words of those that were `told` before."""
+    return {**assistant(text), "recall": {"sought": sought, "statement": statement, "told": list(told)}}
+
+
 def system(text: str) -> Message:
     return {"role": "system", "content": text}
 

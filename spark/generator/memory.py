@@ -6,8 +6,9 @@ said is not known.
 # ruff: noqa: E501 - a table of words reads better with one entry per line
 
 import re
+from collections.abc import Sequence
 
-from spark.generator.dialogue import Dialogue, Message, Source, assistant, user
+from spark.generator.dialogue import Dialogue, Message, Source, assistant, recall, user
 from spark.generator.facts import draw_fact
 from spark.generator.greetings import make_greeting
 from spark.generator.held_out import is_held_out
@@ -47,14 +48,14 @@ def make_memory(source: Source) -> Dialogue:
     if draw < 0.52:
         text = " ".join(statement for *_, statement in told)
         if source.random() < 0.5:
-            return _finish(source, [user(f"{text} {_question(source, asked)}"), assistant(_answer(asked))])
-        return _ask(source, [user(text), assistant(_acknowledge(text))], asked)
+            return _finish(source, [user(f"{text} {_question(source, asked)}"), _recall(asked, told)])
+        return _ask(source, [user(text), assistant(_acknowledge(text))], asked, told)
     messages = _tell(source, told)
     if count > 1 and source.random() < 0.3:
         other = source.choice(told)
         if other is not asked:
-            messages += [user(_question(source, other)), assistant(_answer(other))]
-    return _ask(source, messages, asked)
+            messages += [user(_question(source, other)), _recall(other, told)]
+    return _ask(source, messages, asked, told)
 
 
 def make_memory_drill(source: Source) -> Dialogue:
@@ -87,9 +88,11 @@ def _ask_one(source: Source, topics: list[Filled], others: list[Fact]) -> list[M
             return [user(_question(source, asked)), assistant(UNKNOWN)]
     if others and (not topics or source.random() < 0.6):
         fact = source.choice(others)
-        return [user(fact.draw_question(source, by_value=source.random() < 0.5)), assistant(fact.answer)]
+        statements = [*(entry[3] for entry in topics), *(other.text for other in others)]
+        question, answer = fact.draw_turn(source, source.random() < 0.5, statements)
+        return [user(question), answer]
     asked = source.choice(topics)
-    return [user(_question(source, asked)), assistant(_answer(asked))]
+    return [user(_question(source, asked)), _recall(asked, topics, others)]
 
 
 def _sample_topics(source: Source, count: int) -> list[Topic]:
@@ -124,6 +127,12 @@ def _answer(asked: Filled) -> str:
     return fix_articles(topic.answer.format(v=value, k=key))
 
 
+def _recall(asked: Filled, told: Sequence[Filled], others: Sequence[Fact] = ()) -> Message:
+    """The answer, with where it comes from among all that was told."""
+    statements = [*(entry[3] for entry in told), *(fact.text for fact in others)]
+    return recall(_answer(asked), asked[2], asked[3], statements)
+
+
 def _tell(source: Source, told: list[Filled]) -> list[Message]:
     """Each fact in a turn of its own, sometimes with other talk between."""
     messages: list[Message] = []
@@ -149,11 +158,11 @@ def _other_talk(source: Source) -> list[Message]:
             return messages
 
 
-def _ask(source: Source, messages: list[Message], asked: Filled) -> Dialogue:
+def _ask(source: Source, messages: list[Message], asked: Filled, told: Sequence[Filled]) -> Dialogue:
     question = _question(source, asked)
     if source.random() < 0.3:
         question = dress(source, question, may_lower=not asked[1])
-    return _finish(source, [*messages, user(question), assistant(_answer(asked))])
+    return _finish(source, [*messages, user(question), _recall(asked, told)])
 
 
 def _correct(source: Source, told: list[Filled], asked: Filled) -> Dialogue:
@@ -164,7 +173,8 @@ def _correct(source: Source, told: list[Filled], asked: Filled) -> Dialogue:
     is_now = newer[3].startswith("My ") and source.random() < 0.6
     text = f"{newer[3][:-1]} now." if is_now else source.choice(_UPDATES) + newer[3]
     messages = [*_tell(source, told), user(text), assistant(ACKNOWLEDGE)]
-    return _ask(source, messages, newer)
+    newest = (*newer[:3], text)
+    return _ask(source, messages, newest, [*told, newest])
 
 
 def _ask_for_untold(source: Source, told: list[Filled]) -> Dialogue:
@@ -197,13 +207,13 @@ def _ask_about_people(source: Source) -> Dialogue:
         return _finish(
             source, [user(text), assistant(ACKNOWLEDGE), user(draw_absent(source, facts, facts)), assistant(UNKNOWN)]
         )
-    question = asked.draw_question(source, by_value=source.random() < 0.5)
+    question, answer = asked.draw_turn(source, source.random() < 0.5, [fact.text for fact in facts])
     if source.random() < 0.5:
-        return _finish(source, [user(f"{text} {question}"), assistant(asked.answer)])
+        return _finish(source, [user(f"{text} {question}"), answer])
     messages = [user(text), assistant(ACKNOWLEDGE)]
     if source.random() < 0.4:
         messages = [part for fact in facts for part in (user(fact.text), assistant(ACKNOWLEDGE))]
-    return _finish(source, [*messages, user(question), assistant(asked.answer)])
+    return _finish(source, [*messages, user(question), answer])
 
 
 def _finish(source: Source, messages: list[Message]) -> Dialogue:

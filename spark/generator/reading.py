@@ -34,14 +34,14 @@ def make_reading(source: Source) -> Dialogue:
     listed = source.sample(facts + others, len(facts + others))
     text = source.choice((" ", " ", "\n")).join(fact.text for fact in listed)
     if source.random() < 0.15 and not source.wants_new_phrasing:
-        return _finish(source, text, draw_absent(source, facts, listed), UNKNOWN)
-    question = asked.draw_question(source, by_value=source.random() < 0.35)
-    return _finish(source, text, question, asked.answer)
+        return _finish(source, text, draw_absent(source, facts, listed), assistant(UNKNOWN))
+    question, answer = asked.draw_turn(source, source.random() < 0.35, [fact.text for fact in listed])
+    return _finish(source, text, question, answer)
 
 
-def _finish(source: Source, text: str, question: str, answer: str) -> Dialogue:
+def _finish(source: Source, text: str, question: str, answer: Message) -> Dialogue:
     if source.random() < 0.3:
         messages: list[Message] = [system(source.pick_phrasing(_SYSTEM).format(t=text)), user(dress(source, question))]
     else:
         messages = [user(source.pick_phrasing(_FORMS).format(t=text, q=question))]
-    return Dialogue("reading", [*messages, assistant(answer)], [], source.used_new_phrasing, can_join=False)
+    return Dialogue("reading", [*messages, answer], [], source.used_new_phrasing, can_join=False)

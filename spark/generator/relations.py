@@ -4,10 +4,11 @@ Shared by the kinds that remember and that read. The last question of every list
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark.generator.dialogue import Source
+from spark.generator.dialogue import Message, Source, recall
 from spark.generator.values import draw_first_name, draw_made, draw_value
 
 
@@ -88,6 +89,11 @@ class Fact:
     def draw_question(self, source: Source, by_value: bool) -> str:
         wordings = self.relation.by_value if by_value else self.relation.by_subject
         return fix_articles(source.pick_phrasing(wordings).format(**self.fields))
+
+    def draw_turn(self, source: Source, by_value: bool, told: Sequence[str]) -> tuple[str, Message]:
+        """A question and the answer with where it comes from, this fact being one of the sentences `told`."""
+        question = self.draw_question(source, by_value)
+        return question, recall(self.answer, str(self.fields["p" if by_value else "v"]), self.text, told)
 
 
 def fix_articles(text: str) -> str:

@@ -6,8 +6,8 @@ from itertools import islice
 import torch
 from tokenizers import Tokenizer
 
-from spark.batches import MAX_WEIGHT, OTHER_WEIGHT, SHORT_ROW, UNCOUNTED, encode, make_steps
-from spark.generator.dialogue import Dialogue, assistant, user
+from spark.batches import MAX_WEIGHT, MEMORY, OTHER_WEIGHT, SHORT_ROW, TOOL, UNCOUNTED, encode, make_steps
+from spark.generator.dialogue import Dialogue, assistant, recall, user
 from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import END_ID, END_OF_TEXT_ID
 
@@ -45,13 +45,39 @@ def test_a_look_goes_from_the_token_before_a_name_to_the_schema_of_that_name(tok
     found = 0
     for batches in islice(make_steps(tokenizer, 3, "answers", 2048, 704), 3):
         for batch in batches:
-            for row, place, start, end, first, last in batch.looks.tolist():
+            for row, task, place, start, end, first, last in batch.looks.tolist():
+                if task != TOOL:
+                    continue
                 schema = json.loads(tokenizer.decode(batch.ids[row, start:end].tolist()).strip())
                 assert tokenizer.decode(batch.ids[row, place + 1 : place + 2].tolist()) in schema["function"]["name"]
                 assert first <= start < end <= last <= place
                 assert batch.mask[row, place, first]
                 found += 1
     assert found > 20
+
+
+def test_a_look_goes_from_the_token_before_a_repeated_value_to_the_statement_that_told_it(tokenizer: Tokenizer) -> None:
+    """What was said last counts; the other statements lie in the range that the share is taken of."""
+    told = ("My cat is called Mimi.", "Tom lives in Rome.", "My cat is called Momo.")
+    answer = recall("Your cat is called Momo.", "Momo", told[2], told)
+    turns = [
+        user(" ".join(told[:2])),
+        assistant("Okay."),
+        user(told[2]),
+        assistant("Okay."),
+        user("And my cat?"),
+        answer,
+    ]
+    ids, _, looks = encode(tokenizer, Dialogue("memory", turns))
+    for task, place, start, end, first, last in looks:
+        assert task == MEMORY
+        assert tokenizer.decode(ids[start:end]).strip() == told[2]
+        assert tokenizer.decode(ids[place + 1 : place + 2]).strip() in "Momo"
+        assert tokenizer.decode(ids[first:last], skip_special_tokens=False).startswith("My cat is called Mimi. Tom")
+        assert last == end <= place
+    assert looks
+    alone = recall("You are Tom.", "Tom", "I am Tom.", ["I am Tom."])
+    assert not encode(tokenizer, Dialogue("memory", [user("I am Tom. Who am I?"), alone]))[2]
 
 
 def test_the_same_word_with_and_without_a_blank_is_one_family(tokenizer: Tokenizer) -> None:
