@@ -1,4 +1,5 @@
-"""The tenants' rows: accounts, users and their memberships, API tokens and the epoch of decisions, usage, audit.
+"""The tenants' rows: accounts, users and their memberships, API tokens and the epoch of decisions, usage and sums over
+it, budgets, audit.
 
 Column definitions only. No table holds a secret's text: an API token's row, and a user's, hold a keyed hash of it.
 """
@@ -18,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 from storage.database import UtcDateTime, metadata
@@ -125,7 +127,94 @@ usage_entries = Table(
     Column("attempts", Integer, nullable=False),
     Column("micro_neurons", BigInteger, nullable=False),
     Column("is_stream", Boolean, nullable=False),
+    # Microseconds of its device that the call is answerable for, and bytes of the request's body and of the answer's.
+    Column("device_us", BigInteger, nullable=False, server_default="0"),
+    Column("bytes_in", BigInteger, nullable=False, server_default="0"),
+    Column("bytes_out", BigInteger, nullable=False, server_default="0"),
+    Column("num_tool_calls", BigInteger, nullable=False, server_default="0"),
+    # What tasks beside text are priced by.
+    Column("num_steps", BigInteger, nullable=False, server_default="0"),
+    Column("audio_ms", BigInteger, nullable=False, server_default="0"),
+    Column("num_image_tiles", BigInteger, nullable=False, server_default="0"),
+    # Replies counted as useful before, which this call's client asked for again: 0 or 1.
+    Column("num_retried", BigInteger, nullable=False, server_default="0"),
+    Column("is_useful", Boolean, nullable=False, server_default=false()),
+    Column("is_batch", Boolean, nullable=False, server_default=false()),
     Index(None, "account_id", "started_at"),
+)
+
+# Sums over entries, kept with them in one transaction. A call is counted in exactly one row: that of its minute, until
+# the minute's row is folded into its hour's, and that into its day's. Money is never summed from anything else once
+# the entries themselves have been let go.
+usage_sums = Table(
+    "usage_sums",
+    metadata,
+    Column("account_id", String(32), primary_key=True),
+    Column("starts_at", UtcDateTime, primary_key=True),
+    # minute, hour or day
+    Column("period", String(8), primary_key=True),
+    Column("model", String(256), primary_key=True),
+    Column("api_token_id", String(32), primary_key=True),
+    Column("task", String(64), primary_key=True),
+    Column("pop", String(64), primary_key=True),
+    Column("status", String(32), primary_key=True),
+    Column("num_calls", BigInteger, nullable=False),
+    Column("num_useful", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("micro_neurons", BigInteger, nullable=False),
+    Column("device_us", BigInteger, nullable=False),
+    Column("bytes_in", BigInteger, nullable=False),
+    Column("bytes_out", BigInteger, nullable=False),
+    Column("num_tool_calls", BigInteger, nullable=False),
+    Column("num_attempts", BigInteger, nullable=False),
+    Index(None, "period", "starts_at"),
+)
+
+# How far the ledger is in each gateway's spool, written with the entries themselves: a database that knows less than
+# the spool does is an older copy, and is told again.
+usage_spools = Table(
+    "usage_spools",
+    metadata,
+    Column("spool_id", String(36), primary_key=True),
+    Column("segment", BigInteger, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("moved_at", UtcDateTime, nullable=False),
+)
+
+# What an account, or one API token of it ("" is the whole account), may use in a calendar month.
+budgets = Table(
+    "budgets",
+    metadata,
+    Column("account_id", String(32), primary_key=True),
+    Column("api_token_id", String(32), primary_key=True),
+    # neurons or usd
+    Column("unit", String(8), primary_key=True),
+    # Millionths of the unit.
+    Column("micro_amount", BigInteger, nullable=False),
+    # Whether calls beyond it are refused; else it only warns.
+    Column("refuses", Boolean, nullable=False),
+    # Comma separated, such as 50,80,100.
+    Column("alert_percents", String(64), nullable=False),
+    Column("modified_at", UtcDateTime, nullable=False),
+    CheckConstraint("unit IN ('neurons', 'usd')", name="unit"),
+)
+
+# One row for each share of a budget that was passed, once a month; the id is made of what the row is about.
+budget_alerts = Table(
+    "budget_alerts",
+    metadata,
+    Column("alert_id", String(128), primary_key=True),
+    Column("account_id", String(32), nullable=False),
+    Column("api_token_id", String(32), nullable=False),
+    Column("unit", String(8), nullable=False),
+    Column("month", String(7), nullable=False),
+    Column("percent", Integer, nullable=False),
+    Column("micro_amount", BigInteger, nullable=False),
+    Column("micro_used", BigInteger, nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Index(None, "account_id", "at"),
 )
 
 audit_entries = Table(
