@@ -20,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     false,
+    text,
 )
 
 from storage.database import UtcDateTime, metadata
@@ -140,7 +141,10 @@ usage_entries = Table(
     Column("num_retried", BigInteger, nullable=False, server_default="0"),
     Column("is_useful", Boolean, nullable=False, server_default=false()),
     Column("is_batch", Boolean, nullable=False, server_default=false()),
+    # Whether it is in `usage_sums`: what the version before wrote is not.
+    Column("is_summed", Boolean, nullable=False, server_default=false()),
     Index(None, "account_id", "started_at"),
+    Index(None, "is_summed", sqlite_where=text("is_summed = 0"), postgresql_where=text("NOT is_summed")),
 )
 
 # Sums over entries, kept with them in one transaction. A call is counted in exactly one row: that of its minute, until

@@ -12,6 +12,7 @@ _time = sa.DateTime(timezone=True)
 _NUMBERS = (
     "device_us", "bytes_in", "bytes_out", "num_tool_calls", "num_steps", "audio_ms", "num_image_tiles", "num_retried",
 )  # fmt: skip
+_FLAGS = ("is_useful", "is_batch", "is_summed")
 _SUMS = (
     "num_calls", "num_useful", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_neurons", "device_us",
     "bytes_in", "bytes_out", "num_tool_calls", "num_attempts",
@@ -21,8 +22,16 @@ _SUMS = (
 def upgrade() -> None:
     for name in _NUMBERS:
         op.add_column("usage_entries", sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))
-    for name in ("is_useful", "is_batch"):
+    for name in _FLAGS:
         op.add_column("usage_entries", sa.Column(name, sa.Boolean(), nullable=False, server_default=sa.false()))
+    # What the version before writes, or wrote, is not in the sums yet: few rows, or none, so the index is small.
+    op.create_index(
+        op.f("ix_usage_entries_is_summed"),
+        "usage_entries",
+        ["is_summed"],
+        sqlite_where=sa.text("is_summed = 0"),
+        postgresql_where=sa.text("NOT is_summed"),
+    )
     op.create_table(
         "usage_sums",
         sa.Column("account_id", sa.String(32), nullable=False),
@@ -79,6 +88,7 @@ def upgrade() -> None:
 def downgrade() -> None:
     for table in ("budget_alerts", "budgets", "usage_spools", "usage_sums"):
         op.drop_table(table)
+    op.drop_index(op.f("ix_usage_entries_is_summed"), table_name="usage_entries")
     with op.batch_alter_table("usage_entries") as entries:
-        for name in (*_NUMBERS, "is_useful", "is_batch"):
+        for name in (*_NUMBERS, *_FLAGS):
             entries.drop_column(name)
