@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import MetaData, text
@@ -103,11 +103,12 @@ class Database:
             await asyncio.to_thread(thread.join, _THREAD_END_S)
 
 
-def insert_new(table: Table, dialect: str, *, key: str) -> Insert:
-    """An INSERT into `table` that leaves a row alone whose `key` is already there."""
+def insert_new(table: Table, dialect: str, *, key: str | Sequence[str]) -> Insert:
+    """An INSERT into `table` that leaves a row alone whose `key`, of one column or several, is already there."""
+    columns = [key] if isinstance(key, str) else list(key)
     if dialect == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing(index_elements=[key])
-    return postgresql.insert(table).on_conflict_do_nothing(index_elements=[key])
+        return sqlite.insert(table).on_conflict_do_nothing(index_elements=columns)
+    return postgresql.insert(table).on_conflict_do_nothing(index_elements=columns)
 
 
 @contextlib.contextmanager

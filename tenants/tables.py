@@ -1,5 +1,5 @@
 """The tenants' rows: accounts, users and their memberships, API tokens and the epoch of decisions, usage and sums over
-it, budgets, audit.
+it, budgets, audit, batches, and requests under idempotency keys.
 
 Column definitions only. No table holds a secret's text: an API token's row, and a user's, hold a keyed hash of it.
 """
@@ -232,4 +232,81 @@ audit_entries = Table(
     # The id of what was acted on: an account's, an API token's. Never a secret.
     Column("subject_id", String(64), nullable=False),
     Index(None, "account_id", "at"),
+)
+
+# A batch: requests that were queued together and are answered together. A finished one is kept until `expires_at`.
+batches = Table(
+    "batches",
+    metadata,
+    Column("batch_id", String(36), primary_key=True),
+    Column("account_id", String(32), nullable=False),
+    Column("api_token_id", String(32), nullable=False),
+    # As the client named the model, and the one that it then meant.
+    Column("shown_model", String(256), nullable=False),
+    Column("model", String(224), nullable=False),
+    Column("num_requests", Integer, nullable=False),
+    Column("num_done", Integer, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("started_at", UtcDateTime, nullable=True),
+    Column("finished_at", UtcDateTime, nullable=True),
+    Column("expires_at", UtcDateTime, nullable=True),
+    Index(None, "expires_at"),
+)
+
+# What one worker takes of a batch at a time: requests from the number `first` on, sealed for their account.
+batch_chunks = Table(
+    "batch_chunks",
+    metadata,
+    Column("batch_id", ForeignKey(batches.c.batch_id), primary_key=True),
+    Column("first", Integer, primary_key=True, autoincrement=False),
+    Column("account_id", String(32), nullable=False),
+    Column("num_requests", Integer, nullable=False),
+    Column("num_done", Integer, nullable=False),
+    # Tokens, guessed: what the account's share is charged.
+    Column("cost", BigInteger, nullable=False),
+    # From when on anybody may take it: the end of its owner's lease, or of a pause; null once all of it is done.
+    Column("free_at", UtcDateTime, nullable=True),
+    Column("owner", String(36), nullable=True),
+    # How often its owner was lost.
+    Column("num_losses", Integer, nullable=False),
+    # Null once all of it is done.
+    Column("requests", LargeBinary, nullable=True),
+    Index(None, "free_at"),
+    Index(None, "account_id", "free_at"),
+)
+
+# One answer to a request of a batch, sealed for its account.
+batch_results = Table(
+    "batch_results",
+    metadata,
+    Column("batch_id", ForeignKey(batches.c.batch_id), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("answer", LargeBinary, nullable=False),
+)
+
+# How many tokens of each account's batches have been taken: the next chunk is of the account that is behind.
+batch_shares = Table(
+    "batch_shares",
+    metadata,
+    Column("account_id", String(32), primary_key=True),
+    Column("taken", BigInteger, nullable=False),
+)
+
+# A request under an idempotency key, by a hash of that key; sealed for its account, what it was answered.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("account_id", String(32), primary_key=True),
+    Column("key_hash", String(64), primary_key=True),
+    # A keyed hash of what the request asks.
+    Column("fingerprint", String(64), nullable=False),
+    Column("request_id", String(64), nullable=False),
+    # Who works on it, and until when that is believed; null once it is answered.
+    Column("owner", String(36), nullable=True),
+    Column("leased_until", UtcDateTime, nullable=True),
+    Column("answer", LargeBinary, nullable=True),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Index(None, "expires_at"),
 )

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 from sqlalchemy import BigInteger, ColumnElement, String, cast, func, insert, select
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, insert_new, utc_day, uuid7
 from tenants.tables import usage_entries
@@ -88,13 +89,20 @@ def decode(record: bytes) -> UsageEntry:
 
 async def write(database: Database, entries: Sequence[UsageEntry]) -> int:
     """Put entries into the ledger; returns how many were new. All of them, or none when it raises StoreUnavailable."""
-    rows = [_row(entry) for entry in entries]
-    statement = insert_new(usage_entries, database.dialect, key="request_id").returning(usage_entries.c.request_id)
-    num_new = 0
     async with database.transaction() as connection:
-        for start in range(0, len(rows), MAX_ROWS_PER_STATEMENT):
-            chunk = rows[start : start + MAX_ROWS_PER_STATEMENT]
-            num_new += len((await connection.execute(statement, chunk)).all())
+        return await write_within(connection, entries)
+
+
+async def write_within(connection: AsyncConnection, entries: Sequence[UsageEntry]) -> int:
+    """Put entries into the ledger as part of the caller's transaction; returns how many were new."""
+    rows = [_row(entry) for entry in entries]
+    statement = insert_new(usage_entries, connection.dialect.name, key="request_id").returning(
+        usage_entries.c.request_id
+    )
+    num_new = 0
+    for start in range(0, len(rows), MAX_ROWS_PER_STATEMENT):
+        chunk = rows[start : start + MAX_ROWS_PER_STATEMENT]
+        num_new += len((await connection.execute(statement, chunk)).all())
     return num_new
 
 
