@@ -1,23 +1,36 @@
-"""Who did what, append-only. An entry is written in the transaction of what it tells of: both are there, or neither.
+"""Who did what, append-only and chained. An entry is written in the transaction of what it tells of: both or neither.
 
-Ids only: never a secret, never content.
+Each entry's digest covers the digest before it, so that one changed, moved or taken away breaks the chain. What the
+chain alone cannot tell, that its newest entries are missing, is told by heads noted elsewhere: see `audit_heads.py`.
+Ids and few words only: never a secret, never content.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, uuid7
-from tenants.tables import audit_entries
+from tenants.tables import audit_entries, audit_head
+
+NO_DIGEST = bytes(32)
+"""What the first entry of a chain stands on."""
+
+_FORM = b"hearth audit entry 1"
+_PAGE = 1000
+_NEWEST = (audit_entries.c.at.desc(), audit_entries.c.audit_id.desc())
 
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """`who` acted (`cli`, or a principal's API token id), on `subject_id` (an account's or an API token's id)."""
+    """`who` acted (`cli`, or a principal's API token or user id), on `subject_id` (the id of an account, an API token
+    …). `sequence` and `digest` are None until an entry is chained, which is when the next is written at the latest."""
 
     audit_id: str
     at: datetime
@@ -25,19 +38,111 @@ class AuditEntry:
     action: str
     account_id: str
     subject_id: str
+    detail: str = ""
+    sequence: int | None = None
+    digest: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Head:
+    """The newest entry's place in the chain, 0 where there is none, and its digest."""
+
+    sequence: int
+    digest: bytes
 
 
 async def append(
-    connection: AsyncConnection, *, at: datetime, who: str, action: str, account_id: str, subject_id: str
+    connection: AsyncConnection,
+    *,
+    at: datetime,
+    who: str,
+    action: str,
+    account_id: str,
+    subject_id: str,
+    detail: str = "",
 ) -> None:
-    """Add one entry within the caller's transaction."""
-    entry = {"audit_id": uuid7(), "at": at, "who": who, "action": action}
-    await connection.execute(insert(audit_entries).values(**entry, account_id=account_id, subject_id=subject_id))
+    """Add one entry within the caller's transaction. From here to its end no other transaction appends: it is the last
+    lock that one takes."""
+    head = await _lock(connection)
+    entry = AuditEntry(uuid7(), at, who, action, account_id, subject_id, detail)
+    digest = digest_of(entry, head.sequence + 1, head.digest)
+    columns = {"audit_id": entry.audit_id, "at": at, "who": who, "action": action, "detail": detail}
+    columns |= {"account_id": account_id, "subject_id": subject_id}
+    await connection.execute(insert(audit_entries).values(**columns, sequence=head.sequence + 1, digest=digest))
+    await connection.execute(update(audit_head).values(sequence=head.sequence + 1, digest=digest))
 
 
-async def list_recent(database: Database, account_id: str, limit: int = 100) -> list[AuditEntry]:
-    """The newest entries of an account, newest first."""
-    newest = audit_entries.c.at.desc(), audit_entries.c.audit_id.desc()
-    query = select(audit_entries).where(audit_entries.c.account_id == account_id).order_by(*newest).limit(limit)
+def digest_of(entry: AuditEntry, sequence: int, previous: bytes) -> bytes:
+    """SHA-256 over the form's name, the digest before, the place, and every field with its length before it."""
+    at = entry.at.astimezone(UTC).isoformat(timespec="microseconds")
+    fields = (entry.audit_id, at, entry.who, entry.action, entry.account_id, entry.subject_id, entry.detail)
+    parts = [_FORM, previous, sequence.to_bytes(8, "big"), *(field.encode() for field in fields)]
+    return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
+
+
+async def list_recent(
+    database: Database, account_id: str, limit: int = 100, *, offset: int = 0, action: str = ""
+) -> list[AuditEntry]:
+    """Entries of an account, newest first; of one action, or of all whose name begins with it and a dot."""
+    query = select(audit_entries).where(*_of(account_id, action)).order_by(*_NEWEST).limit(limit).offset(offset)
     async with database.connection() as connection:
         return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def count(database: Database, account_id: str, *, action: str = "") -> int:
+    """How many entries `list_recent` could come to."""
+    query = select(func.count()).select_from(audit_entries).where(*_of(account_id, action))
+    async with database.connection() as connection:
+        return int((await connection.execute(query)).scalar_one())
+
+
+async def read_head(database: Database) -> Head:
+    async with database.connection() as connection:
+        return Head(*(await connection.execute(select(audit_head.c.sequence, audit_head.c.digest))).one())
+
+
+async def read_chain(database: Database) -> AsyncIterator[AuditEntry]:
+    """Every chained entry in the chain's order, page by page."""
+    last = 0
+    while True:
+        query = select(audit_entries).where(audit_entries.c.sequence > last)
+        async with database.connection() as connection:
+            found = await connection.execute(query.order_by(audit_entries.c.sequence).limit(_PAGE))
+            entries = [AuditEntry(**row) for row in found.mappings()]
+        for entry in entries:
+            assert entry.sequence is not None
+            last = entry.sequence
+            yield entry
+        if len(entries) < _PAGE:
+            return
+
+
+async def count_unchained(database: Database) -> int:
+    """Entries of an older version that stand in no chain yet."""
+    query = select(func.count()).select_from(audit_entries).where(audit_entries.c.sequence.is_(None))
+    async with database.connection() as connection:
+        return int((await connection.execute(query)).scalar_one())
+
+
+async def _lock(connection: AsyncConnection) -> Head:
+    """The head, which is ours until the transaction ends, with everything chained that an older version wrote."""
+    locking = update(audit_head).values(sequence=audit_head.c.sequence).returning(*audit_head.c)
+    row = (await connection.execute(locking)).one()
+    head = Head(row.sequence, row.digest)
+    loose = select(audit_entries).where(audit_entries.c.sequence.is_(None))
+    loose = loose.order_by(audit_entries.c.at, audit_entries.c.audit_id)
+    for found in (await connection.execute(loose)).mappings().all():
+        entry = AuditEntry(**found)
+        head = Head(head.sequence + 1, digest_of(entry, head.sequence + 1, head.digest))
+        is_this = audit_entries.c.audit_id == entry.audit_id
+        place = {"sequence": head.sequence, "digest": head.digest}
+        await connection.execute(update(audit_entries).where(is_this).values(**place))
+    return head
+
+
+def _of(account_id: str, action: str) -> list[Any]:
+    conditions = [audit_entries.c.account_id == account_id]
+    if action:
+        is_kind = audit_entries.c.action.startswith(f"{action}.", autoescape=True)
+        conditions.append((audit_entries.c.action == action) | is_kind)
+    return conditions

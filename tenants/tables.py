@@ -37,6 +37,10 @@ accounts = Table(
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
     # JSON of what the API calls the account's settings; null is the defaults.
     Column("settings", Text, nullable=True),
+    # JSON of tenants.regions.RegionRule: where the account's calls may run; null is anywhere.
+    Column("region", Text, nullable=True),
+    # What may be kept of its calls' content: `standard`, or `zero` for nothing (tenants.retention).
+    Column("retention", String(16), nullable=False, server_default="standard"),
     # A deleted account keeps its row, blocked: verifiers must hear of it, and usage and audit still name it.
     Column("deleted_at", UtcDateTime, nullable=True),
     CheckConstraint("status IN ('active', 'blocked')", name="status"),
@@ -92,6 +96,8 @@ api_tokens = Table(
     Column("condition", Text, nullable=True),
     Column("not_before", UtcDateTime, nullable=True),
     Column("modified_at", UtcDateTime, nullable=True),
+    # JSON of tenants.regions.RegionRule, beside the account's; null adds nothing to that.
+    Column("region", Text, nullable=True),
     Index(None, "user_id"),
     CheckConstraint("kind IN ('user', 'account')", name="kind"),
     CheckConstraint("status IN ('active', 'disabled', 'revoked')", name="status"),
@@ -231,7 +237,23 @@ audit_entries = Table(
     Column("account_id", String(32), nullable=False),
     # The id of what was acted on: an account's, an API token's. Never a secret.
     Column("subject_id", String(64), nullable=False),
+    # What changed, in few words; never a secret, never content.
+    Column("detail", Text, nullable=False, server_default=""),
+    # Place in the chain, from 1, and SHA-256 over the digest before it and all of the entry; null for what an older
+    # version wrote, until the next entry is written. Triggers of the database refuse to change or delete an entry.
+    Column("sequence", BigInteger, nullable=True),
+    Column("digest", LargeBinary(32), nullable=True),
     Index(None, "account_id", "at"),
+    Index(None, "sequence", unique=True),
+)
+
+# One row, id 1: the newest entry's place and digest. Locked by whoever appends, so that entries stand in one line.
+audit_head = Table(
+    "audit_head",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("sequence", BigInteger, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
 )
 
 # A batch: requests that were queued together and are answered together. A finished one is kept until `expires_at`.
