@@ -25,7 +25,7 @@ class Call(Struct, frozen=True, kw_only=True):
     `shown_model` is the id the client used, `card` the model that answers. `namespace` (32 bytes) keys the prefix
     cache and `tenant` fairness; both are derived by us. `affinity` is what should meet the same node again.
     `num_estimated_tokens` is prompt and completion, guessed from text length. `started_s` is the monotonic clock's,
-    `deadline_s` the event loop's, which may be coarser.
+    `deadline_s` the event loop's, which may be coarser. `is_batch`: it was queued, and costs what queued calls cost.
     """
 
     request_id: str
@@ -41,6 +41,7 @@ class Call(Struct, frozen=True, kw_only=True):
     started_at: datetime
     started_s: float
     deadline_s: float
+    is_batch: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from gateway.call import Call
 from gateway.errors import Refusal
 from telemetry import metrics
 from telemetry.clock import Clock
-from tenants.ledger import UsageLedger
 from tenants.usage import UsageEntry
 
 LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
@@ -37,10 +36,16 @@ class Source(Protocol):
     def close(self) -> None: ...
 
 
+class Ledger(Protocol):
+    """Where a call's entry goes."""
+
+    async def record(self, entry: UsageEntry) -> None: ...
+
+
 class MeteredEvents:
     """The events of one call, counted."""
 
-    def __init__(self, call: Call, source: Source, ledger: UsageLedger, pop: str, clock: Clock) -> None:
+    def __init__(self, call: Call, source: Source, ledger: Ledger, pop: str, clock: Clock) -> None:
         self._call = call
         self._source = source
         self._ledger = ledger

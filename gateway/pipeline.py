@@ -7,21 +7,25 @@ credential, account and scope, size, room, model, body; then a Call exists, find
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import structs
 
 from catalog.registry import Resolved
+from engine.protocol.events import Usage
 from engine.protocol.tasks import ChatMessage, TextGeneration
 from gateway import authentication, json_body, placement, streaming
+from gateway.admission import Place
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.connections import NodeLink
 from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
 from gateway.exchange import Exchange
-from gateway.metering import MeteredEvents
+from gateway.metering import Ledger, MeteredEvents
 from gateway.model_names import find_model
 from gateway.response_shape import response_id_of
 from gateway.services import Services
@@ -30,6 +34,8 @@ from tenants.principal import Principal
 
 _AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")
+
+OnStart = Callable[[Dispatch], None]
 
 
 async def serve(services: Services, door: Door, exchange: Exchange, account_id: str, path_model: str | None) -> None:
@@ -52,39 +58,99 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         resolved = resolved or find_model(services.registry, _model_in(body))
         exchange.answer_headers = _headers_of(exchange, resolved)
         _check_rate(services, exchange, principal, resolved)
-        asked = door.read(resolved.card, body)
-        turns: tuple[ChatMessage, ...] = ()
-        if asked.thread is not None:
-            asked, turns = await services.threads.go_on(asked, account_id)
-        if asked.lora is not None and isinstance(asked.task, TextGeneration):
-            adapter = await services.finetunes.adapter(principal.account_id, asked.lora, resolved.card)
-            asked = replace(asked, task=structs.replace(asked.task, adapter=adapter))
+        order = Order(exchange.request_id, principal, resolved, session, started_s)
+        await _answer(services, door, exchange, order, body, place)
 
-        call = _make_call(services, exchange, principal, resolved, asked, session, started_s)
-        services.blocked_inputs.check(call)
-        patience = Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
-        dispatch = Dispatch(call, lambda: _place(services, call), patience)
-        events = MeteredEvents(call, dispatch, services.ledger, settings.pop, services.clock)
+
+@dataclass(frozen=True)
+class Order:
+    """Who asks which model, and since when (`started_s`, of the monotonic clock): what is known before the body is
+    looked at. `is_batch`: nobody waits for it."""
+
+    request_id: str
+    principal: Principal
+    resolved: Resolved
+    session: bytes | None
+    started_s: float
+    is_batch: bool = False
+
+
+async def _answer(
+    services: Services, door: Door, exchange: Exchange, order: Order, body: dict[str, Any], place: Place
+) -> None:
+    """One call and its answer, whole or streamed."""
+    asked, call, turns = await _prepare(services, door, order, body)
+    with _on_its_way(services, call, services.ledger) as (dispatch, events):
         exchange.when_client_leaves(dispatch.abandon)
         place.stop = dispatch.stop
         shape = asked.make_shape(call)
         told: streaming.Events = events
         if asked.thread is not None and asked.thread.is_stored:
+            account_id = order.principal.account_id
             told = KeptEvents(events, services.threads, account_id, response_id_of(call.request_id), turns)
         try:
             if call.is_stream:
-                await streaming.answer_stream(
-                    told, shape, exchange, client_stall_timeout_s=settings.client_stall_timeout_s
-                )
+                timeout_s = services.settings.client_stall_timeout_s
+                await streaming.answer_stream(told, shape, exchange, client_stall_timeout_s=timeout_s)
             else:
                 await streaming.answer_whole(told, shape, exchange)
-        except Refusal as refusal:
-            if refusal.reason is Reason.INPUT_BLOCKED:
-                services.blocked_inputs.add(call)
-            raise
         finally:
             exchange.when_client_leaves(None)
             await events.close()
+
+
+@dataclass(frozen=True)
+class ItemAnswer:
+    """What one request of a batch was answered: the whole body, and what it consumed."""
+
+    body: bytes
+    usage: Usage
+
+
+async def run_item(
+    services: Services, door: Door, order: Order, body: dict[str, Any], ledger: Ledger, on_start: OnStart
+) -> ItemAnswer:
+    """One call without a connection of its own, whole. `on_start` is given what ends it early. Raises what `serve`
+    does."""
+    asked, call, _ = await _prepare(services, door, order, body)
+    with _on_its_way(services, call, ledger) as (dispatch, events):
+        on_start(dispatch)
+        try:
+            outcome = await streaming.whole_of(events)
+            return ItemAnswer(asked.make_shape(call).whole(outcome), outcome.finished.usage)
+        finally:
+            await events.close()
+
+
+async def _prepare(
+    services: Services, door: Door, order: Order, body: dict[str, Any]
+) -> tuple[Asked, Call, tuple[ChatMessage, ...]]:
+    """What the body asks, as a Call; and the turns of its thread."""
+    card, account_id = order.resolved.card, order.principal.account_id
+    asked = door.read(card, body)
+    turns: tuple[ChatMessage, ...] = ()
+    if asked.thread is not None:
+        asked, turns = await services.threads.go_on(asked, account_id)
+    if asked.lora is not None and isinstance(asked.task, TextGeneration):
+        adapter = await services.finetunes.adapter(account_id, asked.lora, card)
+        asked = replace(asked, task=structs.replace(asked.task, adapter=adapter))
+    call = _make_call(services, order, asked)
+    services.blocked_inputs.check(call)
+    return asked, call, turns
+
+
+@contextlib.contextmanager
+def _on_its_way(services: Services, call: Call, ledger: Ledger) -> Iterator[tuple[Dispatch, MeteredEvents]]:
+    """The call's dispatch and its events, counted. An input that nodes refuse is remembered."""
+    settings = services.settings
+    patience = Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
+    dispatch = Dispatch(call, lambda: _place(services, call), patience)
+    try:
+        yield dispatch, MeteredEvents(call, dispatch, ledger, settings.pop, services.clock)
+    except Refusal as refusal:
+        if refusal.reason is Reason.INPUT_BLOCKED:
+            services.blocked_inputs.add(call)
+        raise
 
 
 def _check_rate(services: Services, exchange: Exchange, principal: Principal, resolved: Resolved) -> None:
@@ -127,29 +193,22 @@ def _model_in(body: dict[str, Any]) -> str:
     return model
 
 
-def _make_call(
-    services: Services,
-    exchange: Exchange,
-    principal: Principal,
-    resolved: Resolved,
-    asked: Asked,
-    session: bytes | None,
-    started_s: float,
-) -> Call:
-    namespace, tenant = services.cache_identity(principal.account_id)
+def _make_call(services: Services, order: Order, asked: Asked) -> Call:
+    namespace, tenant = services.cache_identity(order.principal.account_id)
     return Call(
-        request_id=exchange.request_id,
-        principal=principal,
-        card=resolved.card,
-        shown_model=resolved.requested_name,
+        request_id=order.request_id,
+        principal=order.principal,
+        card=order.resolved.card,
+        shown_model=order.resolved.requested_name,
         task=asked.task,
         is_stream=asked.is_stream,
+        is_batch=order.is_batch,
         namespace=namespace,
         tenant=tenant,
-        affinity=placement.affinity_of(namespace, session, opening_of(asked.task)),
+        affinity=placement.affinity_of(namespace, order.session, opening_of(asked.task)),
         num_estimated_tokens=estimated_tokens_of(asked.task),
         started_at=services.clock.now(),
-        started_s=started_s,
+        started_s=order.started_s,
         deadline_s=asyncio.get_running_loop().time() + services.settings.call_timeout_s,
     )
 

@@ -28,13 +28,19 @@ class Events(Protocol):
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
 
 
-async def answer_whole(events: Events, shape: Shape, exchange: Exchange) -> None:
-    """One JSON body. Raises Refusal before anything is sent."""
+async def whole_of(events: Events) -> Outcome:
+    """All that an unstreamed call produced. Raises Refusal."""
     outcome = Outcome()
     for event in await events.take():
         outcome.add(event)
     if isinstance(outcome.end, Failed):
         raise failure(outcome.end.reason, outcome.end.message)
+    return outcome
+
+
+async def answer_whole(events: Events, shape: Shape, exchange: Exchange) -> None:
+    """One JSON body. Raises Refusal before anything is sent."""
+    outcome = await whole_of(events)
     neurons = f"{events.micro_neurons / 1e6:.2f}".encode()
     await exchange.answer(200, shape.whole(outcome), [(b"cf-ai-neurons", neurons)])
 
