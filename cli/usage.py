@@ -54,10 +54,11 @@ def parse_day(option: str, text: str) -> datetime:
 async def _usage(
     data: Path | None, account: str | None, by: By, since: datetime, until: datetime
 ) -> list[dict[str, Any]]:
-    from tenants import usage as ledger
+    from tenants import usage_sums
 
     target = Target.find(data)
     async with target.database() as database:
-        sums = await ledger.total(database, account_of(target, account), since, until, by=by.value)
+        which = usage_sums.Filter(account_of(target, account))
+        sums = await usage_sums.total(database, which, since, until, by=by.value)
     rows = [asdict(row) for row in sums]
     return [{by.value: row.pop("key"), **row, "neurons": row["micro_neurons"] / 1e6} for row in rows]

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 FIRST_READ_TIMEOUT_S = 5.0
 RESTART_PAUSE_S = 1.0
+USAGE_KEPT_S = 600.0  # after the ledger has it: longer than a replica lags that may take over
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     proxies = networks_in(settings.trusted_proxies)
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
-    ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes), database)
+    ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S), database)
     verifier = TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral)
     registry = Registry(database)
     limits_of_finetunes = catalog_finetunes.Limits(

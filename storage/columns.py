@@ -9,9 +9,9 @@ import os
 import secrets
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
-from sqlalchemy import DateTime, String
+from sqlalchemy import ColumnElement, DateTime, String, literal_column
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -56,6 +56,55 @@ def _utc_day_postgresql(element: utc_day, compiler: SQLCompiler, **kw: Any) -> s
     return f"to_char({compiler.process(element.clauses, **kw)} AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
 
 
+class utc_floor(FunctionElement[datetime]):  # noqa: N801
+    """A UtcDateTime column cut down to the beginning of its UTC minute, hour or day: `utc_floor(column, "hour")`."""
+
+    type = UtcDateTime()
+    name = "utc_floor"
+    inherit_cache = True
+
+    def __init__(self, column: ColumnElement[datetime], unit: Literal["minute", "hour", "day"]) -> None:
+        super().__init__(column, literal_column(f"'{unit}'"))
+
+
+# SQLite keeps a time as text, to the microsecond.
+_SQLITE_FLOORS = {
+    "'minute'": "%Y-%m-%d %H:%M:00.000000",
+    "'hour'": "%Y-%m-%d %H:00:00.000000",
+    "'day'": "%Y-%m-%d 00:00:00.000000",
+}
+
+
+@compiles(utc_floor, "sqlite")
+def _utc_floor_sqlite(element: utc_floor, compiler: SQLCompiler, **kw: Any) -> str:
+    column, unit = element.clauses
+    return f"strftime('{_SQLITE_FLOORS[compiler.process(unit)]}', {compiler.process(column, **kw)})"
+
+
+@compiles(utc_floor, "postgresql")
+def _utc_floor_postgresql(element: utc_floor, compiler: SQLCompiler, **kw: Any) -> str:
+    column, unit = element.clauses
+    return f"date_trunc({compiler.process(unit)}, {compiler.process(column, **kw)}, 'UTC')"
+
+
+class utc_hour(FunctionElement[str]):  # noqa: N801
+    """The UTC hour of a UtcDateTime column, as `YYYY-MM-DDTHH:00Z` text, on either database."""
+
+    type = String()
+    name = "utc_hour"
+    inherit_cache = True
+
+
+@compiles(utc_hour, "sqlite")
+def _utc_hour_sqlite(element: utc_hour, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"strftime('%Y-%m-%dT%H:00Z', {compiler.process(element.clauses, **kw)})"
+
+
+@compiles(utc_hour, "postgresql")
+def _utc_hour_postgresql(element: utc_hour, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"""to_char({compiler.process(element.clauses, **kw)} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:00"Z"')"""
+
+
 def new_id_hex() -> str:
     """A fresh random id of 32 lowercase hex characters: accounts and API tokens."""
     return secrets.token_hex(16)
@@ -64,7 +113,15 @@ def new_id_hex() -> str:
 def uuid7() -> str:
     """A fresh UUIDv7: ids that sort by the millisecond they were made in."""
     stamp = time.time_ns() // 1_000_000
-    value = (stamp & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big")
+    return _uuid7_text((stamp & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big"))
+
+
+def uuid7_floor(moment: datetime) -> str:
+    """What every UUIDv7 made before that time, to the millisecond, sorts below, and every later one does not."""
+    return _uuid7_text(int(moment.timestamp() * 1000) << 80)
+
+
+def _uuid7_text(value: int) -> str:
     value = value & ~(0xF << 76) | 0x7 << 76
     value = value & ~(0x3 << 62) | 0x2 << 62
     text = f"{value:032x}"

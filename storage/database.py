@@ -19,12 +19,25 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.schema import Table
 
-from storage.columns import UtcDateTime, new_id_hex, utc_day, uuid7
+from storage.columns import UtcDateTime, new_id_hex, utc_day, utc_floor, utc_hour, uuid7, uuid7_floor
 from storage.database_url import parse_database_url
 from storage.errors import Conflict, StoreUnavailable
 from storage.sqlite_engine import READ_ONLY, sqlite_engine
 
-__all__ = ["Database", "UtcDateTime", "insert_new", "metadata", "new_id_hex", "utc_day", "uuid7"]
+__all__ = [
+    "Database",
+    "UtcDateTime",
+    "insert_adding",
+    "insert_new",
+    "insert_replacing",
+    "metadata",
+    "new_id_hex",
+    "utc_day",
+    "utc_floor",
+    "utc_hour",
+    "uuid7",
+    "uuid7_floor",
+]
 
 metadata = MetaData(
     naming_convention={
@@ -109,6 +122,27 @@ def insert_new(table: Table, dialect: str, *, key: str | Sequence[str]) -> Inser
     if dialect == "sqlite":
         return sqlite.insert(table).on_conflict_do_nothing(index_elements=columns)
     return postgresql.insert(table).on_conflict_do_nothing(index_elements=columns)
+
+
+def insert_adding(table: Table, dialect: str, *, sums: Collection[str], source: Any = None) -> Insert:
+    """An INSERT into `table` that adds the columns `sums` to those of a row with the same primary key. `source` is a
+    SELECT of all columns, in the table's order, in place of values."""
+    keys = [column.name for column in table.primary_key]
+    make = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    statement = make(table)
+    if source is not None:
+        statement = statement.from_select([column.name for column in table.c], source)
+    added = {name: table.c[name] + statement.excluded[name] for name in sums}
+    return statement.on_conflict_do_update(index_elements=keys, set_=added)
+
+
+def insert_replacing(table: Table, dialect: str) -> Insert:
+    """An INSERT into `table` that takes the place of a row with the same primary key."""
+    keys = [column.name for column in table.primary_key]
+    make = sqlite.insert if dialect == "sqlite" else postgresql.insert
+    statement = make(table)
+    others = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
+    return statement.on_conflict_do_update(index_elements=keys, set_=others)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 `append` returns once the record is on the disk; many appends at a time share one fdatasync, made in a thread. Records
 are read in order and kept until acknowledged, so after a crash some may be read again, none is lost and none is made
-up. Knows bytes only; how they lie on the disk is `spool_segments.py`.
+up. For some minutes more they can be asked for again, in case the store that took them forgets. Knows bytes only; how
+they lie on the disk is `spool_segments.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import asyncio
 import fcntl
 import logging
 import os
+import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +23,10 @@ from storage.spool_segments import (
     SegmentWriter,
     decode,
     framed_size,
+    kept_segments,
     read_cursor,
+    read_id,
+    recover_segment,
     recover_segments,
     save_cursor,
     segment_path,
@@ -28,13 +34,16 @@ from storage.spool_segments import (
 
 _log = logging.getLogger(__name__)
 
+_NO_LIMIT = sys.maxsize
+
 
 class SpoolFull(StoreUnavailable):
     """The spool has reached its bound; nothing was written."""
 
 
 class Position(NamedTuple):
-    """A place between two records: segment, byte offset in it, and how many records lie before it since opening."""
+    """A place between two records: segment, byte offset in it, and how many records lie before it since opening (less
+    than none, if it is before where that began)."""
 
     segment: int
     offset: int
@@ -47,13 +56,21 @@ class Spool:
     Raises Conflict when another process has the folder open, OSError when it cannot be used.
     """
 
-    def __init__(self, directory: Path, max_bytes: int = 1 << 30, segment_bytes: int = 4 << 20) -> None:
+    def __init__(
+        self, directory: Path, max_bytes: int = 1 << 30, segment_bytes: int = 4 << 20, keep_s: float = 0.0
+    ) -> None:
+        """Segments are kept for `keep_s` after they were acknowledged, while they take no more than a quarter of
+        `max_bytes`, which is for what was not."""
         self.directory = directory
+        self._keep_s = keep_s
         self._max_bytes = max_bytes
         self._segment_bytes = min(segment_bytes, max_bytes // 4)
         directory.mkdir(parents=True, exist_ok=True)
         self._lock_fd = _lock(directory / "lock")
         cursor = read_cursor(directory)
+        self.id = read_id(directory)
+        opened_s = time.monotonic()
+        self._kept = {number: opened_s - age_s for number, age_s in kept_segments(directory, cursor).items()}
         self._ends, self._num_appended = recover_segments(directory, cursor)  # segment -> offset after its last frame
         self._acknowledged = Position(*cursor, 0)
         self._writer = SegmentWriter(directory, max([cursor[0], *self._ends]), self._segment_bytes)
@@ -101,13 +118,70 @@ class Spool:
         """The oldest records not yet acknowledged, at most `max_records`, and the position after them."""
         return await asyncio.to_thread(self._read, max_records, self._acknowledged, dict(self._ends))
 
+    @property
+    def acknowledged(self) -> Position:
+        """Everything before it has been acknowledged."""
+        return self._acknowledged
+
     async def acknowledge(self, position: Position) -> None:
-        """Forget every record before `position`, which `read_batch` gave."""
+        """Every record before `position`, which `read_batch` gave, need be read no more."""
         self._acknowledged = position
-        done = [number for number in self._ends if number < position.segment]
-        for number in done:
+        now_s = time.monotonic()
+        acknowledged = [number for number in self._ends if number < position.segment]
+        for number in acknowledged:
             self._size_bytes -= self._ends.pop(number)
-        await asyncio.to_thread(save_cursor, self.directory, position.segment, position.offset, done)
+            self._kept[number] = now_s
+        done = self._kept_long_enough(now_s)
+        await asyncio.to_thread(save_cursor, self.directory, position.segment, position.offset, acknowledged, done)
+
+    def _kept_long_enough(self, now_s: float) -> list[int]:
+        """Takes the segments that are to go out of those kept, oldest first."""
+        num_too_many = len(self._kept) - max(1, self._max_bytes // 4 // self._segment_bytes)
+        done = [
+            number
+            for place, number in enumerate(sorted(self._kept))
+            if place < num_too_many or now_s - self._kept[number] >= self._keep_s
+        ]
+        for number in done:
+            del self._kept[number]
+        return done
+
+    async def move_to(self, segment: int, offset: int) -> int:
+        """Go on reading from that place, between two records, or from the oldest record still kept if that is later:
+        back, what had been acknowledged is read again; forward, what is passed counts as acknowledged. Returns how many
+        records were given back, less than none if passed over."""
+        before = self._acknowledged
+        if (segment, offset) < (before.segment, before.offset):
+            back = [number for number in sorted(self._kept) if number >= segment]
+            found = await asyncio.to_thread(self._ends_of, back)
+            there = [*found, before.segment]
+            start = (segment, offset) if segment in there else (min(there), 0)
+            self._ends = dict(sorted((found | self._ends).items()))
+            self._size_bytes += sum(found.values())
+            for number in back:
+                self._kept.pop(number, None)
+            self._acknowledged = Position(*start, before.num_before)
+            records, _ = await asyncio.to_thread(self._read, _NO_LIMIT, self._acknowledged, self._until(before))
+            self._acknowledged = Position(*start, before.num_before - len(records))
+            return len(records)
+        last = max([before.segment, *self._ends])
+        if (segment, offset) > (last, self._ends.get(last, 0)):
+            return 0  # beyond all there is: not a place of ours
+        records, position = await asyncio.to_thread(
+            self._read, _NO_LIMIT, before, self._until(Position(segment, offset, 0))
+        )
+        await self.acknowledge(Position(segment, offset, position.num_before))
+        return -len(records)
+
+    def _ends_of(self, numbers: list[int]) -> dict[int, int]:
+        """Of kept segments, as `_ends` has them; without any that somebody took away."""
+        ends = {number: recover_segment(self.directory, number) for number in numbers}
+        return {number: end for number, end in ends.items() if end}
+
+    def _until(self, position: Position) -> dict[int, int]:
+        """The segments up to a position, as `_read` takes them."""
+        ends = {number: end for number, end in self._ends.items() if number < position.segment}
+        return ends | {position.segment: position.offset} if position.offset else ends
 
     async def close(self) -> None:
         """Waits for appends under way, then lets go of the folder."""

@@ -1,6 +1,8 @@
 """The files of a spool: numbered segments of framed records, the spare one, and the cursor. No event loop here.
 
-    segment   frames, then zeros up to the size allocated
+    id        what the spool is called, a UUID
+    segment   frames, then zeros up to the size allocated; its time of modification, once all of it is acknowledged,
+              is when that was
     frame     length:u32 checksum:u32 record       checksum = CRC-32 of (segment number, offset, length, record)
 
 A crash can only tear the end of the segment that was being written, since nothing is appended to a segment again after
@@ -15,6 +17,7 @@ import logging
 import os
 import struct
 import time
+import uuid
 import zlib
 from pathlib import Path
 
@@ -24,6 +27,7 @@ _FRAME = struct.Struct("<II")
 _PLACE = struct.Struct("<QQI")
 _CURSOR = struct.Struct("<QQI")
 _SPARE_RETRY_S = 1.0
+_ID_CHARACTERS = 36
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -118,15 +122,12 @@ class SegmentWriter:
 
 def recover_segments(directory: Path, cursor: tuple[int, int]) -> tuple[dict[int, int], int]:
     """What a former owner left after `cursor`: segment -> offset after its last whole frame, and how many records.
-
-    Segments before the cursor are deleted.
-    """
+    Segments before the cursor are left alone."""
     ends: dict[int, int] = {}
     num_records = 0
     for path in sorted(directory.glob("*.log")):
         number = int(path.stem)
         if number < cursor[0]:
-            path.unlink()
             continue
         data = path.read_bytes()
         start = cursor[1] if number == cursor[0] else 0
@@ -137,6 +138,37 @@ def recover_segments(directory: Path, cursor: tuple[int, int]) -> tuple[dict[int
         if torn:
             _log.warning("the spool's last write was cut off", extra={"segment": path.name, "size_bytes": len(torn)})
     return ends, num_records
+
+
+def recover_segment(directory: Path, number: int) -> int:
+    """The offset after the last whole frame of one segment; 0 if it is gone."""
+    try:
+        data = segment_path(directory, number).read_bytes()
+    except FileNotFoundError:
+        return 0
+    return decode(data, number, 0, max_records=len(data))[1]
+
+
+def kept_segments(directory: Path, cursor: tuple[int, int]) -> dict[int, float]:
+    """Segments before `cursor`, by number: how many seconds ago their last record was acknowledged."""
+    now = time.time()
+    paths = [path for path in sorted(directory.glob("*.log")) if int(path.stem) < cursor[0]]
+    return {int(path.stem): max(0.0, now - path.stat().st_mtime) for path in paths}
+
+
+def read_id(directory: Path) -> str:
+    """What this folder's spool is called, for ever and everywhere."""
+    path = directory / "id"
+    try:
+        found = path.read_text("ascii")
+    except (FileNotFoundError, UnicodeDecodeError):
+        found = ""
+    if len(found) != _ID_CHARACTERS:
+        found = str(uuid.uuid4())
+        temporary = directory / "id.new"
+        temporary.write_text(found)
+        temporary.rename(path)
+    return found
 
 
 def read_cursor(directory: Path) -> tuple[int, int]:
@@ -150,11 +182,14 @@ def read_cursor(directory: Path) -> tuple[int, int]:
     return segment, offset
 
 
-def save_cursor(directory: Path, segment: int, offset: int, done: list[int]) -> None:
-    """Remember what was acknowledged and delete the segments `done` with.
+def save_cursor(directory: Path, segment: int, offset: int, acknowledged: list[int], done: list[int]) -> None:
+    """Remember what was acknowledged, and when the segments `acknowledged` were; delete the segments `done` with.
 
     Not synced: after a power cut an older cursor, or none, only means that records are read again.
     """
+    for number in acknowledged:
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(segment_path(directory, number))
     temporary = directory / "cursor.new"
     temporary.write_bytes(_CURSOR.pack(segment, offset, zlib.crc32(_PLACE.pack(segment, offset, 0))))
     temporary.rename(directory / "cursor")

@@ -1,7 +1,8 @@
 """Usage, exactly once: durable in the local spool before a call's answer ends, in the ledger soon after.
 
 The spool may hand an entry over twice and the ledger takes it once, since the request id is its key: so whatever dies
-in between, and however often, there is one row per call.
+in between, and however often, there is one row per call. The ledger keeps, with the entries, how far it is in the
+spool: when it knows less than it had confirmed, an older copy of it has taken over, and it is told again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
 from storage.spool import Spool
 from telemetry import metrics
-from tenants.usage import UsageEntry, decode, encode, takes_rows, write
+from tenants.usage import OlderLedger, SpoolPlace, UsageEntry, decode, encode, find_place, takes_rows, write
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,8 @@ _BATCH_ENTRIES = 500
 _GATHER_S = 0.02
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
+_CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
+_NO_ROWS = "the ledger takes no rows at all: is the database migrated, may we write?"
 # A number too big for its column is an OverflowError on SQLite, and a driver's error on Postgres.
 _REFUSALS = (StoreError, SQLAlchemyError, OverflowError)
 
@@ -39,6 +42,8 @@ class UsageLedger:
         self._something_to_move = asyncio.Event()
         self._something_to_move.set()  # what a former process left
         self._is_closed = False
+        self._confirmed: SpoolPlace | None = None
+        self._is_compared = False
         metrics.USAGE_BACKLOG.set(spool.num_pending)
 
     @property
@@ -62,10 +67,15 @@ class UsageLedger:
         """Moves entries from the spool to the ledger, while the database is away keeps trying; until `close`."""
         pause_s = _FIRST_PAUSE_S
         while not self._is_closed:
-            await self._something_to_move.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CHECK_S):
+                    await self._something_to_move.wait()
             await asyncio.sleep(_GATHER_S)  # one transaction for many calls
             try:
-                await self.flush()
+                if self._something_to_move.is_set():
+                    await self.flush()
+                else:
+                    await self.check()
             except StoreUnavailable as error:
                 _log.warning(
                     "usage stays in the spool", extra={"reason": str(error), "backlog": self._spool.num_pending}
@@ -81,12 +91,24 @@ class UsageLedger:
             while not self._is_closed:
                 self._something_to_move.clear()
                 try:
+                    if not self._is_compared:
+                        await self._compare()
                     is_empty = await self._move_batch()
+                except OlderLedger:
+                    self._is_compared = False
                 except BaseException:
                     self._something_to_move.set()
+                    self._is_compared = False  # who answers next may be another copy
                     raise
-                if is_empty:
-                    return
+                else:
+                    if is_empty:
+                        return
+
+    async def check(self) -> None:
+        """Tell the ledger again what it knew and does not know any more. Raises StoreUnavailable."""
+        async with self._moving:
+            if not self._is_closed:
+                await self._compare()
 
     async def close(self, deadline_s: float = 5.0) -> None:
         """Move what can be moved before the deadline, keep the rest in the spool, and close that."""
@@ -98,18 +120,35 @@ class UsageLedger:
         self._something_to_move.set()
         await self._spool.close()
 
+    async def _compare(self) -> None:
+        """Bring the spool to where the ledger is: back, if that is an older copy; forward, if a crash lost the news."""
+        self._is_compared = False
+        try:
+            known = await find_place(self._database, self._spool.id)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(_NO_ROWS) from error
+        num_back = await self._spool.move_to(*((known.segment, known.offset) if known is not None else (0, 0)))
+        if num_back > 0:
+            _log.warning("the ledger has forgotten entries and is told again", extra={"num_entries": num_back})
+            self._something_to_move.set()
+        self._confirmed, self._is_compared = known, True
+        metrics.USAGE_BACKLOG.set(self._spool.num_pending)
+
     async def _move_batch(self) -> bool:
         """Returns whether the spool was empty."""
         records, position = await self._spool.read_batch(_BATCH_ENTRIES)
         if not records:
             return True
         entries = [entry for record in records if (entry := self._decoded(record)) is not None]
+        place = SpoolPlace(self._spool.id, position.segment, position.offset)
         try:
-            num_new = await write(self._database, entries)
+            num_new = await write(self._database, entries, place, confirmed=self._confirmed)
         except StoreUnavailable:
             raise
         except _REFUSALS:
             num_new = await self._write_one_by_one(entries)
+            await write(self._database, [], place, confirmed=self._confirmed)
+        self._confirmed = place
         await self._spool.acknowledge(position)
         metrics.USAGE_LEDGERED.inc(num_new)
         metrics.USAGE_BACKLOG.set(self._spool.num_pending)
@@ -118,7 +157,7 @@ class UsageLedger:
     async def _write_one_by_one(self, entries: list[UsageEntry]) -> int:
         """The database refuses a batch: if only for an entry that it will never take, keep that one aside."""
         if not await takes_rows(self._database):
-            raise StoreUnavailable("the ledger takes no rows at all: is the database migrated, may we write?")
+            raise StoreUnavailable(_NO_ROWS)
         num_new = 0
         for entry in entries:
             try:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.errors import Conflict, StoreUnavailable
@@ -146,6 +146,72 @@ async def test_a_torn_cursor_means_reading_again_not_losing(tmp_path: Path, curs
     else:
         (tmp_path / "cursor").write_bytes(cursor)
     assert await _reopened(tmp_path) == [b"one", b"two"]
+
+
+@settings(max_examples=20)
+@given(
+    batches=_batches,
+    num_read=st.integers(1, 30),
+    num_back=st.integers(0, 30),
+    segment_bytes=st.sampled_from([1024, 4 << 20]),
+    is_reopened=st.booleans(),
+)
+def test_what_was_acknowledged_lately_can_be_read_again_from_any_place(
+    batches: list[list[bytes]], num_read: int, num_back: int, segment_bytes: int, is_reopened: bool
+) -> None:
+    async def check(directory: Path) -> None:
+        spool = Spool(directory, segment_bytes=segment_bytes, keep_s=600)
+        written = await _fill(spool, batches)
+        places = [spool.acknowledged]
+        for _ in range(num_read):
+            records, position = await spool.read_batch(1)
+            if records:
+                places.append(position)
+                await spool.acknowledge(position)
+        if is_reopened:
+            await spool.close()
+            spool = Spool(directory, segment_bytes=segment_bytes, keep_s=600)
+        back_to = max(0, len(places) - 1 - num_back)
+        assert await spool.move_to(*places[back_to][:2]) == len(places) - 1 - back_to
+        assert spool.num_pending == len(written) - back_to
+        assert await spool.move_to(*places[-1][:2]) == back_to + 1 - len(places)
+        await spool.move_to(*places[back_to][:2])
+        await spool.append(b"more")
+        assert await _drain(spool, 3) == [*written[back_to:], b"more"]
+        assert spool.num_pending == 0
+        await spool.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(check(Path(folder)))
+
+
+async def test_what_was_acknowledged_long_ago_is_gone_and_what_is_kept_takes_no_room_from_work(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=32_768, segment_bytes=2048, keep_s=600)
+    for number in range(200):
+        await spool.append(b"%0100d" % number)
+    await _drain(spool)
+    kept = _segments(tmp_path)
+    assert 2 <= len(kept) <= 1 + 4, "a quarter of the bound, and the segment being read"
+    assert spool.has_room
+    spool_id = spool.id
+    await spool.close()
+    for path in kept:
+        os.utime(path, (time.time() - 700,) * 2)
+    spool = Spool(tmp_path, max_bytes=32_768, segment_bytes=2048, keep_s=600)
+    assert spool.id == spool_id
+    await spool.append(b"x")
+    await _drain(spool)
+    assert not set(kept[:-1]) & set(_segments(tmp_path))
+    assert await spool.move_to(0, 0) < 40
+    await spool.close()
+
+
+async def test_a_place_that_is_not_in_the_spool_moves_nothing(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    await _fill(spool, [[b"one", b"two"]])
+    assert await spool.move_to(7, 0) == 0
+    assert await _drain(spool) == [b"one", b"two"]
+    await spool.close()
 
 
 async def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) -> None:

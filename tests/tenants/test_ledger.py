@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
+import sqlite3
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import delete
 
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from storage.migrate import migrate
 from storage.spool import Spool, SpoolFull
-from tenants import usage
+from tenants import usage, usage_sums
 from tenants.ledger import UsageLedger
+from tenants.tables import usage_entries, usage_spools
+from tenants.tables import usage_sums as usage_sums_table
 from tests.postgres_server import PostgresServer
 from tests.tenants.switchable_database import SwitchableDatabase
-from tests.tenants.usage_entries import entry
+from tests.tenants.usage_entries import EVER, entry
 from tests.waiting import wait_until
 
 
@@ -142,6 +147,63 @@ async def test_an_entry_that_no_database_will_take_is_kept_aside_and_stops_no_ot
     assert await _ids(switchable) == ["r1", "r2"]
     kept = (tmp_path / "spool" / "refused.hex").read_text().split()
     assert sorted(bytes.fromhex(line) for line in kept) == sorted([b"not an entry", usage.encode(too_big)])
+
+
+async def test_an_older_copy_of_the_database_that_takes_over_is_told_again(sqlite_url: str, tmp_path: Path) -> None:
+    """As after failing over to a replica that lagged: what it had confirmed and does not know is moved once more."""
+    file = Path(sqlite_url.removeprefix("sqlite://"))
+    database = Database.connect(sqlite_url)
+    ledger = UsageLedger(Spool(tmp_path / "spool", segment_bytes=4096, keep_s=600), database)
+    for number in range(40):  # some segments of them
+        await ledger.record(entry(f"r{number:02}"))
+        await ledger.flush()
+        if number == 9:
+            with sqlite3.connect(file) as source, sqlite3.connect(tmp_path / "older.db") as copy:
+                source.backup(copy)
+    await database.close()
+    for leftover in file.parent.glob(file.name + "*"):
+        leftover.unlink()
+    shutil.copyfile(tmp_path / "older.db", file)
+    assert len(await _ids(database)) == 10
+    await ledger.check()
+    await ledger.record(entry("r40"))
+    await ledger.flush()
+    assert await _ids(database) == [f"r{number:02}" for number in range(41)]
+    [total] = await usage_sums.total(database, usage_sums.Filter("a" * 32), *EVER)
+    assert total.num_calls == 41
+    await ledger.close()
+    await database.close()
+
+
+async def test_an_older_copy_is_found_out_by_the_next_batch_too(sqlite_url: str, tmp_path: Path) -> None:
+    database = Database.connect(sqlite_url)
+    ledger = UsageLedger(Spool(tmp_path / "spool", keep_s=600), database)
+    await ledger.record(entry("r1"))
+    await ledger.flush()
+    async with database.transaction() as connection:
+        for table in (usage_entries, usage_sums_table, usage_spools):
+            await connection.execute(delete(table))
+    await ledger.record(entry("r2"))
+    await ledger.flush()
+    assert await _ids(database) == ["r1", "r2"]
+    await ledger.close()
+    await database.close()
+
+
+async def test_a_spool_that_lost_its_cursor_goes_on_where_the_ledger_is(
+    switchable: SwitchableDatabase, tmp_path: Path
+) -> None:
+    """So entries that the ledger has had, and has let go of since, are not counted again."""
+    ledger = UsageLedger(Spool(tmp_path / "spool"), switchable)
+    await ledger.record(entry("r1"))
+    await ledger.close()
+    (tmp_path / "spool" / "cursor").unlink()
+    async with switchable.transaction() as connection:
+        await connection.execute(delete(usage_entries))
+    later = UsageLedger(Spool(tmp_path / "spool"), switchable)
+    await later.record(entry("r2"))
+    await later.close()
+    assert await _ids(switchable) == ["r2"]
 
 
 async def test_killed_again_and_again_each_recorded_call_has_one_row(

@@ -7,6 +7,7 @@ from typing import Any
 
 from tenants.usage import UsageEntry
 
+EVER = datetime(2000, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 

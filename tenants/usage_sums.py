@@ -1,0 +1,230 @@
+"""Sums over usage entries, by minute, hour or day: kept with the entries, folded as they age, and asked.
+
+A call is counted in exactly one row of `usage_sums`: its entry and its share of the sum are written in one transaction,
+and folding minutes into hours, or hours into days, moves counts from row to row in one. So a sum may be folded at any
+time, by anybody, while late entries still come in. Knows no prices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.database import Database, insert_adding, utc_day, utc_floor, utc_hour, uuid7_floor
+from tenants.tables import usage_entries, usage_sums
+
+Period = Literal["minute", "hour", "day"]
+Group = Literal["model", "day", "hour", "minute", "token", "pop", "status", "task", "account"]
+
+SUMS = (
+    "num_calls",
+    "num_useful",
+    "prompt_tokens",
+    "cached_tokens",
+    "completion_tokens",
+    "micro_neurons",
+    "device_us",
+    "bytes_in",
+    "bytes_out",
+    "num_tool_calls",
+    "num_attempts",
+)
+_KEYS = ("account_id", "starts_at", "period", "model", "api_token_id", "task", "pop", "status")
+_SAME = ("account_id", "model", "api_token_id", "task", "pop", "status")  # in an entry and in a sum
+_SUMMED_AS_THEY_ARE = tuple(name for name in SUMS if name not in ("num_calls", "num_useful", "num_attempts"))
+_COLUMNS = {"token": "api_token_id", "account": "account_id"}
+_ENTRIES_AT_A_TIME = 1000
+
+
+@dataclass(frozen=True)
+class UsageTotal:
+    """The sum over some calls, named by `key`: a model, a UTC day or hour, an API token … `num_useful` are replies that
+    finished, held to what was asked of them, within their deadline, and were not asked for again. Device time is in
+    microseconds, `num_attempts` counts nodes tried."""
+
+    key: str
+    num_calls: int
+    num_useful: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    micro_neurons: int
+    device_us: int
+    bytes_in: int
+    bytes_out: int
+    num_tool_calls: int
+    num_attempts: int
+
+    @property
+    def micro_neurons_per_useful(self) -> int | None:
+        """What one useful reply cost, the useless ones with it; None without any."""
+        return round(self.micro_neurons / self.num_useful) if self.num_useful > 0 else None
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which calls: those where each field given is equal. `account_id` None: of every account."""
+
+    account_id: str | None
+    api_token_id: str | None = None
+    model: str | None = None
+    task: str | None = None
+    pop: str | None = None
+    status: str | None = None
+
+    def clauses(self, table: Any) -> list[ColumnElement[bool]]:
+        """As conditions on a table with these columns."""
+        names = ("account_id", "api_token_id", "model", "task", "pop", "status")
+        return [table.c[name] == value for name in names if (value := getattr(self, name)) is not None]
+
+
+async def add(connection: AsyncConnection, dialect: str, rows: Iterable[Any]) -> None:
+    """Count entries that are new, as rows of `usage_entries`, within the caller's transaction."""
+    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        minute = row["started_at"].astimezone(UTC).replace(second=0, microsecond=0)
+        key = (*(row[name] for name in _SAME), minute)
+        found = sums.get(key)
+        if found is None:
+            found = sums[key] = {name: row[name] for name in _SAME} | {"starts_at": minute, "period": "minute"}
+            found |= dict.fromkeys(SUMS, 0)
+        found["num_calls"] += 1
+        found["num_useful"] += int(row["is_useful"]) - row["num_retried"]
+        found["num_attempts"] += row["attempts"]
+        for name in _SUMMED_AS_THEY_ARE:
+            found[name] += row[name]
+    if sums:
+        # In one order everywhere, so that two transactions never wait for each other.
+        await connection.execute(
+            insert_adding(usage_sums, dialect, sums=SUMS), [sums[key] for key in sorted(sums, key=repr)]
+        )
+
+
+async def add_forgotten(database: Database) -> int:
+    """Count entries that are in no sum, some at a time: those of the version before. Returns how many; 0 is the end."""
+    wanted = select(usage_entries).where(usage_entries.c.is_summed.is_(False)).limit(_ENTRIES_AT_A_TIME)
+    async with database.transaction() as connection:
+        if database.dialect == "postgresql":
+            wanted = wanted.with_for_update(skip_locked=True)
+        rows = (await connection.execute(wanted)).mappings().all()
+        if rows:
+            ids = [row["request_id"] for row in rows]
+            await connection.execute(
+                update(usage_entries).where(usage_entries.c.request_id.in_(ids)).values(is_summed=True)
+            )
+            await add(connection, database.dialect, rows)
+    return len(rows)
+
+
+async def fold(database: Database, period: Literal["minute", "hour"], before: datetime) -> int:
+    """Move sums by `period` that begin before that time into the next longer ones. Returns how many rows went."""
+    num_gone = 0
+    while True:
+        first = select(func.min(usage_sums.c.starts_at)).where(
+            usage_sums.c.period == period, usage_sums.c.starts_at < before
+        )
+        async with database.connection() as connection:
+            starts_at = (await connection.execute(first)).scalar_one_or_none()
+        if starts_at is None:
+            return num_gone
+        num_gone += await _fold_one(database, period, starts_at)
+
+
+async def _fold_one(database: Database, period: Literal["minute", "hour"], starts_at: datetime) -> int:
+    """All sums that begin at one time: few enough for one transaction."""
+    longer: Period = "hour" if period == "minute" else "day"
+    are_these = (usage_sums.c.period == period) & (usage_sums.c.starts_at == starts_at)
+    async with database.transaction() as connection:
+        if database.dialect == "postgresql":  # what is deleted is what is added, whoever writes meanwhile
+            gone = delete(usage_sums).where(are_these).returning(*usage_sums.c).cte("gone")
+            result = await connection.execute(_insert_longer(database.dialect, gone, longer))
+            return result.rowcount
+        source = select(usage_sums).where(are_these).subquery()
+        await connection.execute(_insert_longer(database.dialect, source, longer))
+        return (await connection.execute(delete(usage_sums).where(are_these))).rowcount
+
+
+def _insert_longer(dialect: str, source: Any, longer: Period) -> Any:
+    keys: dict[str, Any] = {name: source.c[name] for name in _KEYS}
+    floor = utc_floor(source.c.starts_at, longer)
+    keys |= {"starts_at": floor, "period": literal(longer)}
+    sums = [cast(func.sum(source.c[name]), BigInteger).label(name) for name in SUMS]
+    # The WHERE keeps SQLite from reading ON CONFLICT as part of a join.
+    grouped = select(*(keys[name].label(name) for name in _KEYS), *sums).where(literal(1) == 1)
+    grouped = grouped.group_by(*(source.c[name] for name in _SAME), floor)
+    return insert_adding(usage_sums, dialect, sums=SUMS, source=grouped)
+
+
+async def total(
+    database: Database, which: Filter, since: datetime, until: datetime, by: Group = "model"
+) -> list[UsageTotal]:
+    """Sums over the calls of the minutes, or of the hours or days that they were folded into, that begin from `since`
+    to before `until`; one for each value of `by`, in its order."""
+    table = usage_sums.c
+    groups: dict[str, ColumnElement[str]] = {
+        "day": utc_day(table.starts_at),
+        "hour": utc_hour(table.starts_at),
+    }
+    group = groups.get(by)
+    if group is None:
+        group = table.starts_at if by == "minute" else table[_COLUMNS.get(by, by)]
+    sums = [cast(func.sum(table[name]), BigInteger).label(name) for name in SUMS]
+    query = (
+        select(group.label("key"), *sums)
+        .where(*which.clauses(usage_sums), table.starts_at >= since, table.starts_at < until)
+        .group_by(group)
+        .order_by(group)
+    )
+    async with database.connection() as connection:
+        rows: Sequence[Mapping[str, Any]] = (await connection.execute(query)).mappings().all()  # type: ignore[assignment]
+    return [UsageTotal(**(dict(row) | {"key": _text(row["key"])})) for row in rows]
+
+
+async def micro_neurons(
+    database: Database, account_ids: Sequence[str], since: datetime, until: datetime
+) -> dict[tuple[str, str], int]:
+    """(account id, API token id) -> micro-neurons of the calls begun in that span."""
+    table = usage_sums.c
+    query = (
+        select(table.account_id, table.api_token_id, cast(func.sum(table.micro_neurons), BigInteger))
+        .where(table.account_id.in_(account_ids), table.starts_at >= since, table.starts_at < until)
+        .group_by(table.account_id, table.api_token_id)
+    )
+    async with database.connection() as connection:
+        return {(row[0], row[1]): row[2] for row in await connection.execute(query)}
+
+
+async def forget_entries(database: Database, before: datetime, at_most: int = 5000) -> int:
+    """Let go of entries begun before that time; their sums stay. Returns how many; 0 is the end. Finds them by their
+    ids, which begin with their time: one whose id does not is kept."""
+    is_old = usage_entries.c.request_id < uuid7_floor(before)
+    oldest = (
+        select(usage_entries.c.request_id)
+        .where(is_old, usage_entries.c.started_at < before, usage_entries.c.is_summed.is_(True))
+        .order_by(usage_entries.c.request_id)
+        .limit(at_most)
+    )
+    async with database.transaction() as connection:
+        gone = delete(usage_entries).where(usage_entries.c.request_id.in_(oldest.scalar_subquery()))
+        return (await connection.execute(gone)).rowcount
+
+
+def month_of(day: datetime) -> tuple[datetime, datetime]:
+    """The first moment of that UTC month and of the next."""
+    first = day.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return first, (first + timedelta(days=32)).replace(day=1)
+
+
+def day_of(moment: datetime) -> tuple[datetime, datetime]:
+    """The first moment of that UTC day and of the next."""
+    first = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    return first, first + timedelta(days=1)
+
+
+def _text(key: Any) -> str:
+    return key.strftime("%Y-%m-%dT%H:%MZ") if isinstance(key, datetime) else str(key)
