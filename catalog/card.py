@@ -86,16 +86,25 @@ RUN_TASKS = tuple(task.name for task in TASKS.values() if task.openai_schema)
 
 
 class Prices(Struct, frozen=True, forbid_unknown_fields=True):
-    """Neurons per million tokens. Without `cached_input`, cached prompt tokens cost what others do."""
+    """Neurons per million tokens, and per step of a picture, second of audio and tile of a picture. Without
+    `cached_input`, cached prompt tokens cost what others do. `batch_discount` is the share of the price that calls of a
+    batch do not pay."""
 
     input: Decimal = Decimal(0)
     output: Decimal = Decimal(0)
     cached_input: Decimal | None = None
+    step: Decimal = Decimal(0)
+    audio_second: Decimal = Decimal(0)
+    image_tile: Decimal = Decimal(0)
+    batch_discount: Decimal = Decimal(0)
 
     def __post_init__(self) -> None:
-        for price in (self.input, self.output, self.cached_input):
+        prices = (self.input, self.output, self.cached_input, self.step, self.audio_second, self.image_tile)
+        for price in prices:
             if price is not None and not (price.is_finite() and price >= 0):
                 raise ValueError("a price must be a finite number that is not negative")
+        if not 0 <= self.batch_discount <= 1:
+            raise ValueError("batch_discount must be from 0 to 1")
 
 
 class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -65,6 +65,15 @@ class Reason(enum.Enum):
     LORA_UNSUPPORTED = Row(405, 5005, "This model does not support LoRA", is_ai=True)
     FINETUNE_UNKNOWN = Row(404, 3042, "No such finetune")
     FINETUNE_INCOMPLETE = Row(400, 3039, "The finetune lacks files: {detail}", is_ai=True)
+    ALLOWANCE_USED = Row(
+        429,
+        3036,
+        "you have used up your daily free allocation of {detail} neurons, please upgrade to a paid plan if you would "
+        "like to continue usage.",
+        is_ai=True,
+        should_retry=False,
+    )
+    BUDGET_USED = Row(429, 3036, "The monthly budget of {detail} is used", is_ai=True, should_retry=False)
     BODY_MISSING = Row(400, 3003, "The request has no body")
     BODY_TOO_LARGE = Row(413, 3006, "The request body is larger than {detail} bytes")
     BODY_INVALID = Row(400, 5004, "Invalid data: {detail}", is_ai=True)

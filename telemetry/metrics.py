@@ -41,6 +41,7 @@ NODES_ALIVE = _gauge("hearth_nodes_alive", "Nodes that this gateway can reach")
 USAGE_SPOOLED = _counter("hearth_usage_spooled", "Usage entries made durable in the spool")
 USAGE_LEDGERED = _counter("hearth_usage_ledgered", "Usage entries written to the ledger")
 USAGE_BACKLOG = _gauge("hearth_usage_backlog", "Usage entries in the spool and not yet in the ledger")
+BUDGET_ALERTS = _counter("hearth_budget_alerts", "Times that a share of a monthly budget was passed")
 INTERNAL_ERRORS = _counter("hearth_internal_errors", "Requests answered 500: each one is a defect")
 
 # node

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from catalog.builtin import builtin_models
 from catalog.card import Prices
-from catalog.pricing import price_in_micro_neurons, usd_per_million
+from catalog.pricing import micro_neurons_for, price_in_micro_neurons, usd, usd_per_million
 
 TOKENS = st.integers(0, 10**9)
 
@@ -44,6 +45,30 @@ def test_whole_prices_give_exact_sums(prompt: int, completion: int, input_price:
 def test_dollars_follow_from_neurons() -> None:
     assert usd_per_million(Decimal(2457)) == 0.027027
     assert usd_per_million(Decimal(0)) == 0.0
+
+
+def test_other_tasks_cost_by_step_second_and_tile() -> None:
+    prices = Prices(step=Decimal("4.5"), audio_second=Decimal("0.7"), image_tile=Decimal(2))
+    assert price_in_micro_neurons(prices, num_steps=20) == 90_000_000
+    assert price_in_micro_neurons(prices, audio_ms=1500) == 1_050_000
+    assert price_in_micro_neurons(prices, num_image_tiles=3) == 6_000_000
+    assert price_in_micro_neurons(prices, num_steps=1, audio_ms=1, num_image_tiles=1) == 6_500_700
+
+
+def test_a_batch_pays_less() -> None:
+    prices = Prices(Decimal(3), Decimal(5), batch_discount=Decimal("0.5"))
+    assert price_in_micro_neurons(prices, prompt_tokens=10, completion_tokens=2) == 40
+    assert price_in_micro_neurons(prices, prompt_tokens=10, completion_tokens=2, is_batch=True) == 20
+    for discount in ("-0.1", "1.1", "NaN"):
+        with pytest.raises((ValueError, InvalidOperation)):
+            Prices(batch_discount=Decimal(discount))
+
+
+@given(st.integers(0, 10**12))
+def test_what_dollars_buy_costs_no_more_than_they_are(micro_usd: int) -> None:
+    bought = micro_neurons_for(micro_usd)
+    assert usd(bought) == pytest.approx(micro_usd / 1e6, abs=1e-6)
+    assert micro_neurons_for(11_000) == 1_000_000_000
 
 
 def test_built_in_models_cost_something() -> None:
