@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One stamp per kind of environment, so that asking for the other kind makes it anew and nothing else does.
 STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
-PACKAGES := gateway engine catalog tenants storage telemetry cli migrations
+PACKAGES := gateway documents engine catalog tenants storage telemetry cli migrations
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
 # What needs no store, no model and no process of its own.

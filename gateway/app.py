@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import authentication, pipeline
-from gateway.api import accounts, api_tokens, docs, finetunes, health, held_tokens, models, users
+from gateway.api import accounts, api_tokens, docs, finetunes, health, held_tokens, models, tomarkdown, users
 from gateway.api.chat_completions import CHAT_COMPLETIONS
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
@@ -67,6 +67,8 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/ai/models/schema", Access.RUN_MODELS, models.schema),
     Route("GET", ACCOUNT + "/ai/authors/search", Access.RUN_MODELS, models.search_authors),
     Route("GET", ACCOUNT + "/ai/tasks/search", Access.RUN_MODELS, models.search_tasks),
+    Route("POST", ACCOUNT + "/ai/tomarkdown", Access.RUN_MODELS, tomarkdown.convert),
+    Route("GET", ACCOUNT + "/ai/tomarkdown/supported", Access.RUN_MODELS, tomarkdown.list_supported),
     Route("GET", BASE + "/accounts", Access.PROVEN, accounts.list_),
     Route("POST", BASE + "/accounts", Access.USER, accounts.create),
     Route("GET", ACCOUNT, Access.READ_ACCOUNT, accounts.get),

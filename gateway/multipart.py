@@ -1,15 +1,18 @@
 """A `multipart/form-data` body as it comes in: texts in memory, files on the disk, nothing of either beyond its limit.
 
 A file may come before the text that says what it is. A boundary that the header does not name is the body's first
-line. Knows no route.
+line. Files of a name that may be repeated stay in memory. Knows no route.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from email.parser import HeaderParser
+from email.utils import collapse_rfc2231_value
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,21 +25,40 @@ _MAX_BOUNDARY = 70
 _BOUNDARY = re.compile(r'boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70}))', re.IGNORECASE)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A file under a name that may be repeated, as its sender calls it."""
+
+    file_name: str
+    media_type: str
+    content: io.BytesIO
+
+
 class Form:
-    """What has come: `texts` by name, and the `files`, each by its field's name at its place."""
+    """What has come: `texts` by name, the `files`, each by its field's name at its place, and, in their order, the
+    `parts`: the files of names that may be repeated."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
         self.files: dict[str, Path] = {}
+        self.parts: list[Part] = []
 
 
 async def read_form(
-    chunks: AsyncIterator[bytes], content_type: str, folder: Path, *, max_bytes: int, stall_timeout_s: float
+    chunks: AsyncIterator[bytes],
+    content_type: str,
+    folder: Path | None,
+    *,
+    max_bytes: int,
+    stall_timeout_s: float,
+    repeated: frozenset[str] = frozenset(),
+    max_parts: int = _MAX_PARTS,
 ) -> Form:
-    """Read a whole body; files go into `folder`. Raises Refusal, and ClientLeft when the client does."""
+    """Read a whole body; files go into `folder`, but for those of `repeated` names. Without a folder no other file is
+    taken. Raises Refusal, and ClientLeft when the client does."""
     if not content_type.lower().startswith("multipart/form-data"):
         raise Refusal(Reason.BODY_INVALID, "the body must be multipart/form-data")
-    parser = _Parser(_boundary_of(content_type), folder)
+    parser = _Parser(_boundary_of(content_type), folder, repeated, max_parts)
     num_bytes = 0
     try:
         while True:
@@ -64,9 +86,11 @@ def _boundary_of(content_type: str) -> bytes | None:
 class _Parser:
     """Takes bytes in any pieces. `_step` works on the buffer until it needs more."""
 
-    def __init__(self, boundary: bytes | None, folder: Path) -> None:
+    def __init__(self, boundary: bytes | None, folder: Path | None, repeated: frozenset[str], max_parts: int) -> None:
         self.form = Form()
         self._folder = folder
+        self._repeated = repeated
+        self._max_parts = max_parts
         self._buffer = bytearray(b"\r\n")  # so that the first delimiter looks like the others
         self._delimiter = None if boundary is None else b"\r\n--" + boundary
         self._step: Callable[[], bool] = self._find_first
@@ -90,7 +114,7 @@ class _Parser:
         return self.form
 
     def close(self) -> None:
-        if self._file is not None:
+        if self._file is not None and not isinstance(self._file, io.BytesIO):
             self._file.close()
 
     def _find_first(self) -> bool:
@@ -122,8 +146,8 @@ class _Parser:
         if not self._buffer.startswith(b"\r\n"):
             raise _invalid("a boundary is not a line of its own")
         self._num_parts += 1
-        if self._num_parts > _MAX_PARTS:
-            raise _invalid(f"the form has more than {_MAX_PARTS} parts")
+        if self._num_parts > self._max_parts:
+            raise _invalid(f"the form has more than {self._max_parts} parts")
         self._step = self._read_headers
         return True
 
@@ -139,7 +163,14 @@ class _Parser:
         if not isinstance(name, str) or not name or name in self.form.texts or name in self.form.files:
             raise _invalid("a part of the form has no name, or one that came before")
         self._name = name
-        if headers.get_param("filename", header="content-disposition") is not None:
+        file_name = headers.get_param("filename", header="content-disposition")
+        if name in self._repeated and file_name is not None:
+            self._file = io.BytesIO()
+            media_type = headers.get_content_type() if "content-type" in headers else ""
+            self.form.parts.append(Part(collapse_rfc2231_value(file_name), media_type, self._file))
+        elif file_name is not None:
+            if self._folder is None:
+                raise _invalid("the form has a file under a name that none is taken by")
             path = self._folder / f"part-{self._num_parts}"
             self._file = path.open("xb")
             self.form.files[name] = path
@@ -170,7 +201,7 @@ class _Parser:
 
     def _end_part(self) -> None:
         if self._file is not None:
-            self._file.close()
+            self.close()
             self._file = None
         else:
             self.form.texts[self._name] = self._text.decode("utf-8", "replace")

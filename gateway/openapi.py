@@ -64,6 +64,20 @@ _BODIES: dict[str, tuple[str, Json]] = {
             "properties": {"model": _TEXT, "name": _TEXT, "description": _TEXT, "public": {"type": "boolean"}},
         },
     ),
+    "/ai/tomarkdown": (
+        "multipart/form-data",
+        {
+            "type": "object",
+            "required": ["files"],
+            "properties": {
+                "files": {
+                    "type": "array",
+                    "items": {"type": "string", "contentMediaType": "application/octet-stream"},
+                },
+                "conversionOptions": {"type": "string", "contentMediaType": "application/json"},
+            },
+        },
+    ),
     "/finetune-assets": (
         "multipart/form-data",
         {

@@ -13,9 +13,12 @@ from typing import Any
 
 from catalog import finetunes as catalog_finetunes
 from catalog.registry import Registry
+from documents.converter import Converter
+from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
 from gateway.blocked_inputs import BlockedInputs
 from gateway.client_address import ClientAddress
+from gateway.documents import Documents
 from gateway.finetunes import Finetunes
 from gateway.nodes import Nodes
 from gateway.settings import GatewaySettings, networks_in
@@ -56,6 +59,7 @@ class Services:
     threads: Threads
     limits: Limits
     finetunes: Finetunes
+    documents: Documents
     cache_identity: Callable[[str], tuple[bytes, int]]
     trusted_proxies: AddressCondition | None = None
 
@@ -91,6 +95,8 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         settings.finetune_max_rank, settings.finetune_max_bytes, settings.finetunes_per_account
     )
     finetunes = Finetunes(database, registry, settings.objects_url, limits_of_finetunes, SYSTEM_CLOCK)
+    document_limits = DocumentLimits(settings.document_timeout_s, settings.document_memory_bytes)
+    documents = Documents(Converter(document_limits, settings.document_processes), settings.document_max_bytes)
     sender = f"gateway@{socket.gethostname()}"
     nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls)
     for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh)):
@@ -123,6 +129,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             limits=limits,
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             finetunes=finetunes,
+            documents=documents,
             cache_identity=cache_identity,
             trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         )
@@ -133,6 +140,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
         await finetunes.close()
+        await documents.close()
         await ephemeral.close()
         await database.close()
 

@@ -83,6 +83,24 @@ class GatewaySettings:
     finetunes_per_account: int = setting(
         "HEARTH_FINETUNES_PER_ACCOUNT", "finetunes that one account may have", default=100, check=at_least(0)
     )
+    document_max_bytes: int = setting(
+        "HEARTH_DOCUMENT_MAX_BYTES",
+        "largest body of files to turn into Markdown",
+        default=32 << 20,
+        check=at_least(1024),
+    )
+    document_timeout_s: int = setting(
+        "HEARTH_DOCUMENT_TIMEOUT_S", "processor time for reading one such file", default=20, check=at_least(1)
+    )
+    document_memory_bytes: int = setting(
+        "HEARTH_DOCUMENT_MEMORY_BYTES", "memory for reading one such file", default=512 << 20, check=at_least(64 << 20)
+    )
+    document_processes: int = setting(
+        "HEARTH_DOCUMENT_PROCESSES",
+        "such files read at once, each in a process of its own",
+        default=2,
+        check=at_least(1),
+    )
     host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)
     pop: str = setting("HEARTH_POP", "the place this process is in; near nodes are preferred", default="local")

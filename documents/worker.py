@@ -1,0 +1,141 @@
+"""The process that reads strangers' files, one short-lived child for each: `python -m` this module.
+
+Standard input is a Unix socket, over which comes one open socket for each file; a child is forked for it, takes the job
+from it, shuts itself in (`sandbox.py`), answers on it and is gone. This process never sees a file: no child can find
+another's. A child ends with its time, its memory, or whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import fcntl
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import NoReturn
+
+import msgspec
+
+from documents import sandbox, tokens
+from documents.errors import DocumentRefused
+from documents.kinds import KINDS
+from documents.messages import Job, Outcome
+from documents.words import ENCODINGS
+from telemetry.child_process import die_with_parent, set_process_name
+
+READERS = tuple(sorted({kind.reader for kind in KINDS} - {"image"}))
+MAX_JOB_BYTES = 256 << 20
+_F_SETSIG = 10
+_READ_BYTES = 1 << 20
+_decode_job = msgspec.msgpack.Decoder(Job).decode
+
+
+def convert(job: Job) -> Outcome:
+    """Read one file, in a process that may be lost over it."""
+    try:
+        reader = importlib.import_module(f"documents.{job.reader}")
+        text = reader.read(job.data, job.name, job.options).encode("utf-8", "replace").decode()
+    except DocumentRefused as refusal:
+        return Outcome(refusal=str(refusal))
+    except MemoryError:
+        return Outcome(refusal=f"the file needs more than {job.memory_bytes >> 20} MiB of memory to read")
+    if len(text.encode()) > job.max_text_bytes:
+        return Outcome(refusal=f"the file has more than {job.max_text_bytes} bytes of text")
+    return Outcome(text, tokens.count(text))
+
+
+def _serve() -> None:
+    door = socket.socket(fileno=0)
+    while True:
+        data, sockets, _, _ = socket.recv_fds(door, 1, 1)
+        if not data:
+            return
+        for number in sockets:
+            if os.fork() == 0:
+                _work(number)
+            os.close(number)
+
+
+def _work(number: int) -> NoReturn:
+    """A child's whole life. `number` is the socket that its file comes by."""
+    status = 1
+    try:
+        # Its parent reaps no child and is reaped itself; what ends it is asked of the kernel.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        die_with_parent()
+        if number != 3:
+            os.dup2(number, 3)
+        os.closerange(4, 1024)
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.closerange(4, 16)
+        _answer(3)
+        status = 0
+    except BaseException as error:
+        _tell(error)
+    finally:
+        os._exit(status)
+
+
+def _answer(number: int) -> None:
+    job = _decode_job(_read_all(number))
+    sandbox.shut(job.memory_bytes, job.timeout_s)
+    _end_with_reader(number, True)
+    outcome = msgspec.msgpack.encode(convert(job))
+    _end_with_reader(number, False)
+    frame = memoryview(len(outcome).to_bytes(8, "little") + outcome)
+    while frame:
+        frame = frame[os.write(number, frame) :]
+
+
+def _tell(error: BaseException) -> None:
+    """Where a defect of ours or of a library showed, for the operator: never its text, which may be the file's."""
+    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
+    with contextlib.suppress(OSError):
+        os.write(2, f"reading a document failed: {type(error).__name__} at {', '.join(places)}\n".encode())
+
+
+def _end_with_reader(number: int, is_on: bool) -> None:
+    """Whether the kernel ends this process when the other end of the socket closes."""
+    if sys.platform == "linux":
+        fcntl.fcntl(number, _F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(number, fcntl.F_SETOWN, os.getpid())
+        flags = fcntl.fcntl(number, fcntl.F_GETFL)
+        fcntl.fcntl(number, fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
+
+
+def _read_all(number: int) -> bytes:
+    """A frame: 8 bytes of length, little-endian, and as many of content."""
+    data = bytearray()
+    while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "little"):
+        if len(data) >= 8 and int.from_bytes(data[:8], "little") > MAX_JOB_BYTES:
+            raise ValueError("a job longer than any")
+        chunk = os.read(number, _READ_BYTES)
+        if not chunk:
+            os._exit(0)
+        data += chunk
+    return bytes(memoryview(data)[8:])
+
+
+def main() -> None:
+    die_with_parent()
+    set_process_name("hearth-docs")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    sys.setrecursionlimit(4_000)
+    for reader in READERS:
+        importlib.import_module(f"documents.{reader}")
+    for encoding in ENCODINGS:
+        codecs.lookup(encoding)
+    gc.collect()
+    gc.freeze()
+    with contextlib.suppress(ConnectionError):
+        _serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""`A/ai/tomarkdown` and `/supported`: several files in a call, each with its row; refusals of the whole call."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway import documents
+from gateway.errors import Refusal
+from tests.gateway.site import Running
+
+PAGE = ("a.html", b"<h1>One</h1><p>two <a href='/x'>three</a>", "text/html")
+
+
+def url(running: Running, suffix: str = "") -> str:
+    return f"{running.account_url}/ai/tomarkdown{suffix}"
+
+
+def code_of(answer: httpx.Response) -> tuple[int, int]:
+    return answer.status_code, answer.json()["errors"][0]["code"]
+
+
+@pytest.mark.parametrize("field", ["files", "files[]"])
+def test_each_file_has_a_row_in_its_place(running: Running, client: httpx.Client, field: str):
+    files = [(field, PAGE), (field, ("b.csv", b"a,b\n1,2\n", "text/csv")), (field, ("c.docx", b"PK not", "")),
+             (field, ("d.png", b"\x89PNG", "image/png")), (field, ("e.exe", b"MZ", "application/x-msdownload")),
+             (field, ("f.pdf", b"", "application/pdf"))]  # fmt: skip
+    options = {"conversionOptions": json.dumps({"html": {"hostname": "a.example"}})}
+    answer = client.post(url(running), files=files, data=options)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    page, table, word, picture, program, empty = answer.json()["result"]
+    assert page == {"id": page["id"], "name": "a.html", "mimeType": "text/html", "format": "markdown",
+                    "tokens": page["tokens"], "data": "# One\n\ntwo [three](https://a.example/x)"}  # fmt: skip
+    assert isinstance(page["tokens"], int)
+    assert table["data"] == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+    assert len({row["id"] for row in (page, table, word)}) == 3
+    for row, why in ((word, "damaged"), (picture, "no model that describes images"), (program, "supported"),
+                     (empty, "empty")):  # fmt: skip
+        assert row["format"] == "error"
+        assert why in row["error"]
+        assert "data" not in row
+
+
+def test_one_file_is_a_list_of_one_and_text_is_text(running: Running, client: httpx.Client):
+    data = {"conversionOptions": '{"output": {"format": "text"}}'}
+    answer = client.post(url(running), files={"files": PAGE}, data=data)
+    (row,) = answer.json()["result"]
+    assert (row["format"], row["data"]) == ("text", "One\n\ntwo three")
+
+
+def test_what_is_supported_is_listed(running: Running, client: httpx.Client):
+    listed = client.get(url(running, "/supported")).json()["result"]
+    assert {"extension": ".pdf", "mimeType": "application/pdf"} in listed
+    assert {row["extension"] for row in listed} >= {".html", ".docx", ".xlsx", ".pptx", ".odt", ".csv", ".png", ".xml"}
+
+
+def test_a_call_that_makes_no_sense_is_refused_whole(running: Running, client: httpx.Client):
+    def post(**body: Any) -> tuple[int, int]:
+        return code_of(client.post(url(running), **body))
+
+    assert post(content=b"x", headers={"content-type": "text/plain"}) == (400, 5004)
+    assert post(files={"other": PAGE}) == (400, 5004)
+    assert post(data={"conversionOptions": "{}"}, files={"x": (None, "y")}) == (400, 5006)
+    assert post(files={"files": PAGE}, data={"conversionOptions": "{"}) == (400, 5004)
+    assert post(files={"files": PAGE}, data={"conversionOptions": '{"output": {"format": "x"}}'}) == (400, 5006)
+    assert post(files=[("files", PAGE)] * 51) == (400, 5006)
+    assert post(files=[("files", PAGE)] * 60) == (400, 5004)
+    assert post(files={"files": ("a.pdf", bytes(33 << 20), "")}) == (413, 3006)
+    assert post(files={"files": PAGE}, headers={"authorization": "Bearer x"}) == (400, 9106)
+    assert post(files={"files": PAGE}, headers=running.headers("scopeless")) == (403, 10000)
+
+
+def test_files_in_json_are_read_as_a_binding_sends_them():
+    file = {"name": "a.csv", "mimeType": "text/csv", "data": base64.b64encode(b"a,b").decode()}
+    ask = documents.ask_of_json({"files": [file, file], "options": {"output": {"format": "text"}}})
+    assert [each.data for each in ask.documents] == [b"a,b", b"a,b"]
+    assert ask.options.output_format == "text"
+    bad: list[dict[str, Any]] = [{}, {"files": []}, {"files": "x"}, {"files": [1]}, {"files": [file] * 51}]
+    bad += [{"files": [file | change]} for change in ({"data": "!"}, {"name": "a\n"}, {"mimeType": 1})]
+    for body in (*bad, {"files": [file], "options": []}):
+        with pytest.raises(Refusal):
+            documents.ask_of_json(body)
