@@ -43,6 +43,7 @@ USAGE_LEDGERED = _counter("hearth_usage_ledgered", "Usage entries written to the
 USAGE_BACKLOG = _gauge("hearth_usage_backlog", "Usage entries in the spool and not yet in the ledger")
 BUDGET_ALERTS = _counter("hearth_budget_alerts", "Times that a share of a monthly budget was passed")
 INTERNAL_ERRORS = _counter("hearth_internal_errors", "Requests answered 500: each one is a defect")
+QUOTA_LOCAL = _counter("hearth_quota_local", "Calls let in by this gateway's own share of limits, Redis being away")
 
 # node
 NODE_CALLS = _gauge("hearth_node_calls", "Calls being executed by this node")

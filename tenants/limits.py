@@ -1,134 +1,144 @@
-"""How many requests an account, or one API token, may make in a window: counted here, shared with the other gateways.
+"""What an account, an API token, a task or a model is held to: rules as text, and the items that one call must pass.
 
-Windows are fixed and begin at whole multiples of their length, by the wall clock, so that all gateways mean the same
-one. A decision is a memory read: what this process counted, and what all had counted at the last exchange, a second ago
-at most. While the counters are away each process counts for itself. Knows no HTTP.
+A rule limits requests or tokens in a window, or calls at once. Rules of the operator hold for everyone, or for the
+accounts of one plan; an account and an API token may have their own, which take the place of those of the same name.
+Pure; what is counted, and where, is `quota.py`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Literal
 
-from storage.errors import StoreUnavailable
-from telemetry.clock import Clock
+Unit = Literal["requests", "tokens", "calls"]
+Kind = Literal["r", "t", "c", "b"]  # as `quota_script.py` knows them
 
-EXCHANGE_INTERVAL_S = 1.0
+MAX_RULES = 200
+MAX_TEXT = 8192
 
-# Requests per minute of an account, for each task; and of each API token, in five minutes.
-CONTRACT = "text-generation=300/60, text-embeddings=3000/60, token=1200/300"
+# What Workers AI holds its clients to, by the minute, an account and a task; by the model where it has its own; and
+# each API token in five minutes.
+CONTRACT = (
+    "text-generation=300/60, text-embeddings=3000/60, text-classification=2000/60, summarization=1500/60, "
+    "translation=720/60, automatic-speech-recognition=720/60, image-classification=3000/60, image-to-text=720/60, "
+    "object-detection=3000/60, text-to-image=720/60, token=1200/300, "
+    "@cf/baai/bge-large-en-v1.5=1500/60, @cf/runwayml/stable-diffusion-v1-5-img2img=1500/60, "
+    "@cf/zai-org/glm-5.3=20/60, @cf/zai-org/glm-5.3-flash=20/60, @cf/zai-org/glm-5.2=20/60, "
+    "@cf/deepseek-ai/deepseek-v4-pro-0813=20/60, @cf/deepseek-ai/deepseek-v4-flash-0731=20/60, "
+    "@cf/moonshotai/kimi-k2.7-code=20/60, @cf/moonshotai/kimi-k2.6=20/60"
+)
+FORM = (
+    "must be contract, or like text-generation=300/60, token=1200/300, account.tokens=100000/60, account.calls=20, "
+    "free:account.calls=4"
+)
 
-_RULE = re.compile(r"([a-z][a-z-]*)=([1-9][0-9]{0,8})/([1-9][0-9]{0,5})")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """At most `count` requests in `window_s` seconds."""
-
-    count: int
-    window_s: int
-
-
-class Counters(Protocol):
-    """Shared counters with an expiry."""
-
-    async def add(self, counts: Mapping[str, int], ttl_s: float) -> dict[str, int]: ...
-
-
-def parse_rules(text: str) -> dict[str, Rule]:
-    """`task=count/seconds`, with commas between; `token` is about each API token; `contract` stands for CONTRACT.
-    Raises ValueError."""
-    rules = {}
-    for item in (CONTRACT if text.strip() == "contract" else text).split(","):
-        if not item.strip():
-            continue
-        match = _RULE.fullmatch(item.strip())
-        if match is None:
-            raise ValueError("must be contract, or like text-generation=300/60, token=1200/300")
-        rules[match[1]] = Rule(int(match[2]), int(match[3]))
-    return rules
+_RULE = re.compile(
+    r"(?:(?P<plan>[a-z][a-z0-9_-]{0,31}):)?"
+    r"(?P<subject>[a-z][a-z-]{0,63}|@(?:cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}?)"
+    r"(?:\.(?P<unit>requests|tokens|calls))?"
+    r"=(?P<count>[1-9][0-9]{0,11})(?:/(?P<window_s>[1-9][0-9]{0,6}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How a request stands to the rule that is nearest to refusing: this one is counted if `is_admitted`."""
+class Rule:
+    """At most `count` of `unit` in `window_s` seconds, or at once; for accounts of `plan`, or of all.
 
-    rule: Rule
-    remaining: int
-    reset_s: int
-    is_admitted: bool
+    `subject` is `account` (all that an account does), `token` (each API token), a task or a model: the last two are an
+    account's calls to it, and a model's rule takes the place of its task's.
+    """
+
+    subject: str
+    unit: Unit
+    count: int
+    window_s: int = 0
+    plan: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.subject if self.unit == "requests" else f"{self.subject}.{self.unit}"
 
 
-@dataclass(slots=True)
-class _Count:
-    """One key's requests in the current window: `shared` by all gateways at the last exchange, and since `unsent`."""
-
-    window: int
-    shared: int = 0
-    unsent: int = 0
+Rules = Mapping[str, Rule]
 
 
-class Limits:
-    """The windows of all accounts and tokens that this process has seen lately."""
+def parse_rules(text: str) -> dict[str, Rule]:
+    """`subject[.unit]=count[/seconds]` with commas between, a plan and a colon before those of one plan; by what is
+    written before `=`, `.requests` left out. Raises ValueError."""
+    found: dict[str, Rule] = {}
+    if len(text) > MAX_TEXT:
+        raise ValueError(f"rules are at most {MAX_TEXT} characters")
+    for item in text.split(","):
+        if not item.strip():
+            continue
+        if item.strip() == "contract":
+            found |= parse_rules(CONTRACT)
+            continue
+        match = _RULE.fullmatch(item.strip())
+        if match is None or (match["unit"] == "calls") == bool(match["window_s"]):
+            raise ValueError(FORM)
+        plan = match["plan"] or ""
+        rule = Rule(match["subject"], match["unit"] or "requests", int(match["count"]), int(match["window_s"] or 0), plan)  # type: ignore[arg-type]
+        found[f"{plan}:{rule.name}" if plan else rule.name] = rule
+    if len(found) > MAX_RULES:
+        raise ValueError(f"at most {MAX_RULES} rules")
+    return found
 
-    def __init__(self, rules: Mapping[str, Rule], counters: Counters, clock: Clock) -> None:
-        self._rules = dict(rules)
-        self._counters = counters
-        self._clock = clock
-        self._counts: dict[tuple[str, str], _Count] = {}  # by rule and owner
 
-    def take(self, account_id: str, api_token_id: str, task: str) -> tuple[str, Standing] | None:
-        """Count one request, if every rule lets it in; the rule that is nearest to refusing, or does, and how it
-        stands. None where no rule is about it."""
-        asked = [(name, owner) for name, owner in ((task, account_id), ("token", api_token_id)) if name in self._rules]
-        if not asked:
-            return None
-        now_s = self._clock.now().timestamp()
-        found = [(name, self._count(name, owner, now_s)) for name, owner in asked]
-        is_admitted = all(count.shared + count.unsent < self._rules[name].count for name, count in found)
-        if is_admitted:
-            for _, count in found:
-                count.unsent += 1
-        name, count = min(found, key=lambda entry: self._rules[entry[0]].count - entry[1].shared - entry[1].unsent)
-        rule = self._rules[name]
-        remaining = max(0, rule.count - count.shared - count.unsent)
-        reset_s = rule.window_s - int(now_s) % rule.window_s
-        return name, Standing(rule, remaining, reset_s, is_admitted)
+@lru_cache(maxsize=4096)
+def parse_own(text: str) -> Rules:
+    """Rules that an account or an API token has of its own. Raises ValueError."""
+    rules = parse_rules(text)
+    if any(rule.plan for rule in rules.values()):
+        raise ValueError("an account's or an API token's own rules name no plan")
+    return rules
 
-    def _count(self, name: str, owner: str, now_s: float) -> _Count:
-        window = int(now_s) // self._rules[name].window_s
-        count = self._counts.get((name, owner))
-        if count is None or count.window != window:
-            count = self._counts[name, owner] = _Count(window)
-        return count
 
-    async def run(self) -> None:
-        """Exchange counts with the other gateways, for ever."""
-        while self._rules:
-            await asyncio.sleep(EXCHANGE_INTERVAL_S)
-            await self.exchange()
+def in_force(rules: Rules, plan: str, *own: Rules) -> dict[str, Rule]:
+    """By name, what holds for an account of this plan: later ones take the place of earlier ones."""
+    found = {rule.name: rule for rule in rules.values() if not rule.plan}
+    found |= {rule.name: rule for rule in rules.values() if rule.plan == plan}
+    for each in own:
+        found |= each
+    return found
 
-    async def exchange(self) -> None:
-        """Tell what was counted since the last time, and learn what all have counted. Forgets windows that are over."""
-        now_s = self._clock.now().timestamp()
-        for (name, owner), count in list(self._counts.items()):
-            if count.window != int(now_s) // self._rules[name].window_s:
-                del self._counts[name, owner]
-        for name, rule in self._rules.items():
-            mine = {owner: count for (rule_name, owner), count in self._counts.items() if rule_name == name}
-            if mine:
-                await self._exchange(name, rule, mine)
 
-    async def _exchange(self, name: str, rule: Rule, mine: dict[str, _Count]) -> None:
-        sent = {owner: count.unsent for owner, count in mine.items()}
-        keys = {owner: f"limit:{name}:{owner}:{count.window}" for owner, count in mine.items()}
-        try:
-            totals = await self._counters.add({keys[owner]: num for owner, num in sent.items()}, 2 * rule.window_s)
-        except StoreUnavailable:
-            return
-        for owner, count in mine.items():
-            count.shared = totals[keys[owner]]
-            count.unsent -= sent[owner]
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that a call must pass, counted under `key`: a rule's window or calls at once, or a budget."""
+
+    name: str
+    kind: Kind
+    key: str
+    limit: int
+    span_ms: int = 0
+    is_closed_when_away: bool = False  # nobody passes while Redis is away; else a share of it is counted here
+
+
+_KINDS: dict[Unit, Kind] = {"requests": "r", "tokens": "t", "calls": "c"}
+
+
+def items_of(rules: Rules, account_id: str, api_token_id: str, task: str = "", model: str = "") -> tuple[Item, ...]:
+    """What `rules` in force hold a call to; without a task, a request that runs no model."""
+    found = []
+    for unit, kind in _KINDS.items():
+        suffix = "" if unit == "requests" else f".{unit}"
+        subjects = [("account", account_id), ("token", api_token_id)]
+        if task:
+            of_model = bool(model) and model + suffix in rules
+            subjects.append((model if of_model else task, account_id))
+        for subject, owner in subjects:
+            rule = rules.get(subject + suffix)
+            if rule is not None:
+                key = f"quota:{kind}:{subject}:{owner}"
+                found.append(Item(rule.name, kind, key, rule.count, rule.window_s * 1000))
+    return tuple(found)
+
+
+def nearest_window(items: Iterable[Item], taken: Iterable[int]) -> int | None:
+    """Which window of requests lets the fewest more through: its place among the items."""
+    left = [(item.limit - used, place) for place, (item, used) in enumerate(zip(items, taken, strict=True)) if item.kind == "r"]
+    return min(left)[1] if left else None

@@ -1,0 +1,319 @@
+"""One connection to Redis for commands whose answer a call waits for: pipelined, in order, a few microseconds each.
+
+Where `ephemeral.py` is a library's client for everything, this is the least that a scripted command needs: bytes are
+joined to one write per turn of the event loop, answers come back in order. What is late makes the whole connection
+suspect: it is dropped, all who wait hear StoreUnavailable, and it is opened again in the background. Nothing is ever
+sent twice. Knows the protocol (RESP 2) and no script's meaning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from redis.asyncio.connection import parse_url
+
+from storage.errors import StoreUnavailable
+
+log = logging.getLogger(__name__)
+
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 1.0
+OPEN_TIMEOUT_S = 5.0
+_GRACE_S = 0.002  # for what has arrived and was not read yet, because this process was kept from running
+_SEVERAL = 4096  # bytes of one line of an answer, at most
+
+Reply = int | bytes | None | list[Any] | Exception
+Opened = Callable[["RedisLink"], Awaitable[None]]
+
+
+class CommandRefused(Exception):
+    """Redis's word that it did not do a command: `code` is the first word of it, such as NOSCRIPT or READONLY."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = text.partition(" ")[0]
+
+
+def packed(*arguments: bytes | str | int) -> bytes:
+    """Arguments of a command as RESP writes them; `command` puts the number of all before them."""
+    out = []
+    for argument in arguments:
+        data = argument if isinstance(argument, bytes) else str(argument).encode()
+        out.append(b"$%d\r\n%b\r\n" % (len(data), data))
+    return b"".join(out)
+
+
+def command(*arguments: bytes | str | int) -> bytes:
+    """A whole command."""
+    return b"*%d\r\n" % len(arguments) + packed(*arguments)
+
+
+class ReplyReader:
+    """Bytes as they arrive -> whole answers. Raises ValueError for what is not RESP 2."""
+
+    def __init__(self) -> None:
+        self._data = b""
+
+    def feed(self, data: bytes) -> list[Reply]:
+        self._data = self._data + data if self._data else data
+        replies: list[Reply] = []
+        at = 0
+        while at < len(self._data):
+            found = self._one(at)
+            if found is None:
+                break
+            reply, at = found
+            replies.append(reply)
+        self._data = self._data[at:]
+        return replies
+
+    def _one(self, at: int) -> tuple[Reply, int] | None:
+        """The answer that begins at `at`, and where the next does; None while it is not all here."""
+        data = self._data
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            if len(data) - at > _SEVERAL:
+                raise ValueError("an answer's line without an end")
+            return None
+        kind, line = data[at : at + 1], data[at + 1 : end]
+        if kind == b"$":
+            length = int(line)
+            if length < 0:
+                return None if length < -1 else (None, end + 2)
+            start, stop = end + 2, end + 2 + length
+            return (data[start:stop], stop + 2) if len(data) >= stop + 2 else None
+        if kind == b":":
+            return int(line), end + 2
+        if kind == b"+":
+            return line, end + 2
+        if kind == b"-":
+            return CommandRefused(line.decode("utf-8", "replace")), end + 2
+        if kind == b"*":
+            return self._several(int(line), end + 2)
+        raise ValueError("not an answer of Redis")
+
+    def _several(self, count: int, at: int) -> tuple[Reply, int] | None:
+        found: list[Any] = []
+        for _ in range(count):
+            one = self._one(at)
+            if one is None:
+                return None
+            reply, at = one
+            found.append(reply)
+        return found if count >= 0 else None, at
+
+
+class _Asked:
+    """Who waits for the last of so many answers, and since when (the loop's time)."""
+
+    __slots__ = ("future", "num_replies", "since_s")
+
+    def __init__(self, future: asyncio.Future[Reply], num_replies: int, since_s: float) -> None:
+        self.future = future
+        self.num_replies = num_replies
+        self.since_s = since_s
+
+
+class _Connection(asyncio.Protocol):
+    """One connection while it lasts. `waiting`: who waits for the answers to come, in order."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._timeout_s = timeout_s
+        self._reader = ReplyReader()
+        self._unsent: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self.waiting: deque[_Asked] = deque()
+        self.is_closed: asyncio.Future[None] = self._loop.create_future()
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            replies = self._reader.feed(data)
+        except ValueError as error:
+            self.drop(str(error))
+            return
+        for reply in replies:
+            if not self.waiting:
+                self.drop("an answer that nobody asked for")
+                return
+            asked = self.waiting[0]
+            asked.num_replies -= 1
+            if not asked.num_replies:
+                self.waiting.popleft()
+                if not asked.future.done():
+                    asked.future.set_result(reply)
+
+    def send(self, data: bytes, num_replies: int) -> asyncio.Future[Reply]:
+        if self.is_closed.done():
+            raise StoreUnavailable("redis: the connection is lost")
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self.waiting.append(_Asked(future, num_replies, self._loop.time()))
+        if not self._unsent:
+            self._loop.call_soon(self._write)
+        self._unsent.append(data)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._timeout_s, self._look, False)
+        return future
+
+    def _write(self) -> None:
+        data, self._unsent = self._unsent, []
+        if not self.transport.is_closing():
+            self.transport.write(data[0] if len(data) == 1 else b"".join(data))
+
+    def _look(self, was_late: bool) -> None:
+        """Drop the connection when the oldest answer is late; after one more look, behind whatever has arrived."""
+        self._timer = None
+        if not self.waiting:
+            return
+        left_s = self.waiting[0].since_s + self._timeout_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._look, False)
+        elif not was_late:
+            self._timer = self._loop.call_later(_GRACE_S, self._look, True)
+        else:
+            self.drop("no answer in time")
+
+    def drop(self, why: str) -> None:
+        log.warning("redis: connection dropped", extra={"why": why})
+        self.transport.abort()
+        self._lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose()
+
+    def _lose(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self.waiting:
+            future = self.waiting.popleft().future
+            if not future.done():
+                future.set_exception(StoreUnavailable("redis: the connection is lost"))
+                future.exception()  # seen, also where nobody waits
+        if not self.is_closed.done():
+            self.is_closed.set_result(None)
+
+
+class RedisLink:
+    """The way to one Redis; its connection comes and goes while `run` runs. `on_open` is awaited on each new one,
+    before anybody else can use it; `timeout_s` bounds the wait for an answer.
+
+    Raises ValueError for a URL that is none of Redis.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float, on_open: Opened | None = None) -> None:
+        self._options = parse_url(url)
+        self._is_tls = url.startswith("rediss://")
+        self._timeout_s = timeout_s
+        self._on_open = on_open
+        self._connection: _Connection | None = None
+        self._opening: _Connection | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands can be sent now."""
+        return self._connection is not None
+
+    def send(self, data: bytes, num_replies: int = 1) -> asyncio.Future[Reply]:
+        """Send the bytes of so many whole commands; the future is the answer to the last. A refusal of Redis is the
+        answer CommandRefused, a value. The future, or this, raises StoreUnavailable: the commands may have been done or
+        not."""
+        connection = self._connection or self._opening
+        if connection is None:
+            raise StoreUnavailable("redis: not connected")
+        return connection.send(data, num_replies)
+
+    async def open(self) -> None:
+        """One try to connect. Raises StoreUnavailable, CommandRefused."""
+        connection = None
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                connection = await self._connect()
+                self._opening = connection
+                await self._greet()
+                if self._on_open is not None:
+                    await self._on_open(self)
+        except BaseException as error:
+            if connection is not None:
+                connection.transport.abort()
+            if isinstance(error, OSError | TimeoutError):
+                raise StoreUnavailable(f"redis: {type(error).__name__}") from None
+            raise
+        finally:
+            self._opening = None
+        self._connection = connection
+
+    async def run(self) -> None:
+        """Keep it open until cancelled."""
+        backoff_s = MIN_BACKOFF_S
+        try:
+            while True:
+                try:
+                    if self._connection is None:
+                        await self.open()
+                    backoff_s = MIN_BACKOFF_S
+                    await self._until_lost()
+                except (StoreUnavailable, CommandRefused) as error:
+                    log.warning("redis cannot be used", extra={"why": str(error)})
+                await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads clients
+                backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
+        finally:
+            self.close()
+
+    async def _until_lost(self) -> None:
+        assert self._connection is not None
+        try:
+            await asyncio.shield(self._connection.is_closed)
+        finally:
+            if self._connection.is_closed.done():
+                self._connection = None
+
+    def drop(self, why: str) -> None:
+        """Make this connection a lost one: Redis said something after which it cannot be relied upon."""
+        if self._connection is not None:
+            self._connection.drop(why)
+            self._connection = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.transport.close()
+            self._connection = None
+
+    async def _connect(self) -> _Connection:
+        loop = asyncio.get_running_loop()
+
+        def make() -> _Connection:
+            return _Connection(self._timeout_s)
+
+        path = self._options.get("path")
+        if path:
+            return (await loop.create_unix_connection(make, path))[1]
+        host, port = self._options.get("host", "localhost"), self._options.get("port", 6379)
+        context = ssl.create_default_context() if self._is_tls else None
+        return (await loop.create_connection(make, host, port, ssl=context))[1]
+
+    async def _greet(self) -> None:
+        """Say who we are and which database is meant."""
+        password, user = self._options.get("password"), self._options.get("username")
+        if password:
+            raise_refused(await self.send(command("AUTH", *([user] if user else []), password)))
+        if self._options.get("db"):
+            raise_refused(await self.send(command("SELECT", int(self._options["db"]))))
+
+
+def raise_refused(reply: Reply) -> Reply:
+    """The reply, unless it is a refusal. Raises CommandRefused."""
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
+

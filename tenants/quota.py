@@ -1,0 +1,422 @@
+"""May this call enter, by everything it is held to: one exchange with Redis before it, one told later when it leaves.
+
+All gateways count in the same place (`quota_script.py`), so that a limit holds whatever the number of processes. While
+Redis is away each lets in its share (`local_quota.py`) and tells afterwards; budgets may say that nobody enters then.
+What Redis forgot is given back to it: windows as they were last seen, calls that are under way, and budgets by the
+ledger's word. Knows limits and budgets, not HTTP, and nothing of what a call does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import uuid
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
+from storage.redis_link import CommandRefused, RedisLink, Reply, command, packed, raise_refused
+from telemetry import metrics
+from tenants import quota_script as script
+from tenants.limits import Item, nearest_window
+from tenants.local_quota import LocalQuota
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.010
+PRESENCE_S = 1.0
+PRESENCE_TTL_S = 5.0
+LEASE_MARGIN_S = 10.0  # what a call may take longer than its deadline before its places are given away
+MAX_OWED = 10_000  # calls of an outage that are told to Redis afterwards; the windows of older ones are over
+MAX_REMEMBERED_S = 1.0  # a refusal is repeated without asking again
+MAX_PLANS = 20_000
+_MAX_TRIES = 4
+_KIND = "gateways"
+
+
+class QuotaExceeded(Exception):
+    """A limit lets nothing in for so long."""
+
+    def __init__(self, item: Item, retry_after_s: int, standings: Sequence[Standing] = ()) -> None:
+        super().__init__(item.name)
+        self.item = item
+        self.retry_after_s = retry_after_s
+        self.standings = standings
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a window stands: so much of it is left, for so long (whole seconds, at least 1)."""
+
+    item: Item
+    remaining: int
+    reset_s: int
+
+
+class Budget(Protocol):
+    """So many micro-neurons, of which Redis counts what is used and reserved; known for `ttl_s` under its key."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def ttl_s(self) -> float: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def is_closed_when_away(self) -> bool: ...
+
+
+class Budgets(Protocol):
+    """What accounts may spend, by the ledger: the source of what Redis counts of it."""
+
+    async def used(self, budget: Any) -> int:
+        """Micro-neurons used of a budget. Raises StoreUnavailable."""
+        ...
+
+
+class Plan:
+    """What calls of one kind are held to, and the bytes by which Redis is asked."""
+
+    __slots__ = ("budgets", "enter_head", "has_calls", "items", "leave_head", "refusal", "refused_until_s")
+
+    def __init__(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> None:
+        self.budgets = budgets  # in the order of the items that they are, the last ones
+        self.items = items = items + tuple(map(_item_of, budgets))
+        self.has_calls = any(item.kind == "c" for item in items)
+        self.refusal: QuotaExceeded | None = None
+        self.refused_until_s = 0.0
+        keys = (script.EPOCH_KEY, f"quota:open:{account_id}", *(item.key for item in items))
+        facts = [fact for item in items for fact in (item.kind, item.limit, item.span_ms)]
+        self.enter_head = _head("enter", keys, facts)
+        self.leave_head = _head("leave", keys, facts)
+
+
+NO_PLAN = Plan("", ())
+
+
+class Entered:
+    """One call that was let in. `leave` it exactly once, unless it only passed by."""
+
+    __slots__ = ("is_counted", "micro_neurons", "op", "plan", "standings", "tokens")
+
+    def __init__(self, plan: Plan, op: str, tokens: int, micro_neurons: int) -> None:
+        self.plan = plan
+        self.op = op
+        self.tokens = tokens
+        self.micro_neurons = micro_neurons
+        self.standings: tuple[Standing, ...] = ()
+        self.is_counted = True  # by Redis; or here, to be told to it
+
+
+_Leaving = tuple[Entered, int, int]
+
+
+class Quota:
+    """One process's way to the common counts. `run` must run beside it. `lease_s` is longer than any call."""
+
+    def __init__(
+        self,
+        url: str,
+        ephemeral: Ephemeral,
+        *,
+        timeout_s: float,
+        lease_s: float,
+        budgets: Budgets | None = None,
+    ) -> None:
+        self._link = RedisLink(url, timeout_s=timeout_s, on_open=self._come_back)
+        self._ephemeral = ephemeral
+        self._lease_ms = round(lease_s * 1000)
+        self._budgets = budgets
+        self._loop = asyncio.get_running_loop()
+        self._local = LocalQuota()
+        self._epoch = ""
+        self._adopting = asyncio.Lock()
+        self._under_way: dict[str, Entered] = {}
+        self._leaving: list[_Leaving] = []
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._owed: deque[tuple[Entered, float]] = deque(maxlen=MAX_OWED)
+        self._owed_leaves: deque[_Leaving] = deque(maxlen=MAX_OWED)
+        self._plans: dict[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = {}
+        self._id = uuid.uuid4().hex
+
+    def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
+        """The same plan for the same items."""
+        if not items and not budgets:
+            return NO_PLAN
+        key = (account_id, items, budgets)
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            found = self._plans[key] = Plan(account_id, items, budgets)
+        return found
+
+    async def enter(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Entered:
+        """Let a call in, by everything that it is held to. Raises QuotaExceeded; StoreUnavailable when Redis is away
+        and a budget says that then nobody enters."""
+        entered = Entered(plan, op, tokens, micro_neurons)
+        if not plan.items:
+            return entered
+        self._repeat_refusal(plan)
+        try:
+            numbers = await self._ask(entered, script.AS_ANYBODY)
+        except StoreUnavailable:
+            self._enter_alone(entered)
+        else:
+            self._learn(entered, numbers)
+        self._under_way[op] = entered
+        if plan.has_calls:
+            self._local.begin_call(plan.items)
+        return entered
+
+    async def pass_by(self, plan: Plan, op: str) -> Entered:
+        """Count a request that is over as soon as it is counted. Raises QuotaExceeded."""
+        entered = Entered(plan, op, 0, 0)
+        if not plan.items:
+            return entered
+        self._repeat_refusal(plan)
+        try:
+            numbers = await self._ask(entered, script.IN_PASSING)
+        except StoreUnavailable:
+            self._enter_alone(entered)
+        else:
+            self._learn(entered, numbers)
+        return entered
+
+    def leave(self, entered: Entered, *, tokens: int = 0, micro_neurons: int = 0) -> None:
+        """The call is over, and this is what it really took. Told to Redis within FLUSH_S."""
+        plan = entered.plan
+        if not plan.items or self._under_way.pop(entered.op, None) is None:
+            return
+        if plan.has_calls:
+            self._local.end_call(plan.items)
+        self._leaving.append((entered, tokens, micro_neurons))
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
+
+    async def raise_used(self, key: str, micro_neurons: int) -> None:
+        """At least so much of a budget is used, by the ledger's word; one that Redis does not know stays unknown.
+        Raises StoreUnavailable."""
+        reply = await self._link.send(command("EVALSHA", script.SHA["raise"], 1, key, micro_neurons))
+        if isinstance(reply, CommandRefused):
+            raise StoreUnavailable(f"redis: {reply.code}")
+
+    async def open(self) -> None:
+        """One try to reach Redis. Raises StoreUnavailable."""
+        try:
+            await self._link.open()
+        except CommandRefused as error:
+            raise StoreUnavailable(f"redis: {error.code}") from None
+
+    async def run(self) -> None:
+        """Keep Redis within reach and count the gateways, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._link.run())
+            group.create_task(self._be_present())
+
+    async def close(self) -> None:
+        """Tell what is still untold."""
+        self._flush()
+        with contextlib.suppress(StoreUnavailable, CommandRefused):
+            await self._link.send(command("PING"))
+        with contextlib.suppress(StoreUnavailable):
+            await self._ephemeral.withdraw(_KIND, self._id)
+        self._link.close()
+
+    def _repeat_refusal(self, plan: Plan) -> None:
+        if plan.refusal is not None:
+            if self._loop.time() < plan.refused_until_s:
+                raise plan.refusal
+            plan.refusal = None
+
+    async def _ask(self, entered: Entered, how: int) -> list[int]:
+        """What Redis says. Raises StoreUnavailable."""
+        plan = entered.plan
+        for _ in range(_MAX_TRIES):
+            epoch = self._epoch
+            data = plan.enter_head + packed(
+                entered.op, epoch, self._lease_ms, how, entered.tokens, entered.micro_neurons
+            )
+            reply = await self._link.send(data)
+            if isinstance(reply, CommandRefused):
+                if reply.code != "NOSCRIPT":
+                    self._link.drop(reply.code)
+                    raise StoreUnavailable(f"redis: {reply.code}")
+                await self._load_scripts(self._link)
+                continue
+            assert isinstance(reply, bytes)
+            first, _, rest = reply.partition(b" ")
+            status = int(first)
+            if status == script.NEW_EPOCH:
+                await self._adopt(self._link, epoch, rest.decode())
+            elif status == script.UNKNOWN_BUDGET:
+                await self._seed(plan.budgets[int(rest) - 1 - len(plan.items)])
+            else:
+                return [status, *map(int, rest.split())]
+        raise StoreUnavailable("redis: it does not keep what it is told")
+
+    def _learn(self, entered: Entered, numbers: list[int]) -> None:
+        """Remember how things stand. Raises QuotaExceeded if that is what the numbers say."""
+        items = entered.plan.items
+        now_s = self._loop.time()
+        standings = []
+        for place, item in enumerate(items):
+            if item.kind in "rt":
+                taken, left_ms = numbers[3 + 2 * place], numbers[4 + 2 * place]
+                self._local.saw(item, taken, now_s + left_ms / 1000, now_s)
+                standings.append(Standing(item, max(0, item.limit - taken), max(1, math.ceil(left_ms / 1000))))
+        entered.standings = tuple(standings)
+        if numbers[0] == script.REFUSED:
+            item, wait_s = items[numbers[1] - 1], numbers[2] / 1000
+            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
+            if item.kind == "r":  # nothing is ever given back to it
+                entered.plan.refusal = refusal
+                entered.plan.refused_until_s = now_s + min(wait_s, MAX_REMEMBERED_S)
+            raise refusal
+
+    def _enter_alone(self, entered: Entered) -> None:
+        """Raises QuotaExceeded, StoreUnavailable."""
+        items, now_s = entered.plan.items, self._loop.time()
+        if any(item.is_closed_when_away for item in items):
+            raise StoreUnavailable("redis: budgets cannot be read")
+        refused = self._local.take(items, entered.tokens, now_s)
+        standings = []
+        for item in items:
+            if item.kind in "rt":
+                taken, left_s = self._local.standing(item, now_s)
+                standings.append(Standing(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
+        entered.standings = tuple(standings)
+        if refused is not None:
+            raise QuotaExceeded(refused[0], max(1, math.ceil(refused[1])), entered.standings)
+        metrics.QUOTA_LOCAL.inc()
+        entered.is_counted = False
+        self._owed.append((entered, now_s))
+
+    def _flush(self) -> None:
+        """Send what has been left since the last time, in one write."""
+        self._flush_timer = None
+        batch, self._leaving = self._leaving, []
+        if not batch:
+            return
+        if not self._link.is_open:
+            self._owed_leaves.extend(batch)
+            return
+        data = b"".join(self._leave_bytes(leaving) for leaving in batch)
+        try:
+            future = self._link.send(data, len(batch))
+        except StoreUnavailable:
+            self._owed_leaves.extend(batch)
+            return
+        future.add_done_callback(lambda done: self._flushed(done, batch))
+
+    def _flushed(self, future: asyncio.Future[Reply], batch: list[_Leaving]) -> None:
+        """What may not have arrived is told again: who has left does not leave twice."""
+        if future.cancelled() or future.exception() is not None or isinstance(future.result(), Exception):
+            self._owed_leaves.extend(batch)
+            if not future.cancelled() and future.exception() is None:
+                self._link.drop("leaving was refused")
+
+    def _leave_bytes(self, leaving: _Leaving) -> bytes:
+        entered, tokens, micro_neurons = leaving
+        return entered.plan.leave_head + packed(
+            entered.op, self._lease_ms, entered.tokens, tokens, entered.micro_neurons, micro_neurons
+        )
+
+    async def _come_back(self, link: RedisLink) -> None:
+        """A connection has opened: scripts, what Redis forgot, what it was not told."""
+        await self._load_scripts(link)
+        known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
+        await self._adopt(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
+        now_s = self._loop.time()
+        replies = []
+        for entered, since_s in self._owed:
+            is_over = all(now_s - since_s > item.span_ms / 1000 for item in entered.plan.items if item.kind in "rt")
+            is_left = entered.op not in self._under_way
+            if is_over and is_left and not any(item.kind == "b" for item in entered.plan.items):
+                continue
+            entered.is_counted = True
+            data = entered.plan.enter_head + packed(
+                entered.op, self._epoch, self._lease_ms, script.FORCED, entered.tokens, entered.micro_neurons
+            )
+            replies.append(link.send(data))
+        replies += [link.send(self._leave_bytes(leaving)) for leaving in self._owed_leaves]
+        for reply in replies:
+            raise_refused(await reply)
+        self._owed.clear()
+        self._owed_leaves.clear()
+        self._local.come_back()
+
+    async def _load_scripts(self, link: RedisLink) -> None:
+        try:
+            for text in script.SCRIPTS.values():
+                raise_refused(await link.send(command("SCRIPT", "LOAD", text)))
+        except CommandRefused as error:
+            link.drop(error.code)
+            raise StoreUnavailable(f"redis: {error.code}") from None
+
+    async def _adopt(self, link: RedisLink, asked_with: str, known: str) -> None:
+        """Redis is not the one that we knew: give back what we remember, and agree on what this one is called."""
+        async with self._adopting:
+            if self._epoch != asked_with or (known and known == self._epoch):
+                return
+            now_s = self._loop.time()
+            replies = []
+            for seen in self._local.open_windows(now_s):
+                left_ms = math.ceil((seen.ends_s - now_s) * 1000)
+                key, sha = seen.item.key, script.SHA["restore"]
+                replies.append(link.send(command("EVALSHA", sha, 1, key, seen.taken, left_ms, seen.item.span_ms)))
+            for reply in replies:
+                raise_refused(await reply)
+            await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))
+            found = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
+            epoch = found.decode() if isinstance(found, bytes) else ""
+            replies = []
+            for entered in [entered for entered in self._under_way.values() if entered.is_counted]:
+                data = entered.plan.enter_head + packed(
+                    entered.op, epoch, self._lease_ms, script.AGAIN, entered.tokens, entered.micro_neurons
+                )
+                replies.append(link.send(data))
+            for reply in replies:
+                raise_refused(await reply)
+            if self._epoch:
+                log.warning("redis had forgotten its counts: given back", extra={"calls": len(self._under_way)})
+            self._epoch = epoch
+
+    async def _seed(self, budget: Budget) -> None:
+        """Tell Redis of a budget by the ledger's word. Raises StoreUnavailable."""
+        if self._budgets is None:
+            raise StoreUnavailable("no source of budgets")
+        used, ttl_ms = await self._budgets.used(budget), max(1, round(budget.ttl_s * 1000))
+        raise_refused(await self._link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
+
+    async def _be_present(self) -> None:
+        """Say that this gateway lives, and count those who do: what an outage is shared among."""
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S)
+                self._local.num_gateways = max(1, len(await self._ephemeral.present(_KIND)))
+            await asyncio.sleep(PRESENCE_S)
+
+
+def _item_of(budget: Budget) -> Item:
+    span_ms = max(1, round(budget.ttl_s * 1000))
+    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.is_closed_when_away)
+
+
+def nearest(standings: Sequence[Standing]) -> Standing | None:
+    """The window of requests that lets the fewest more through."""
+    place = nearest_window([s.item for s in standings], [s.item.limit - s.remaining for s in standings])
+    return None if place is None else standings[place]
+
+
+def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
+    """A script's command but for the six arguments that each call has of its own."""
+    fixed = ("EVALSHA", script.SHA[name], len(keys), *keys, *facts)
+    return b"*%d\r\n" % (len(fixed) + 6) + packed(*fixed)

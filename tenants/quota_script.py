@@ -1,0 +1,202 @@
+"""The scripts by which all gateways count together: one call enters, or leaves, in one exchange with Redis.
+
+Everything that a call is held to is looked at and taken in one step, all of it or nothing, by Redis's own clock and in
+commands that 6.2 knows. A call is named by its operation id, so that a script which runs twice counts once. Knows keys
+and numbers; what they stand for is `limits.py`'s.
+
+Keys of a call: the epoch, the account's open calls, then one for each item, whose kind, limit and span (ms) come in the
+same order:
+
+  r, t  a window of requests, of tokens: hash {n: taken, b: when it began, ms}; it begins with the first that it counts
+  c     calls at once: sorted set of operation ids by the end of their lease, ms
+  b     a budget: hash {u: used, r: reserved}
+
+A lease that ends gives back what was reserved, for whoever held it has died.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+EPOCH_KEY = "quota:epoch"
+
+# Answers of ENTER, the first number: the rest is told at its end.
+NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, ENTERED, ENTERED_BEFORE = -1, -2, 0, 1, 2
+
+# How to enter: as anybody; whatever the limits say; taking up again what Redis forgot, windows left alone; and without
+# an open call, for what is over as soon as it is counted.
+AS_ANYBODY, FORCED, AGAIN, IN_PASSING = 0, 1, 2, 3
+
+ENTER = """
+local items = #KEYS - 2
+local at = 3 * items
+local op, epoch, lease, mode = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
+local cost = {r = 1, c = 1, t = tonumber(ARGV[at + 5]), b = tonumber(ARGV[at + 6])}
+local known = redis.call('GET', KEYS[1])
+if known ~= epoch then return '-1 ' .. (known or '') end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local open, held = KEYS[2], KEYS[2] .. ':held'
+
+local is_open = false
+if mode ~= 3 then
+  for _, gone in ipairs(redis.call('ZRANGEBYSCORE', open, '-inf', now, 'LIMIT', 0, 8)) do
+    redis.call('ZREM', open, gone)
+    local reserved = redis.call('HGET', held, gone)
+    if reserved then
+      redis.call('HDEL', held, gone)
+      for key, amount in string.gmatch(reserved, '(%S+) (%S+)') do
+        if redis.call('EXISTS', key) == 1 then redis.call('HINCRBY', key, 'r', -tonumber(amount)) end
+      end
+    end
+  end
+  is_open = redis.call('ZSCORE', open, op) and true or false
+end
+
+local taken, left_ms = {}, {}
+local refused, wait = 0, -1
+for i = 1, items do
+  local key, kind, limit, span = KEYS[i + 2], ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
+  local amount = cost[kind]
+  taken[i], left_ms[i] = 0, span
+  if kind == 'c' then
+    redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
+    taken[i] = redis.call('ZCARD', key)
+  elseif kind == 'b' then
+    local found = redis.call('HMGET', key, 'u', 'r')
+    if not found[1] then
+      if mode == 0 then return '-2 ' .. i end
+      found = {0, 0}
+    end
+    taken[i] = tonumber(found[1]) + tonumber(found[2] or 0)
+  else
+    local found = redis.call('HMGET', key, 'n', 'b')
+    local began = tonumber(found[2] or now)
+    if began > now then
+      began = now
+      redis.call('HSET', key, 'b', string.format('%.0f', now))
+      redis.call('PEXPIRE', key, span)
+    end
+    if found[1] and began + span > now then
+      taken[i], left_ms[i] = tonumber(found[1]), began + span - now
+    elseif found[1] then
+      redis.call('DEL', key)
+    end
+    amount = math.min(amount, limit)
+  end
+  if taken[i] + amount > limit then
+    local needed = kind == 'c' and 1000 or left_ms[i]
+    if needed > wait then refused, wait = i, needed end
+  end
+end
+
+local status = 1
+if is_open then status = 2
+elseif refused > 0 and mode ~= 1 and mode ~= 2 then status = 0 end
+if status == 1 then
+  local reserved = ''
+  for i = 1, items do
+    local key, kind, limit, span = KEYS[i + 2], ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
+    local amount = cost[kind]
+    if kind == 'c' then
+      redis.call('ZADD', key, now + lease, op)
+      redis.call('PEXPIRE', key, lease + 60000)
+      taken[i] = taken[i] + 1
+    elseif kind == 'b' then
+      if redis.call('EXISTS', key) == 1 then
+        redis.call('HINCRBY', key, 'r', amount)
+        taken[i] = taken[i] + amount
+        reserved = reserved .. key .. ' ' .. string.format('%.0f', amount) .. ' '
+      end
+    elseif mode ~= 2 then
+      amount = math.min(amount, limit)
+      if redis.call('HINCRBY', key, 'n', amount) == amount and redis.call('HSETNX', key, 'b', string.format('%.0f', now)) == 1 then
+        redis.call('PEXPIRE', key, span)
+      end
+      taken[i] = taken[i] + amount
+    end
+  end
+  if mode ~= 3 then
+    redis.call('ZADD', open, now + lease, op)
+    redis.call('PEXPIRE', open, lease + 60000)
+    if reserved ~= '' then
+      redis.call('HSET', held, op, reserved)
+      redis.call('PEXPIRE', held, lease + 60000)
+    end
+  end
+end
+local out = {status, refused, string.format('%.0f', wait)}
+for i = 1, items do
+  out[#out + 1] = string.format('%.0f', taken[i])
+  out[#out + 1] = string.format('%.0f', left_ms[i])
+end
+return table.concat(out, ' ')
+"""
+"""Arguments behind the items': operation id, epoch, lease (ms), how, tokens, micro-neurons. Answers with numbers: what
+became of it; which item refuses (from 1) and for how many ms; then for each item what is taken and ms to its end. Only
+the epoch that Redis knows follows NEW_EPOCH, and the item follows UNKNOWN_BUDGET."""
+
+LEAVE = """
+local items = #KEYS - 2
+local at = 3 * items
+local op, lease = ARGV[at + 1], tonumber(ARGV[at + 2])
+local reserved = {t = tonumber(ARGV[at + 3]), b = tonumber(ARGV[at + 5])}
+local actual = {t = tonumber(ARGV[at + 4]), b = tonumber(ARGV[at + 6])}
+local open, held = KEYS[2], KEYS[2] .. ':held'
+local ends = redis.call('ZSCORE', open, op)
+if not ends then return 0 end
+redis.call('ZREM', open, op)
+local kept = redis.call('HGET', held, op)
+if kept then redis.call('HDEL', held, op) end
+local entered = ends - lease
+for i = 1, items do
+  local key, kind, limit = KEYS[i + 2], ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1])
+  if kind == 'c' then
+    redis.call('ZREM', key, op)
+  elseif kind == 't' then
+    local more = actual.t - math.min(reserved.t, limit)
+    local found = redis.call('HMGET', key, 'n', 'b')
+    if found[1] and (more > 0 or tonumber(found[2] or 0) <= entered) then
+      redis.call('HSET', key, 'n', string.format('%.0f', math.max(0, tonumber(found[1]) + more)))
+    end
+  elseif kind == 'b' and redis.call('EXISTS', key) == 1 then
+    if kept and string.find(kept, key .. ' ', 1, true) then redis.call('HINCRBY', key, 'r', -reserved.b) end
+    redis.call('HINCRBY', key, 'u', actual.b)
+  end
+end
+return 1
+"""
+"""Arguments behind the items': operation id, lease (ms), tokens reserved and used, micro-neurons reserved and used.
+Answers 1 where the call was open, else 0: then nothing is changed."""
+
+RESTORE = """
+local n = tonumber(redis.call('HGET', KEYS[1], 'n') or -1)
+if tonumber(ARGV[1]) > n then
+  local time = redis.call('TIME')
+  local left, span = tonumber(ARGV[2]), tonumber(ARGV[3])
+  local began = time[1] * 1000 + math.floor(time[2] / 1000) - span + left
+  redis.call('HSET', KEYS[1], 'n', ARGV[1], 'b', string.format('%.0f', began))
+  redis.call('PEXPIRE', KEYS[1], left)
+end
+return 1
+"""
+"""For a window that Redis forgot, by who remembers how it stood: taken, ms to its end, its span. The most counts."""
+
+SEED = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
+redis.call('HSET', KEYS[1], 'u', ARGV[1], 'r', 0)
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return 1
+"""
+"""For a budget that Redis does not know: what is used by the ledger's word, and how long it is kept (ms)."""
+
+RAISE = """
+local used = redis.call('HGET', KEYS[1], 'u')
+if used and tonumber(used) < tonumber(ARGV[1]) then redis.call('HSET', KEYS[1], 'u', ARGV[1]) end
+return 1
+"""
+"""For a budget: at least so much of it is used."""
+
+_TEXTS = {"enter": ENTER, "leave": LEAVE, "restore": RESTORE, "seed": SEED, "raise": RAISE}
+SCRIPTS = {name: text.strip() for name, text in _TEXTS.items()}
+SHA = {name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in SCRIPTS.items()}
