@@ -13,7 +13,7 @@ from typing import BinaryIO
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import authentication, pipeline
+from gateway import authentication, pipeline, quotas
 from gateway.api import accounts, api_tokens, docs, finetunes, health, held_tokens, models, tomarkdown, users
 from gateway.api.chat_completions import CHAT_COMPLETIONS
 from gateway.api.completions import COMPLETIONS
@@ -171,11 +171,14 @@ class _Front:
             await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)
             return
         if route.access not in (Access.PUBLIC, Access.PROVES_ITSELF):
-            scope["hearth.principal"] = await self._admit(route.access, parameters.get("account_id"), exchange)
+            principal = await self._admit(route.access, parameters.get("account_id"), exchange)
+            scope["hearth.principal"] = principal
+            await quotas.pass_by(self._services, exchange, principal)
         scope["path_params"] = parameters
         scope["hearth.exchange"] = exchange
         endpoint: Endpoint = route.endpoint
         response = await endpoint(self._services, Request(scope, receive))
+        response.raw_headers.extend(exchange.answer_headers)
         exchange.has_started = True
         await response(scope, receive, send)
 

@@ -87,6 +87,10 @@ class Reason(enum.Enum):
     PROMPT_TOO_LONG = Row(413, 3006, "The prompt is longer than the model's context{detail}", is_ai=True)
     RATE_LIMITED = Row(429, 971, "Rate limit of this API token exceeded, please wait", should_retry=True)
     TASK_RATE_LIMITED = Row(429, 3040, "Rate limit of this task exceeded, please wait", is_ai=True, should_retry=True)
+    ACCOUNT_RATE_LIMITED = Row(429, 971, "Rate limit of this account exceeded, please wait", should_retry=True)
+    CONCURRENCY_LIMITED = Row(
+        429, 3040, "Too many calls of this {detail} at once, please wait", is_ai=True, should_retry=True
+    )
     TIMEOUT = Row(408, 3007, "Request timed out", is_ai=True, should_retry=False)
     ABORTED = Row(408, 3008, "The request was aborted before it was finished", is_ai=True)
     OUT_OF_CAPACITY = Row(429, 3040, "Capacity temporarily exceeded, please try again.", is_ai=True, should_retry=True)

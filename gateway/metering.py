@@ -60,6 +60,12 @@ class MeteredEvents:
         self._why_unfinished = "client_left"
         self.micro_neurons = 0
 
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and completion so far: what limits on tokens count."""
+        usage = self._usage()
+        return usage.prompt_tokens + usage.completion_tokens
+
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
         """The next events. The last one comes only when the usage entry is durable; raises StoreUnavailable if it
         cannot be made so."""

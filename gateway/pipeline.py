@@ -18,7 +18,7 @@ from msgspec import structs
 from catalog.registry import Resolved
 from engine.protocol.events import Usage
 from engine.protocol.tasks import ChatMessage, TextGeneration
-from gateway import authentication, json_body, placement, streaming
+from gateway import authentication, json_body, placement, quotas, streaming
 from gateway.admission import Place
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.connections import NodeLink
@@ -57,7 +57,6 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
         body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
         resolved = resolved or find_model(services.registry, _model_in(body))
         exchange.answer_headers = _headers_of(exchange, resolved)
-        _check_rate(services, exchange, principal, resolved)
         order = Order(exchange.request_id, principal, resolved, session, started_s)
         await _answer(services, door, exchange, order, body, place)
 
@@ -80,23 +79,25 @@ async def _answer(
 ) -> None:
     """One call and its answer, whole or streamed."""
     asked, call, turns = await _prepare(services, door, order, body)
-    with _on_its_way(services, call, services.ledger) as (dispatch, events):
-        exchange.when_client_leaves(dispatch.abandon)
-        place.stop = dispatch.stop
-        shape = asked.make_shape(call)
-        told: streaming.Events = events
-        if asked.thread is not None and asked.thread.is_stored:
-            account_id = order.principal.account_id
-            told = KeptEvents(events, services.threads, account_id, response_id_of(call.request_id), turns)
-        try:
-            if call.is_stream:
-                timeout_s = services.settings.client_stall_timeout_s
-                await streaming.answer_stream(told, shape, exchange, client_stall_timeout_s=timeout_s)
-            else:
-                await streaming.answer_whole(told, shape, exchange)
-        finally:
-            exchange.when_client_leaves(None)
-            await events.close()
+    async with quotas.Held(services, call, exchange.answer_headers) as cost:
+        with _on_its_way(services, call, services.ledger) as (dispatch, events):
+            exchange.when_client_leaves(dispatch.abandon)
+            place.stop = dispatch.stop
+            shape = asked.make_shape(call)
+            told: streaming.Events = events
+            if asked.thread is not None and asked.thread.is_stored:
+                account_id = order.principal.account_id
+                told = KeptEvents(events, services.threads, account_id, response_id_of(call.request_id), turns)
+            try:
+                if call.is_stream:
+                    timeout_s = services.settings.client_stall_timeout_s
+                    await streaming.answer_stream(told, shape, exchange, client_stall_timeout_s=timeout_s)
+                else:
+                    await streaming.answer_whole(told, shape, exchange)
+            finally:
+                exchange.when_client_leaves(None)
+                await events.close()
+                cost.was(events.num_tokens, events.micro_neurons)
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,15 @@ async def run_item(
     """One call without a connection of its own, whole. `on_start` is given what ends it early. Raises what `serve`
     does."""
     asked, call, _ = await _prepare(services, door, order, body)
-    with _on_its_way(services, call, ledger) as (dispatch, events):
-        on_start(dispatch)
-        try:
-            outcome = await streaming.whole_of(events)
-            return ItemAnswer(asked.make_shape(call).whole(outcome), outcome.finished.usage)
-        finally:
-            await events.close()
+    async with quotas.Held(services, call, is_batch=True) as cost:
+        with _on_its_way(services, call, ledger) as (dispatch, events):
+            on_start(dispatch)
+            try:
+                outcome = await streaming.whole_of(events)
+                return ItemAnswer(asked.make_shape(call).whole(outcome), outcome.finished.usage)
+            finally:
+                await events.close()
+                cost.was(events.num_tokens, events.micro_neurons)
 
 
 async def _prepare(
@@ -151,22 +154,6 @@ def _on_its_way(services: Services, call: Call, ledger: Ledger) -> Iterator[tupl
         if refusal.reason is Reason.INPUT_BLOCKED:
             services.blocked_inputs.add(call)
         raise
-
-
-def _check_rate(services: Services, exchange: Exchange, principal: Principal, resolved: Resolved) -> None:
-    """Count the call against its windows, and say how it stands to them. Raises Refusal."""
-    found = services.limits.take(principal.account_id, principal.api_token_id, resolved.card.task_slug)
-    if found is None:
-        return
-    name, standing = found
-    rule = standing.rule
-    exchange.answer_headers += [
-        (b"ratelimit", b'"default";r=%d;t=%d' % (standing.remaining, standing.reset_s)),
-        (b"ratelimit-policy", b'"default";q=%d;w=%d' % (rule.count, rule.window_s)),
-    ]
-    if not standing.is_admitted:
-        reason = Reason.RATE_LIMITED if name == "token" else Reason.TASK_RATE_LIMITED
-        raise Refusal(reason, retry_after_s=standing.reset_s)
 
 
 def _place(services: Services, call: Call) -> list[NodeLink]:

@@ -34,6 +34,7 @@ from tenants.cache_namespace import cache_namespace, fairness_id
 from tenants.conditions import AddressCondition
 from tenants.ledger import UsageLedger
 from tenants.limits import Limits, parse_rules
+from tenants.quota import LEASE_MARGIN_S, Quota
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Services:
     blocked_inputs: BlockedInputs
     threads: Threads
     limits: Limits
+    quota: Quota
     finetunes: Finetunes
     documents: Documents
     cache_identity: Callable[[str], tuple[bytes, int]]
@@ -99,20 +101,24 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     documents = Documents(Converter(document_limits, settings.document_processes), settings.document_max_bytes)
     sender = f"gateway@{socket.gethostname()}"
     nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls)
-    for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh)):
+    quota = Quota(
+        settings.redis_url,
+        ephemeral,
+        timeout_s=settings.quota_timeout_s,
+        lease_s=settings.call_timeout_s + LEASE_MARGIN_S,
+    )
+    for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh), ("quota", quota.open)):
         try:
             async with asyncio.timeout(FIRST_READ_TIMEOUT_S):
                 await read()
         except (StoreUnavailable, TimeoutError):
             log.warning("starting without a store; it is tried again in the background", extra={"what": what})
 
-    limits = Limits(parse_rules(settings.rate_limits), ephemeral, SYSTEM_CLOCK)
-
     @lru_cache(maxsize=65536)
     def cache_identity(account_id: str) -> tuple[bytes, int]:
         return cache_namespace(settings.cache_secret, account_id), fairness_id(settings.cache_secret, account_id)
 
-    loops = (nodes.run, registry.watch, verifier.watch, ledger.run, limits.run)
+    loops = (nodes.run, registry.watch, verifier.watch, ledger.run, quota.run)
     jobs = [asyncio.create_task(_keep_running(loop), name=loop.__qualname__) for loop in loops]
     try:
         yield Services(
@@ -126,7 +132,8 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             nodes=nodes,
             admission=Admission(settings.max_calls),
             blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
-            limits=limits,
+            limits=Limits(parse_rules(settings.rate_limits)),
+            quota=quota,
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             finetunes=finetunes,
             documents=documents,
@@ -136,6 +143,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     finally:
         await nodes.close()
         await ledger.close()
+        await quota.close()
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)

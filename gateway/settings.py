@@ -129,10 +129,18 @@ class GatewaySettings:
     )
     rate_limits: str = setting(
         "HEARTH_RATE_LIMITS",
-        "requests an account may make of a task, and an API token of all, as task=count/seconds with commas between "
-        "(text-generation=300/60, token=1200/300); contract for those of Workers AI, empty for none",
+        "limits with commas between: requests or tokens of a window as what=count/seconds, calls at once as "
+        "what=count; what is account, token (each API token), a task or a model, with .tokens or .calls behind it, "
+        "and a plan and a colon before those for one plan (text-generation=300/60, account.tokens=100000/60, "
+        "free:account.calls=4); contract for those of Workers AI, empty for none",
         default="",
         check=_rate_limits,
+    )
+    quota_timeout_s: float = setting(
+        "HEARTH_QUOTA_TIMEOUT_S",
+        "time for Redis to say whether a call is within its limits; then each gateway goes by its own share of them",
+        default=0.05,
+        check=at_least(0.001),
     )
     body_timeout_s: float = setting(
         "HEARTH_BODY_TIMEOUT_S", "time for a request body to arrive", default=60.0, check=at_least(0.1)

@@ -188,7 +188,7 @@ class _Connection(asyncio.Protocol):
         self.transport.abort()
         self._lose()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         self._lose()
 
     def _lose(self) -> None:
@@ -271,11 +271,10 @@ class RedisLink:
             self.close()
 
     async def _until_lost(self) -> None:
-        assert self._connection is not None
-        try:
-            await asyncio.shield(self._connection.is_closed)
-        finally:
-            if self._connection.is_closed.done():
+        connection = self._connection
+        if connection is not None:
+            await asyncio.shield(connection.is_closed)
+            if self._connection is connection:
                 self._connection = None
 
     def drop(self, why: str) -> None:
@@ -316,4 +315,3 @@ def raise_refused(reply: Reply) -> Reply:
     if isinstance(reply, Exception):
         raise reply
     return reply
-

@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, cast
+
+from tenants.principal import Principal
 
 Unit = Literal["requests", "tokens", "calls"]
 Kind = Literal["r", "t", "c", "b"]  # as `quota_script.py` knows them
 
 MAX_RULES = 200
+_MAX_REMEMBERED = 20_000
 MAX_TEXT = 8192
 
 # What Workers AI holds its clients to, by the minute, an account and a task; by the model where it has its own; and
@@ -80,8 +83,8 @@ def parse_rules(text: str) -> dict[str, Rule]:
         match = _RULE.fullmatch(item.strip())
         if match is None or (match["unit"] == "calls") == bool(match["window_s"]):
             raise ValueError(FORM)
-        plan = match["plan"] or ""
-        rule = Rule(match["subject"], match["unit"] or "requests", int(match["count"]), int(match["window_s"] or 0), plan)  # type: ignore[arg-type]
+        plan, unit = match["plan"] or "", cast(Unit, match["unit"] or "requests")
+        rule = Rule(match["subject"], unit, int(match["count"]), int(match["window_s"] or 0), plan)
         found[f"{plan}:{rule.name}" if plan else rule.name] = rule
     if len(found) > MAX_RULES:
         raise ValueError(f"at most {MAX_RULES} rules")
@@ -106,9 +109,10 @@ def in_force(rules: Rules, plan: str, *own: Rules) -> dict[str, Rule]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """One thing that a call must pass, counted under `key`: a rule's window or calls at once, or a budget."""
+    """One thing that a call must pass, counted under `key`: a rule's window or calls at once, or a budget. The same
+    only as itself, so that looking up what depends on it is quick."""
 
     name: str
     kind: Kind
@@ -138,7 +142,34 @@ def items_of(rules: Rules, account_id: str, api_token_id: str, task: str = "", m
     return tuple(found)
 
 
+class Limits:
+    """The operator's rules, and what they and a principal's own come to."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._items: dict[tuple[str, ...], tuple[Item, ...]] = {}
+
+    def items(self, principal: Principal, task: str = "", model: str = "") -> tuple[Item, ...]:
+        """What a call of this principal is held to; without a task, a request that runs no model."""
+        account = principal.account
+        if not (self._rules or account.limits or principal.limits):
+            return ()
+        owners = (principal.account_id or principal.holder_id, principal.api_token_id, task, model)
+        key = (*owners, account.plan, account.limits, principal.limits)
+        found = self._items.get(key)
+        if found is None:
+            if len(self._items) >= _MAX_REMEMBERED:
+                self._items.clear()
+            rules = in_force(self._rules, account.plan, parse_own(account.limits), parse_own(principal.limits))
+            found = self._items[key] = items_of(rules, *owners)
+        return found
+
+
 def nearest_window(items: Iterable[Item], taken: Iterable[int]) -> int | None:
     """Which window of requests lets the fewest more through: its place among the items."""
-    left = [(item.limit - used, place) for place, (item, used) in enumerate(zip(items, taken, strict=True)) if item.kind == "r"]
+    left = [
+        (item.limit - used, place)
+        for place, (item, used) in enumerate(zip(items, taken, strict=True))
+        if item.kind == "r"
+    ]
     return min(left)[1] if left else None

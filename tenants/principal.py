@@ -22,11 +22,20 @@ RefusalReason = Literal[
 
 
 @dataclass(frozen=True, slots=True)
+class AccountTerms:
+    """What an account's operator decided that its calls must know: its plan, and limits of its own (`limits.py`)."""
+
+    plan: str = "paid"
+    limits: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
     """What a principal may do on one account beside its own."""
 
     scopes: frozenset[str]
     is_account_blocked: bool
+    account: AccountTerms = AccountTerms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +45,8 @@ class Principal:
 
     `account_id`, `scopes` and `is_account_blocked` are about the credential's own account, `elsewhere` about others.
     `user_scopes` is what it opens of the user's own things; `user_id` is "" where the account is its own user.
-    `condition` says from where the credential may be used: whoever knows the caller's address judges that.
+    `account` and `limits` say what its calls are held to. `condition` says from where the credential may be used:
+    whoever knows the caller's address judges that.
     """
 
     account_id: str
@@ -51,15 +61,22 @@ class Principal:
     user_scopes: frozenset[str] = frozenset()
     elsewhere: Mapping[str, Grant] = field(default_factory=dict, hash=False)
     has_global_key: bool = False
+    account: AccountTerms = AccountTerms()
+    limits: str = ""  # the credential's own
 
     @property
     def holder_id(self) -> str:
         """The user, or the account that is its own user."""
         return self.user_id or self.account_id
 
+    @property
+    def plan(self) -> str:
+        """Of the account."""
+        return self.account.plan
+
     def accounts(self) -> dict[str, Grant]:
         """Everything that it opens, by account."""
-        own = {self.account_id: Grant(self.scopes, self.is_account_blocked)} if self.account_id else {}
+        own = {self.account_id: Grant(self.scopes, self.is_account_blocked, self.account)} if self.account_id else {}
         return own | dict(self.elsewhere)
 
     def on(self, account_id: str) -> Principal | None:
@@ -69,8 +86,13 @@ class Principal:
         grant = self.elsewhere.get(account_id)
         if grant is None:
             return None
-        own = {"account_id": account_id, "scopes": grant.scopes, "is_account_blocked": grant.is_account_blocked}
-        return replace(self, **own)  # type: ignore[arg-type]  # the fields' own types
+        return replace(
+            self,
+            account_id=account_id,
+            scopes=grant.scopes,
+            is_account_blocked=grant.is_account_blocked,
+            account=grant.account,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,17 @@ class Budgets(Protocol):
         ...
 
 
+def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
+    """A script's command but for the six arguments that each call has of its own."""
+    fixed = ("EVALSHA", script.SHA[name], len(keys), *keys, *facts)
+    return b"*%d\r\n" % (len(fixed) + 6) + packed(*fixed)
+
+
+def _item_of(budget: Budget) -> Item:
+    span_ms = max(1, round(budget.ttl_s * 1000))
+    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.is_closed_when_away)
+
+
 class Plan:
     """What calls of one kind are held to, and the bytes by which Redis is asked."""
 
@@ -144,6 +155,7 @@ class Quota:
         self._owed: deque[tuple[Entered, float]] = deque(maxlen=MAX_OWED)
         self._owed_leaves: deque[_Leaving] = deque(maxlen=MAX_OWED)
         self._plans: dict[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = {}
+        self._seeding: dict[str, asyncio.Task[None]] = {}
         self._id = uuid.uuid4().hex
 
     def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
@@ -390,7 +402,14 @@ class Quota:
             self._epoch = epoch
 
     async def _seed(self, budget: Budget) -> None:
-        """Tell Redis of a budget by the ledger's word. Raises StoreUnavailable."""
+        """Tell Redis of a budget by the ledger's word, one at a time. Raises StoreUnavailable."""
+        task = self._seeding.get(budget.key)
+        if task is None:
+            task = self._seeding[budget.key] = self._loop.create_task(self._seed_now(budget))
+            task.add_done_callback(lambda _: self._seeding.pop(budget.key, None))
+        await asyncio.shield(task)
+
+    async def _seed_now(self, budget: Budget) -> None:
         if self._budgets is None:
             raise StoreUnavailable("no source of budgets")
         used, ttl_ms = await self._budgets.used(budget), max(1, round(budget.ttl_s * 1000))
@@ -405,18 +424,7 @@ class Quota:
             await asyncio.sleep(PRESENCE_S)
 
 
-def _item_of(budget: Budget) -> Item:
-    span_ms = max(1, round(budget.ttl_s * 1000))
-    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.is_closed_when_away)
-
-
 def nearest(standings: Sequence[Standing]) -> Standing | None:
     """The window of requests that lets the fewest more through."""
     place = nearest_window([s.item for s in standings], [s.item.limit - s.remaining for s in standings])
     return None if place is None else standings[place]
-
-
-def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
-    """A script's command but for the six arguments that each call has of its own."""
-    fixed = ("EVALSHA", script.SHA[name], len(keys), *keys, *facts)
-    return b"*%d\r\n" % (len(fixed) + 6) + packed(*fixed)

