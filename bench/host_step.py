@@ -70,6 +70,7 @@ def measure(engine: Engine, num_steps: int) -> dict[str, float]:
         marks.append(time.perf_counter())
         output = StepOutput(np.full(step_inputs.sampling.num_rows, 7, dtype=np.int32))
         marks[-1], built = time.perf_counter(), marks[-1] - marks[-2]
+        engine._charge(scheduled, int(scheduled.num_tokens.sum()))
         report = engine._commit(scheduled, output)
         marks.append(time.perf_counter())
         rank_wire.encode_report(report, engine.status())

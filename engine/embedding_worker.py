@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -155,5 +156,7 @@ def main(connection: socket.socket, arguments: bytes) -> None:
             batch = msgspec.msgpack.decode(payload, type=Batch)
             lengths = np.frombuffer(batch.lengths, dtype=np.int32)
             rows = np.split(np.frombuffer(batch.token_ids, dtype=np.int32), np.cumsum(lengths)[:-1])
+            started_s = time.perf_counter()
             vectors = embedder.embed(rows, np.frombuffer(batch.is_cls, dtype=np.bool_))
-            connection.sendall(encode_frame(Vectors(vectors.astype("<f4", copy=False).tobytes())))
+            took_us = round((time.perf_counter() - started_s) * 1e6)
+            connection.sendall(encode_frame(Vectors(vectors.astype("<f4", copy=False).tobytes(), took_us)))

@@ -2,12 +2,13 @@
 
 One step: plan, build the inputs, run, and write down what came of it. Every sequence added ends exactly once, with a
 finish code in some step's report. Nothing a request holds makes `add` or `step` raise. Knows token ids and arrays; no
-text, no sockets, no clock.
+text, no sockets, and of time only how long its steps take: each is charged to the sequences in it, by their tokens.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,7 +123,10 @@ class Engine:
         self._num_unadapted = 0  # sequences that wait for their adapter
         self._num_ranks = config.tensor_parallel
         self._sequences: dict[int, Sequence] = {}
-        self._ended: list[tuple[int, int, int]] = []  # (sequence id, finish code, cached tokens), for the next report
+        # (sequence id, finish code, cached tokens, device_us), for the next report
+        self._ended: list[tuple[int, int, int, int]] = []
+        self.busy_us = 0.0  # of all devices, and charged to sequences
+        self._charged_s = 0.0  # until when the devices' time is charged; 0 while there is nothing to do
         self._max_open_tokens = 0  # sum of what the open sequences may grow to
 
     @property
@@ -167,7 +171,7 @@ class Engine:
 
     def refuse(self, sequence_id: int, code: int = ERROR) -> None:
         """Have the next report end a sequence that never began."""
-        self._ended.append((sequence_id, code, 0))
+        self._ended.append((sequence_id, code, 0, 0))
 
     def abort(self, sequence_id: int) -> None:
         """End a sequence now: no forward pass sees it any more. Unknown ids have ended already and are ignored."""
@@ -181,6 +185,8 @@ class Engine:
 
     def step(self) -> StepReport:
         """Plan, run, and report every sequence that got a token or ended."""
+        if not self._charged_s:
+            self._charged_s = time.perf_counter()
         if self._num_unadapted:
             self._take_adapters()
         if self.matchers.is_preparing:
@@ -189,11 +195,25 @@ class Engine:
         if self.speculator is not None:
             scheduled = self.speculator.extend(scheduled)
         if not scheduled.num_rows:
+            self._charged_s = 0.0
             return self._report(_NO_ROWS, None, _NO_ROWS, _NO_ROWS.astype(np.uint8))
         step = inputs.build(scheduled, self.table, self.matchers)
         output = self._runner.run(step)
-        self.num_computed_tokens += int(scheduled.num_tokens.sum())
-        return self._commit(scheduled, output)
+        num_tokens = int(scheduled.num_tokens.sum())
+        self.num_computed_tokens += num_tokens
+        self._charge(scheduled, num_tokens)
+        report = self._commit(scheduled, output)
+        if not self._sequences:
+            self._charged_s = 0.0
+        return report
+
+    def _charge(self, step: ScheduledStep, num_tokens: int) -> None:
+        """Share the time since the last charge among the step's rows, as their tokens are."""
+        now_s = time.perf_counter()
+        took_us = (now_s - self._charged_s) * 1e6 * self._num_ranks
+        self._charged_s = now_s
+        self.busy_us += took_us
+        self.table.device_us[step.slots] += step.num_tokens * (took_us / num_tokens)
 
     def status(self) -> EngineStatus:
         """This moment's numbers."""
@@ -212,6 +232,7 @@ class Engine:
             num_ranks=self._num_ranks,
             num_guessed=self.speculator.num_guessed if self.speculator is not None else 0,
             num_guessed_right=self.speculator.num_right if self.speculator is not None else 0,
+            busy_us=int(self.busy_us),
         )
 
     def _queue(self, sequence: Sequence) -> None:
@@ -350,7 +371,10 @@ class Engine:
                 continue
             if hold.is_over:
                 codes[row], is_complete[row] = RUNNING, True
-                self._ended.append((sequence_id, STOP, int(self.table.num_cached[slots[row]])))
+                slot = slots[row]
+                self._ended.append(
+                    (sequence_id, STOP, int(self.table.num_cached[slot]), round(self.table.device_us[slot]))
+                )
             elif codes[row] == LENGTH and not hold.is_match:
                 codes[row] = UNCLOSED
         return is_complete
@@ -365,22 +389,24 @@ class Engine:
         self._max_open_tokens -= sequence.max_total_len
         self.scheduler.counters.leave(sequence.tenant_index)
         if code != RUNNING:
-            self._ended.append((sequence.sequence_id, code, max(sequence.num_cached, 0)))
+            self._ended.append((sequence.sequence_id, code, max(sequence.num_cached, 0), round(sequence.device_us)))
 
     def _report(
         self, sampled: Ints, output: inputs.StepOutput | None, tokens: Ints, codes: NDArray[np.uint8]
     ) -> StepReport:
         """The sampled rows' entries, then those of sequences that ended without a token."""
         table, ids, num_cached = self.table, self.table.sequence_id[sampled], self.table.num_cached[sampled]
+        device_us = table.device_us[sampled].astype(np.int64)
         ended, self._ended = self._ended, []
         if ended:
-            ended_ids, ended_codes, ended_cached = zip(*ended, strict=True)
+            ended_ids, ended_codes, ended_cached, ended_us = zip(*ended, strict=True)
             ids = np.concatenate([ids, np.array(ended_ids, dtype=np.int64)])
             tokens = np.concatenate([tokens, np.full(len(ended), -1, dtype=np.int32)])
             codes = np.concatenate([codes, np.array(ended_codes, dtype=np.uint8)])
             num_cached = np.concatenate([num_cached, np.array(ended_cached, dtype=np.int32)])
+            device_us = np.concatenate([device_us, np.array(ended_us, dtype=np.int64)])
         if output is None or output.logprobs is None:
-            return StepReport(ids, tokens, codes, num_cached)
+            return StepReport(ids, tokens, codes, num_cached, device_us=device_us)
         logprobs = np.where(table.num_logprobs[sampled] >= 0, output.logprobs, np.float32(np.nan))
         return StepReport(
             ids,
@@ -390,6 +416,7 @@ class Engine:
             logprobs=_padded(logprobs, len(ended), np.nan),
             top_ids=None if output.top_ids is None else _padded(output.top_ids, len(ended), -1),
             top_logprobs=None if output.top_logprobs is None else _padded(output.top_logprobs, len(ended), np.nan),
+            device_us=device_us,
         )
 
 

@@ -58,6 +58,7 @@ class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
     num_top: int = 0
     top_ids: bytes | None = None
     top_logprobs: bytes | None = None
+    device_us: bytes = b""
 
 
 class _Add(Struct, frozen=True, array_like=True):
@@ -163,6 +164,7 @@ def encode_report(report: StepReport, status: EngineStatus) -> bytes:
             num_top=0 if top_ids is None else top_ids.shape[1],
             top_ids=None if top_ids is None else top_ids.tobytes(),
             top_logprobs=None if top_logprobs is None else top_logprobs.tobytes(),
+            device_us=b"" if report.device_us is None else report.device_us.tobytes(),
         )
     )
 
@@ -184,6 +186,7 @@ def decode_report(message: Stepped) -> StepReport:
         logprobs=floats(message.logprobs),
         top_ids=None if message.top_ids is None else np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
         top_logprobs=None if top_logprobs is None else top_logprobs.reshape(shape),
+        device_us=np.frombuffer(message.device_us, dtype=np.int64) if message.device_us else None,
     )
 
 

@@ -44,7 +44,8 @@ class Output(Struct, frozen=True, gc=False):
     """News of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`, or comes
     without tokens where a constraint has nothing left to say. "unclosed": the limit cut a constrained text short.
 
-    `num_cached_tokens` is the part of the prompt that came from the prefix cache. `logprobs` matches `token_ids`, and
+    `num_cached_tokens` is the part of the prompt that came from the prefix cache, `device_us` what it has had of the
+    devices' time until now, in microseconds. `logprobs` matches `token_ids`, and
     is empty unless asked for.
     """
 
@@ -52,6 +53,7 @@ class Output(Struct, frozen=True, gc=False):
     finish: Finish | None = None
     num_cached_tokens: int = 0
     logprobs: tuple[TokenIdLogprob, ...] = ()
+    device_us: int = 0
 
 
 Sink = Callable[[Output], None]
@@ -204,10 +206,11 @@ class Replica:
             report.token_ids.tolist(),
             report.finishes.tolist(),
             report.num_cached.tolist(),
+            [0] * num_entries if report.device_us is None else report.device_us.tolist(),
             strict=True,
         )
         earlier: list[int] = []  # tokens of the same sequence in entries before
-        for row, (sequence_id, token_id, code, num_cached) in enumerate(columns):
+        for row, (sequence_id, token_id, code, num_cached, device_us) in enumerate(columns):
             if has_runs and not code and row + 1 < num_entries and _is_one_run(report, row):
                 earlier.append(token_id)
                 continue
@@ -220,7 +223,7 @@ class Replica:
             if has_logprobs:
                 for each in range(row + 1 - len(token_ids), row + 1):
                     logprobs += _logprobs(report, each)
-            self._call(sequence_id, sink, Output(token_ids, FINISHES[code], num_cached, logprobs))  # type: ignore[arg-type]
+            self._call(sequence_id, sink, Output(token_ids, FINISHES[code], num_cached, logprobs, device_us))  # type: ignore[arg-type]
         self._wake_drained()
 
     def _call(self, sequence_id: int, sink: Sink, output: Output) -> None:

@@ -39,6 +39,7 @@ class StepReport:
     logprobs: NDArray[np.float32] | None = None  # [E]
     top_ids: NDArray[np.int32] | None = None  # [E, most asked]
     top_logprobs: NDArray[np.float32] | None = None  # [E, most asked]
+    device_us: NDArray[np.int64] | None = None  # [E], microseconds of devices that the sequence has had until now
 
     @property
     def num_entries(self) -> int:
@@ -60,6 +61,7 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_ranks: int = 1
     num_guessed: int = 0
     num_guessed_right: int = 0
+    busy_us: int = 0
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):

@@ -74,6 +74,7 @@ class Sequence:
     num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
     twin: Sequence | None = None  # whose prompt it shares
     is_over: bool = False
+    device_us: float = 0.0  # what it had of the devices' time until it last gave its slot back
     prefix_hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -130,6 +131,7 @@ class SlotTable:
         self.top_k = ints(num_slots)
         self.num_logprobs = ints(num_slots)  # -1: none asked
         self.seed = np.zeros(num_slots, dtype=np.uint64)
+        self.device_us = np.zeros(num_slots, dtype=np.float64)  # its share of the devices' time
         self.adapter = ints(num_slots)  # handle, 0 without one
         self.has_adapters = False  # whether any slot ever had one
         self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
@@ -156,6 +158,7 @@ class SlotTable:
         self._fill_stop_tokens(slot, sequence.stop_token_ids)
         self._fill_sampling(slot, sampling)
         self.seed[slot] = sequence.seed
+        self.device_us[slot] = sequence.device_us
 
     def _fill_sampling(self, slot: int, sampling: Sampling) -> None:
         """Extremes are cut to what float32 logits can bear: beyond these bounds a value has no more effect, except

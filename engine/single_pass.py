@@ -60,9 +60,10 @@ class Batch(Struct, frozen=True, tag="batch"):
 
 
 class Vectors(Struct, frozen=True, tag="vectors"):
-    """The batch's vectors, float32 [R, num_dimensions], little-endian."""
+    """The batch's vectors, float32 [R, num_dimensions], little-endian, and how long the device took for them."""
 
     data: bytes
+    device_us: int = 0
 
 
 FromWorker = Ready | Unable | Vectors
@@ -96,6 +97,7 @@ class _Job:
         self.num_taken = 0
         self.num_left = len(rows)
         self.vectors = np.empty((len(rows), num_dimensions), dtype=np.float32)
+        self.device_us = 0.0
         self.future: asyncio.Future[NDArray[np.float32]] = asyncio.get_running_loop().create_future()
 
 
@@ -120,6 +122,7 @@ class SinglePass:
         self._num_waiting_tokens = 0
         self._num_computed_tokens = 0
         self._num_batches = 0
+        self._busy_us = 0
         self._is_dispatching = False
         self.info: Ready
 
@@ -156,10 +159,12 @@ class SinglePass:
             queued_tokens=self._num_waiting_tokens + sum(len(job.rows[row]) for job, row in self._in_flight),
             num_computed_tokens=self._num_computed_tokens,
             num_steps=self._num_batches,
+            busy_us=self._busy_us,
         )
 
-    async def run(self, rows: Sequence[Row], *, is_cls: bool) -> NDArray[np.float32]:
-        """The rows' vectors [rows, dimensions]; cancelled, the rows not yet begun are dropped.
+    async def run(self, rows: Sequence[Row], *, is_cls: bool) -> tuple[NDArray[np.float32], int]:
+        """The rows' vectors [rows, dimensions], and their share of the device's time by their tokens, in microseconds;
+        cancelled, the rows not yet begun are dropped.
 
         Raises WorkerGone or Overloaded.
         """
@@ -169,13 +174,13 @@ class SinglePass:
             raise Overloaded(f"more than {MAX_WAITING_ROWS} texts would be waiting")
         job = _Job(rows, is_cls, self.info.num_dimensions)
         if not rows:
-            return job.vectors
+            return job.vectors, 0
         self._jobs.append(job)
         self._num_waiting_rows += len(rows)
         self._num_waiting_tokens += sum(map(len, rows))
         self._dispatch_soon()
         try:
-            return await job.future
+            return await job.future, round(job.device_us)
         except asyncio.CancelledError:
             self._forget(job)
             raise
@@ -254,9 +259,12 @@ class SinglePass:
     def _on_vectors(self, news: Vectors) -> None:
         done, self._in_flight = self._in_flight, []
         vectors = np.frombuffer(news.data, dtype="<f4").reshape(len(done), self.info.num_dimensions)
+        us_per_token = news.device_us / max(1, sum(len(job.rows[row]) for job, row in done))
+        self._busy_us += news.device_us
         for (job, row), vector in zip(done, vectors, strict=True):
             job.vectors[row] = vector
             job.num_left -= 1
+            job.device_us += us_per_token * len(job.rows[row])
             self._num_computed_tokens += len(job.rows[row])
             if job.num_left == 0 and not job.future.done():
                 job.future.set_result(job.vectors)

@@ -52,6 +52,7 @@ REPLICA_WAITING = _gauge("hearth_replica_waiting", "Waiting sequences", ("model"
 REPLICA_BLOCKS = _gauge("hearth_replica_blocks", "KV blocks by state (free, cached, held)", ("model", "state"))
 REPLICA_COMPUTED_TOKENS = _gauge("hearth_replica_computed_tokens", "Tokens given to the forward pass", ("model",))
 REPLICA_STEPS = _gauge("hearth_replica_steps", "Engine steps run", ("model",))
+REPLICA_BUSY = _gauge("hearth_replica_busy_seconds", "Time that the model's devices worked", ("model",))
 REPLICA_RANKS = _gauge("hearth_replica_ranks", "Rank processes that share the model", ("model",))
 REPLICA_PREEMPTIONS = _gauge("hearth_replica_preemptions", "Sequences preempted", ("model",))
 RANK_RESTARTS = _counter("hearth_rank_restarts", "Rank processes restarted after a crash", ("model",))

@@ -172,6 +172,7 @@ def export_replicas(status: NodeStatus) -> None:
         metrics.REPLICA_BLOCKS,
         metrics.REPLICA_COMPUTED_TOKENS,
         metrics.REPLICA_STEPS,
+        metrics.REPLICA_BUSY,
         metrics.REPLICA_RANKS,
         metrics.REPLICA_PREEMPTIONS,
     )
@@ -182,6 +183,7 @@ def export_replicas(status: NodeStatus) -> None:
         metrics.REPLICA_WAITING.labels(replica.model).set(replica.num_waiting)
         metrics.REPLICA_COMPUTED_TOKENS.labels(replica.model).set(replica.num_computed_tokens)
         metrics.REPLICA_STEPS.labels(replica.model).set(replica.num_steps)
+        metrics.REPLICA_BUSY.labels(replica.model).set(replica.busy_us / 1e6)
         metrics.REPLICA_RANKS.labels(replica.model).set(replica.num_ranks)
         metrics.REPLICA_PREEMPTIONS.labels(replica.model).set(replica.num_preemptions)
         held = replica.num_blocks - replica.num_free_blocks - replica.num_cached_blocks

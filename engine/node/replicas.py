@@ -386,5 +386,6 @@ def _status(resident: Resident) -> ReplicaStatus:
         num_preemptions=engine.num_preemptions,
         num_steps=engine.num_steps,
         num_ranks=engine.num_ranks,
+        busy_us=engine.busy_us,
         detail=resident.detail,
     )

@@ -29,12 +29,14 @@ FailureReason = Literal[
 
 class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What a call really consumed. `cached_tokens` is the part of `prompt_tokens` served from the prefix cache,
-    `reasoning_tokens` that of `completion_tokens` which the model thought before it answered."""
+    `reasoning_tokens` that of `completion_tokens` which the model thought before it answered. `device_us` is the call's
+    share of the time of the devices that worked on it, in microseconds."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
+    device_us: int = 0
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

@@ -14,7 +14,8 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     `revision` is the manifest digest. `queued_tokens` counts prompt and completion tokens still to be computed: the
     load that placement balances. Block counts are 0 for tasks without a KV cache. `num_computed_tokens` counts every
-    token ever given to the forward pass, `num_steps` the passes. `num_ranks` processes share the model.
+    token ever given to the forward pass, `num_steps` the passes. `num_ranks` processes share the model, whose
+    devices worked for `busy_us` microseconds in sum.
     """
 
     model: str
@@ -30,6 +31,7 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_preemptions: int = 0
     num_steps: int = 0
     num_ranks: int = 1
+    busy_us: int = 0
     detail: str = ""
 
 

@@ -66,4 +66,5 @@ class Choices:
             cached_tokens=usages[0].cached_tokens,
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
+            device_us=sum(usage.device_us for usage in usages),
         )

@@ -66,6 +66,7 @@ class Generation:
         self._num_cached = 0
         self._num_tokens = 0
         self._num_thought = 0  # tokens of thoughts
+        self._device_us = 0
         self._num_unsaid = 0  # tokens whose text is still held back
         self._logprobs: list[TokenLogprob] = []
         self._is_started = False
@@ -91,6 +92,7 @@ class Generation:
 
     def _tell(self, output: Output) -> None:
         self._num_cached = output.num_cached_tokens or self._num_cached
+        self._device_us = output.device_us or self._device_us
         if output.token_ids:
             self._start()
             self._say(self._take(output))
@@ -191,4 +193,5 @@ class Generation:
             cached_tokens=self._num_cached,
             completion_tokens=self._num_tokens,
             reasoning_tokens=self._num_thought,
+            device_us=self._device_us,
         )

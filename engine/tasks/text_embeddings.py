@@ -114,8 +114,8 @@ class Embedding:
 
     async def _run(self) -> None:
         try:
-            vectors = await self._worker.run(self._rows, is_cls=self._pooling == "cls")
-            self._emit_result(vectors)
+            vectors, device_us = await self._worker.run(self._rows, is_cls=self._pooling == "cls")
+            self._emit_result(vectors, device_us)
         except WorkerGone:
             self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True, num_deaths=1))
         except Overloaded as error:
@@ -124,12 +124,12 @@ class Embedding:
             logger.exception("texts could not be embedded: %s", type(error).__name__)
             self._emit(Failed("internal", "the node could not do this; its log says why"))
 
-    def _emit_result(self, vectors: NDArray[np.float32]) -> None:
+    def _emit_result(self, vectors: NDArray[np.float32], device_us: int) -> None:
         num_tokens = sum(map(len, self._rows))
         shape = (vectors.shape[0], vectors.shape[1])
         self._emit(Started(num_tokens))
         self._emit(Result(Embeddings(shape, vectors.astype("<f4", copy=False).tobytes(), self._pooling)))
-        self._emit(Finished("stop", Usage(prompt_tokens=num_tokens)))
+        self._emit(Finished("stop", Usage(prompt_tokens=num_tokens, device_us=device_us)))
 
 
 def _max_tokens(model_dir: Path) -> int:

@@ -1,0 +1,87 @@
+"""Device time: every step's time is charged to the sequences in it, whatever becomes of them, and to nobody else."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from engine import rank_wire
+from engine.inputs import StepInputs, StepOutput
+from engine.report import EngineStatus, StepReport
+from tests.engine.driver import Driver
+from tests.engine.test_loop import prompt_of
+from tests.fakes.runner import FakeRunner
+
+
+class SlowRunner(FakeRunner):
+    """Takes a fixed time for each step, and keeps the sum."""
+
+    busy_s = 0.0
+
+    def run(self, inputs: StepInputs) -> StepOutput:
+        started_s = time.perf_counter()
+        time.sleep(0.002)
+        output = super().run(inputs)
+        self.busy_s += time.perf_counter() - started_s
+        return output
+
+
+def charged_us(driver: Driver) -> dict[int, int]:
+    """Sequence id -> what its last entry says."""
+    found: dict[int, int] = {}
+    while driver.engine.has_work:
+        report = driver.step()
+        assert report.device_us is not None
+        for sequence_id, device_us in zip(report.sequence_ids.tolist(), report.device_us.tolist(), strict=True):
+            assert device_us >= found.get(sequence_id, 0), "it only grows"
+            found[sequence_id] = device_us
+    return found
+
+
+def test_what_sequences_are_charged_is_what_the_device_was_busy():
+    driver = Driver(SlowRunner(num_blocks=64))
+    for number in range(12):
+        driver.add(prompt_of(5 + 11 * number, number), max_tokens=3 + number, ignore_eos=True)
+    found = charged_us(driver)
+    assert len(found) == 12
+    assert sum(found.values()) == pytest.approx(driver.engine.busy_us, abs=12)
+    assert sum(found.values()) >= driver.runner.busy_s * 1e6
+    assert driver.engine.status().busy_us == int(driver.engine.busy_us)
+
+
+def test_a_step_is_shared_as_its_tokens_are():
+    driver = Driver(SlowRunner(num_blocks=64))
+    long, short = driver.add(prompt_of(48), max_tokens=1), driver.add(prompt_of(12, 1), max_tokens=1)
+    found = charged_us(driver)
+    assert found[long] == pytest.approx(4 * found[short], rel=0.01)
+
+
+def test_preempted_and_aborted_sequences_keep_what_they_had():
+    driver = Driver(SlowRunner(num_blocks=12), max_step_tokens=32)
+    ids = [driver.add(prompt_of(40, number), max_tokens=60, ignore_eos=True) for number in range(4)]
+    for _ in range(8):
+        driver.step()
+    driver.abort(ids[3])
+    found = charged_us(driver)
+    assert driver.engine.scheduler.num_preemptions > 0
+    assert sum(found.values()) == pytest.approx(driver.engine.busy_us, rel=0.001)
+
+
+def test_nobody_is_charged_for_time_in_which_there_was_nothing_to_do():
+    driver = Driver()
+    for _ in range(3):
+        driver.add(prompt_of(9), max_tokens=2, ignore_eos=True)
+        charged_us(driver)
+        time.sleep(0.05)
+    assert driver.engine.busy_us < 100_000
+
+
+def test_the_share_crosses_to_the_replica():
+    ids = np.array([1, 2], np.int64)
+    report = StepReport(ids, ids.astype(np.int32), ids.astype(np.uint8), ids.astype(np.int32), device_us=ids * 10**12)
+    frame = rank_wire.encode_report(report, EngineStatus())
+    stepped = rank_wire.decode_news(frame[4:])
+    assert isinstance(stepped, rank_wire.Stepped)
+    assert rank_wire.decode_report(stepped).device_us.tolist() == [10**12, 2 * 10**12]  # type: ignore[union-attr]
