@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -80,6 +81,10 @@ class Finetune:
         return f"finetune/{self.finetune_id}"
 
 
+Note = Callable[[AsyncConnection, Finetune], Awaitable[None]]
+"""What else is to be written in the transaction that changes a finetune."""
+
+
 async def create(
     database: Database,
     account_id: str,
@@ -90,6 +95,7 @@ async def create(
     is_public: bool = False,
     limits: Limits = Limits(),
     may_be_reserved: bool = False,
+    note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Finetune:
     """A finetune without files. Raises FinetuneError naming the field."""
@@ -109,6 +115,8 @@ async def create(
             if (await connection.execute(count)).scalar_one() >= limits.max_per_account:
                 raise FinetuneError(f"an account has at most {limits.max_per_account} finetunes")
             await connection.execute(insert(finetunes).values(vars(made)))
+            if note is not None:
+                await note(connection, made)
     except Conflict:
         raise FinetuneError("'/name' is that of another finetune of this account") from None
     return made
@@ -152,6 +160,7 @@ async def put_file(
     path: Path,
     *,
     limits: Limits = Limits(),
+    note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Finetune:
     """Take one of its files, which lies at `path`. Raises FinetuneError, StoreError."""
@@ -175,14 +184,19 @@ async def put_file(
     else:
         columns = {"weights_sha256": sha256, "weights_bytes": size_bytes}
     async with database.transaction() as connection:
+        if note is not None:
+            await note(connection, finetune)
         return await _set_file(connection, objects, finetune, columns, clock.now())
 
 
-async def remove(database: Database, account_id: str, finetune_id: str) -> bool:
+async def remove(database: Database, account_id: str, finetune_id: str, *, note: Note | None = None) -> bool:
     """Whether there was one. Its files stay in the object store, as a model's do."""
     where = (finetunes.c.account_id == account_id, finetunes.c.finetune_id == finetune_id)
     async with database.transaction() as connection:
-        return (await connection.execute(finetunes.delete().where(*where))).rowcount > 0
+        row = (await connection.execute(finetunes.delete().where(*where).returning(*finetunes.c))).one_or_none()
+        if row is not None and note is not None:
+            await note(connection, _finetune(row))
+        return row is not None
 
 
 async def _set_file(

@@ -81,6 +81,8 @@ _ROUTES = (
     Route("POST", ACCOUNT + "/ai/finetunes", Access.WRITE_AI, finetunes.create, may_end_in_slash=True),
     Route("GET", ACCOUNT + "/ai/finetunes", Access.RUN_MODELS, finetunes.list_own, may_end_in_slash=True),
     Route("GET", ACCOUNT + "/ai/finetunes/public", Access.RUN_MODELS, finetunes.list_public, may_end_in_slash=True),
+    Route("GET", ACCOUNT + "/ai/finetunes/{finetune_id}", Access.RUN_MODELS, finetunes.get, may_end_in_slash=True),
+    Route("DELETE", ACCOUNT + "/ai/finetunes/{finetune_id}", Access.WRITE_AI, finetunes.delete, may_end_in_slash=True),
     Route(
         "POST",
         ACCOUNT + "/ai/finetunes/{finetune_id}/finetune-assets",

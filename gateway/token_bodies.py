@@ -15,6 +15,7 @@ from tenants.api_tokens import ApiToken
 from tenants.conditions import AddressCondition, parse_networks
 from tenants.held_tokens import TokenSpec
 from tenants.policies import MAX_POLICIES, Policy, is_resource
+from tenants.residency import RegionRule, read_rule, shown_rule
 from tenants.scopes import GROUPS, PermissionGroup, find_group
 
 MAX_GROUPS = MAX_RESOURCES = 100
@@ -42,6 +43,7 @@ def read_spec(body: Mapping[str, Any], *, account_ids: Collection[str], user_id:
         not_before=_time(body, "not_before"),
         expires_at=_time(body, "expires_on"),
         is_disabled=status == "disabled",
+        region=_region(body.get("region")),
     )
     if spec.not_before is not None and spec.expires_at is not None and spec.not_before >= spec.expires_at:
         raise invalid("not_before must be before expires_on")
@@ -65,6 +67,8 @@ def shown_token(token: ApiToken) -> dict[str, Any]:
     for name, time in (("not_before", token.not_before), ("expires_on", token.expires_at)):
         if time is not None:
             shown[name] = shown_time(time)
+    if token.region is not None:
+        shown["region"] = shown_rule(token.region)
     if token.condition is not None:
         listed = {"in": list(token.condition.within), "not_in": list(token.condition.not_within)}
         shown["condition"] = {"request_ip": {name: networks for name, networks in listed.items() if networks}}
@@ -142,6 +146,13 @@ def _condition(value: Any) -> AddressCondition | None:
         raise invalid("condition/request_ip must be an object of in and not_in")
     within, not_within = (_network_list(addresses, name) for name in ("in", "not_in"))
     return AddressCondition(within, not_within) if within or not_within else None
+
+
+def _region(value: Any) -> RegionRule | None:
+    try:
+        return read_rule(value)
+    except ValueError as error:
+        raise invalid(f"region: {error}") from None
 
 
 def _network_list(addresses: Mapping[str, Any], name: str) -> tuple[str, ...]:

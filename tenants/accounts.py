@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from storage.ephemeral import Ephemeral
 from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
+from tenants.residency import RETENTION_RULES, RegionRule, RetentionRule, decode_rule, encode_rule
 from tenants.tables import accounts, api_tokens
 
 AccountStatus = Literal["active", "blocked"]
@@ -44,9 +45,12 @@ class Account:
     plan: str
     created_at: datetime
     settings: AccountSettings = field(default_factory=AccountSettings)
+    region: RegionRule | None = None
+    retention: RetentionRule = "standard"
 
 
-_COLUMNS = [accounts.c[name] for name in ("account_id", "name", "status", "plan", "created_at", "settings")]
+_NAMES = ("account_id", "name", "status", "plan", "created_at", "settings", "region", "retention")
+_COLUMNS = [accounts.c[name] for name in _NAMES]
 
 
 async def create(
@@ -73,7 +77,8 @@ async def create(
 async def insert_account(connection: AsyncConnection, account: Account, who: str) -> None:
     """Write a new account within the caller's transaction."""
     values = {column: getattr(account, column.name) for column in _COLUMNS}
-    await connection.execute(insert(accounts).values(values | {accounts.c.settings: _encoded(account.settings)}))
+    encoded = {accounts.c.settings: _encoded(account.settings), accounts.c.region: encode_rule(account.region)}
+    await connection.execute(insert(accounts).values(values | encoded))
     ids = {"account_id": account.account_id, "subject_id": account.account_id}
     await audit.append(connection, at=account.created_at, who=who, action="account.create", **ids)
 
@@ -116,6 +121,37 @@ async def change(
         await audit.append(connection, at=clock.now(), who=who, action="account.update", **ids)
         row = (await connection.execute(select(*_COLUMNS).where(is_this))).mappings().one()
     return _account(row)
+
+
+async def set_region(
+    database: Database,
+    account_id: str,
+    region: RegionRule | None,
+    *,
+    who: str,
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Where the account's calls may be from now on, in every process within seconds; None is anywhere. Raises
+    Missing."""
+    values = {"region": encode_rule(region)}
+    await _set(database, account_id, values, "account.region", values["region"] or "anywhere", who, ephemeral, clock)
+
+
+async def set_retention(
+    database: Database,
+    account_id: str,
+    retention: RetentionRule,
+    *,
+    who: str,
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """What may be kept of the account's calls from now on, in every process within seconds. Raises Missing, ValueError
+    for a rule that there is not."""
+    if retention not in RETENTION_RULES:
+        raise ValueError(f"retention is one of {', '.join(RETENTION_RULES)}")
+    await _set(database, account_id, {"retention": retention}, "account.retention", retention, who, ephemeral, clock)
 
 
 async def delete(
@@ -186,14 +222,28 @@ async def _set_status(
     ephemeral: Ephemeral | None,
     clock: Clock,
 ) -> None:
+    await _set(database, account_id, {"status": status}, action, "", who, ephemeral, clock)
+
+
+async def _set(
+    database: Database,
+    account_id: str,
+    values: Mapping[str, object],
+    action: str,
+    detail: str,
+    who: str,
+    ephemeral: Ephemeral | None,
+    clock: Clock,
+) -> None:
+    """Change what every verifier must hear of."""
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
         statement = update(accounts).where(accounts.c.account_id == account_id, accounts.c.deleted_at.is_(None))
-        done = await connection.execute(statement.values(status=status, decision_epoch=epoch))
+        done = await connection.execute(statement.values(**values, decision_epoch=epoch))
         if done.rowcount == 0:
             raise Missing(f"account {account_id}")
         ids = {"account_id": account_id, "subject_id": account_id}
-        await audit.append(connection, at=clock.now(), who=who, action=action, **ids)
+        await audit.append(connection, at=clock.now(), who=who, action=action, detail=detail, **ids)
     await decision_epoch.tell(ephemeral, account_id)
 
 
@@ -204,7 +254,7 @@ def _existing() -> Select[Any]:
 def _account(row: RowMapping) -> Account:
     text = row["settings"]
     settings = AccountSettings() if text is None else msgspec.json.decode(text, type=AccountSettings)
-    return Account(**{**row, "settings": settings})
+    return Account(**{**row, "settings": settings, "region": decode_rule(row["region"])})
 
 
 def _encoded(settings: AccountSettings) -> str | None:

@@ -19,6 +19,7 @@ from tenants.api_token_text import keyed_hash, mint, parse_secret
 from tenants.conditions import AddressCondition, decode_condition
 from tenants.policies import Policy, decode_policies
 from tenants.principal import TokenKind
+from tenants.residency import RegionRule, decode_rule
 from tenants.scopes import find_group
 from tenants.tables import accounts, api_tokens
 from tenants.token_verifier import TokenVerifier
@@ -57,6 +58,7 @@ class ApiToken:
     condition: AddressCondition | None = None
     not_before: datetime | None = None
     modified_at: datetime | None = None
+    region: RegionRule | None = None
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ def token_of(row: Mapping[Any, Any], now: datetime) -> ApiToken:
     if fields.get("policies") is not None:
         fields["policies"] = decode_policies(fields["policies"])
     fields["condition"] = decode_condition(fields.get("condition"))
+    fields["region"] = decode_rule(fields.get("region"))
     token = ApiToken(**fields)
     if token.status == "active" and token.expires_at is not None and token.expires_at <= now:
         return ApiToken(**{**fields, "status": "expired"})

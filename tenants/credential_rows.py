@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from tenants.conditions import decode_condition
 from tenants.policies import decode_policies, scopes_anywhere, scopes_on
 from tenants.principal import Grant, Principal, Refused
+from tenants.residency import RegionRule, decode_rule, residency_of
 from tenants.scopes import ALL_SCOPES, scopes_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
@@ -31,7 +32,10 @@ _TOKEN = select(
     api_tokens.c.condition,
     api_tokens.c.not_before,
     api_tokens.c.expires_at,
+    api_tokens.c.region,
     accounts.c.status.label("account_status"),
+    accounts.c.region.label("account_region"),
+    accounts.c.retention,
     _EPOCH,
 ).join(accounts)
 _USER = select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
@@ -69,9 +73,11 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
     elsewhere: dict[str, Grant] = {}
     if row["policies"] is not None:
         policies = decode_policies(row["policies"])
-        held = await _accounts_of_user(connection, user_id) if user_id else {account_id: row["account_status"]}
+        itself = _Standing(row["account_status"], row["account_region"], row["retention"])
+        held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
         marks |= held.keys()
-        grants = {other: _grant(scopes_on(policies, other), status) for other, status in held.items()}
+        narrower = decode_rule(row["region"])
+        grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
         own = grants.pop(account_id, None)
         scopes, user_scopes = own.scopes if own else frozenset(), scopes_anywhere(policies)
         elsewhere = {other: grant for other, grant in grants.items() if grant.scopes}
@@ -87,6 +93,7 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
         condition=condition,
         user_scopes=user_scopes,
         elsewhere=elsewhere,
+        residency=residency_of(row["account_region"], row["retention"], row["region"]),
     )
     return Judged(principal, frozenset(marks))
 
@@ -101,18 +108,29 @@ async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
         scopes=frozenset(),
         user_id=user_id,
         user_scopes=ALL_SCOPES,
-        elsewhere={account_id: _grant(ALL_SCOPES, status) for account_id, status in held.items()},
+        elsewhere={account_id: _grant(ALL_SCOPES, standing) for account_id, standing in held.items()},
         has_global_key=True,
     )
     return Judged(principal, frozenset({user_id, *held}))
 
 
-def _grant(scopes: frozenset[str], status: str) -> Grant:
-    return Grant(scopes, status == "blocked")
+@dataclass(frozen=True)
+class _Standing:
+    """What an account's row says of every call on it."""
+
+    status: str
+    region: str | None
+    retention: str
 
 
-async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, str]:
-    """Account id -> status of each account that a user is a member of."""
-    query = select(accounts.c.account_id, accounts.c.status).join(memberships)
+def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | None = None) -> Grant:
+    residency = residency_of(standing.region, standing.retention).narrowed(narrower)
+    return Grant(scopes, standing.status == "blocked", residency=residency)
+
+
+async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _Standing]:
+    """Account id -> what is so of each account that a user is a member of."""
+    columns = (accounts.c.account_id, accounts.c.status, accounts.c.region, accounts.c.retention)
+    query = select(*columns).join(memberships)
     query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
-    return {row.account_id: row.status for row in await connection.execute(query)}
+    return {account_id: _Standing(*standing) for account_id, *standing in await connection.execute(query)}

@@ -24,6 +24,7 @@ from tenants.api_tokens import SHOWN_COLUMNS, ApiToken, CreatedToken, token_of
 from tenants.conditions import AddressCondition, encode_condition
 from tenants.policies import Policy, encode_policies
 from tenants.principal import TokenKind
+from tenants.residency import RegionRule, encode_rule
 from tenants.tables import api_tokens
 
 MAX_TOKENS: dict[TokenKind, int] = {"user": 50, "account": 500}
@@ -60,6 +61,7 @@ class TokenSpec:
     not_before: datetime | None = None
     expires_at: datetime | None = None
     is_disabled: bool = False
+    region: RegionRule | None = None
 
     def row(self) -> dict[str, Any]:
         """Raises ValueError for a bad name."""
@@ -69,6 +71,7 @@ class TokenSpec:
             "policies": encode_policies(self.policies),
             "permission_groups": "",
             "condition": encode_condition(self.condition),
+            "region": encode_rule(self.region),
             "not_before": self.not_before,
             "expires_at": self.expires_at,
         }

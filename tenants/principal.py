@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 from tenants.conditions import AddressCondition
+from tenants.residency import ANYWHERE, Residency
 
 TokenKind = Literal["user", "account"]
 
@@ -36,6 +37,7 @@ class Grant:
     scopes: frozenset[str]
     is_account_blocked: bool
     account: AccountTerms = AccountTerms()
+    residency: Residency = ANYWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,8 @@ class Principal:
 
     `account_id`, `scopes` and `is_account_blocked` are about the credential's own account, `elsewhere` about others.
     `user_scopes` is what it opens of the user's own things; `user_id` is "" where the account is its own user.
-    `account` and `limits` say what its calls are held to. `condition` says from where the credential may be used:
-    whoever knows the caller's address judges that.
+    `account` and `limits` say what its calls are held to, `residency` where they may be. `condition` says from where
+    the credential may be used: whoever knows the caller's address judges that.
     """
 
     account_id: str
@@ -63,6 +65,7 @@ class Principal:
     has_global_key: bool = False
     account: AccountTerms = AccountTerms()
     limits: str = ""  # the credential's own
+    residency: Residency = ANYWHERE
 
     @property
     def holder_id(self) -> str:
@@ -76,8 +79,8 @@ class Principal:
 
     def accounts(self) -> dict[str, Grant]:
         """Everything that it opens, by account."""
-        own = {self.account_id: Grant(self.scopes, self.is_account_blocked, self.account)} if self.account_id else {}
-        return own | dict(self.elsewhere)
+        own = Grant(self.scopes, self.is_account_blocked, self.account, self.residency)
+        return ({self.account_id: own} if self.account_id else {}) | dict(self.elsewhere)
 
     def on(self, account_id: str) -> Principal | None:
         """This principal as one of that account; None where it has nothing to do with it."""
@@ -92,6 +95,7 @@ class Principal:
             scopes=grant.scopes,
             is_account_blocked=grant.is_account_blocked,
             account=grant.account,
+            residency=grant.residency,
         )
 
 

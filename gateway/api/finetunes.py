@@ -1,4 +1,4 @@
-"""`A/ai/finetunes`: create one, bring its two files, list an account's own and the public ones."""
+"""`A/ai/finetunes`: create one, bring its two files, list an account's own and the public ones, take one away."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
 from starlette.responses import Response
 
 from catalog import finetunes
 from catalog.card import parse_model_id
 from catalog.errors import FinetuneError
-from catalog.finetunes import FILES, Finetune
+from catalog.finetunes import FILES, Finetune, Note
 from gateway import envelope, json_body, multipart
+from gateway.api.objects import principal_of
 from gateway.errors import Reason, Refusal
 from gateway.services import Services
+from tenants import audit
 
 _MAX_CREATE_BYTES = 64 * 1024
 _FORM_OVERHEAD_BYTES = 256 * 1024
@@ -46,6 +49,7 @@ async def create(services: Services, request: Request) -> Response:
             description=text["description"],
             is_public=_flag(body, "public"),
             limits=services.finetunes.limits,
+            note=_note(services, request, "finetune.create"),
             clock=services.clock,
         )
     except FinetuneError as error:
@@ -69,6 +73,24 @@ async def list_public(services: Services, request: Request) -> Response:
         order_by=query.get("orderBy", ""),
     )
     return _answer([_row(each) for each in found])
+
+
+async def get(services: Services, request: Request) -> Response:
+    """One of the account's own."""
+    own = request.path_params
+    found = await finetunes.find_own(services.finetunes.database, own["account_id"], own["finetune_id"])
+    if found is None:
+        raise Refusal(Reason.FINETUNE_UNKNOWN)
+    return _answer(_row(found))
+
+
+async def delete(services: Services, request: Request) -> Response:
+    """Take one of the account's own away: within two seconds no call finds it any more."""
+    own, note = request.path_params, _note(services, request, "finetune.delete")
+    store = services.finetunes.database
+    if not await finetunes.remove(store, own["account_id"], own["finetune_id"], note=note):
+        raise Refusal(Reason.FINETUNE_UNKNOWN)
+    return _answer({"id": own["finetune_id"]})
 
 
 async def upload(services: Services, request: Request) -> Response:
@@ -97,13 +119,31 @@ async def upload(services: Services, request: Request) -> Response:
             file_name, path = _file_in(form)
             path = await asyncio.to_thread(path.rename, folder / file_name)
             await finetunes.put_file(
-                store.database, objects, finetune, file_name, path, limits=store.limits, clock=services.clock
+                store.database,
+                objects,
+                finetune,
+                file_name,
+                path,
+                limits=store.limits,
+                note=_note(services, request, "finetune.upload", file_name),
+                clock=services.clock,
             )
         except FinetuneError as error:
             raise Refusal(Reason.INPUT_INVALID, str(error)) from None
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return _answer(None)
+
+
+def _note(services: Services, request: Request, action: str, detail: str = "") -> Note:
+    """The entry of the audit that goes with a change."""
+    who = principal_of(request).api_token_id
+
+    async def note(connection: AsyncConnection, changed: Finetune) -> None:
+        ids = {"account_id": changed.account_id, "subject_id": changed.finetune_id}
+        await audit.append(connection, at=services.clock.now(), who=who, action=action, detail=detail, **ids)
+
+    return note
 
 
 def _file_in(form: multipart.Form) -> tuple[str, Path]:

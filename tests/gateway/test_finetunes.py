@@ -3,7 +3,9 @@ What a node makes of an adapter is tested with a whole platform."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -225,3 +227,32 @@ def test_reading_is_enough_to_list_and_to_run_but_not_to_write(running: Running,
         assert adapter_asked(running, reader, "readable")
         assert code_of(reader.post(url(running), json={"model": HANDY, "name": "x"})) == (403, 10000)
         assert code_of(bring(running, reader, made["id"], "adapter_config.json", config_bytes())) == (403, 10000)
+
+
+def test_one_is_taken_away_by_its_owner_alone_and_every_change_is_in_the_audit(running: Running, client: httpx.Client):
+    made = complete(running, client, "short-lived")
+    assert adapter_asked(running, client, "short-lived")
+    one = url(running, f"/{made['id']}")
+    assert client.get(one).json()["result"]["name"] == "short-lived"
+    with httpx.Client(headers=running.headers("good"), timeout=20) as reader:
+        assert reader.get(one + "/").status_code == 200
+        assert code_of(reader.delete(one)) == (403, 10000)
+    theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/finetunes/{made['id']}"
+    with httpx.Client(headers=running.headers("other"), timeout=20) as other:
+        assert code_of(other.get(theirs)) == (404, 3042)
+    assert client.delete(one).json()["result"] == {"id": made["id"]}
+    assert code_of(client.delete(one)) == (404, 3042)
+    run = f"{running.account_url}/ai/run/{HANDY}"
+
+    def is_gone() -> bool:
+        answer = client.post(run, json={"prompt": "x", "lora": "short-lived"})
+        return answer.status_code == 404 and code_of(answer) == (404, 3042)
+
+    wait_until_blocking(is_gone, 10)
+    path = running.site.database_url.removeprefix("sqlite://")
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        query = "SELECT action, who, detail FROM audit_entries WHERE subject_id = ? ORDER BY sequence"
+        entries = connection.execute(query, (made["id"],)).fetchall()
+    who = running.tenants.token_ids["write"]
+    uploads = [("finetune.upload", who, name) for name in ("adapter_config.json", "adapter_model.safetensors")]
+    assert entries == [("finetune.create", who, ""), *uploads, ("finetune.delete", who, "")]

@@ -1,0 +1,160 @@
+"""Where an account's calls may be, and whether anything of them may stay. Pure.
+
+A place has a country and jurisdictions; a rule lists those that it admits. Rules of the account, the API token and the
+call are held one beside the other, so that each can only narrow what the others leave.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+RetentionRule = Literal["standard", "zero"]
+RETENTION_RULES: tuple[RetentionRule, ...] = ("standard", "zero")
+
+MAX_NAMES = 64  # in one list of a rule
+_COUNTRY = re.compile(r"[A-Z]{2}")
+_JURISDICTION = re.compile(r"[a-z][a-z0-9-]{1,31}")
+_EU = "AT BE BG HR CY CZ DE DK EE ES FI FR GR HU IE IT LT LU LV MT NL PL PT RO SE SI SK".split()
+# Which countries a jurisdiction is made of, where that is what it is. Others (fedramp) hold by the operator's word.
+_COUNTRIES_OF = {"eu": frozenset(_EU), "eea": frozenset([*_EU, "IS", "LI", "NO"])}
+
+
+class RegionRule(Struct, frozen=True, omit_defaults=True):
+    """Admits a place in one of the countries (ISO 3166, two letters) or under one of the jurisdictions."""
+
+    countries: tuple[str, ...] = ()
+    jurisdictions: tuple[str, ...] = ()
+
+    def admits(self, place: Place) -> bool:
+        return place.country in self.countries or not place.jurisdictions.isdisjoint(self.jurisdictions)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something stands. Nothing is known of a place without a country, and no rule admits it."""
+
+    country: str = ""
+    jurisdictions: frozenset[str] = frozenset()
+
+
+NOWHERE = Place()
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """What is held of a call: it stays in places that every rule admits, and with `is_zero_retention` nothing of its
+    content is kept anywhere when it has ended."""
+
+    rules: tuple[RegionRule, ...] = ()
+    is_zero_retention: bool = False
+
+    def admits(self, place: Place) -> bool:
+        return all(rule.admits(place) for rule in self.rules)
+
+    def narrowed(self, rule: RegionRule | None) -> Residency:
+        return self if rule is None else replace(self, rules=(*self.rules, rule))
+
+    def may_keep(self, store: Place) -> bool:
+        """Whether content may be put into a store that stands there, to be found again later."""
+        return not self.is_zero_retention and self.admits(store)
+
+
+ANYWHERE = Residency()
+
+
+def residency_of(region: str | None, retention: str | None, token_region: str | None = None) -> Residency:
+    """From the columns of an account's row and an API token's. What cannot be read is held to be the strictest."""
+    rules = tuple(rule for rule in map(decode_rule, (region, token_region)) if rule is not None)
+    if not rules and retention in ("standard", None):
+        return ANYWHERE
+    return Residency(rules, is_zero_retention=retention not in ("standard", None))
+
+
+def make_rule(countries: Iterable[str] = (), jurisdictions: Iterable[str] = ()) -> RegionRule:
+    """Raises ValueError for a name that breaks its grammar, and for a rule that admits nothing."""
+    rule = RegionRule(tuple(dict.fromkeys(countries)), tuple(dict.fromkeys(jurisdictions)))
+    if not rule.countries and not rule.jurisdictions:
+        raise ValueError("a region names at least one country or jurisdiction")
+    if max(len(rule.countries), len(rule.jurisdictions)) > MAX_NAMES:
+        raise ValueError(f"a region names at most {MAX_NAMES} countries and as many jurisdictions")
+    if not all(_COUNTRY.fullmatch(name) for name in rule.countries):
+        raise ValueError("a region's countries are two capital letters each (ISO 3166)")
+    if not all(_JURISDICTION.fullmatch(name) for name in rule.jurisdictions):
+        raise ValueError("a region's jurisdictions are 2 to 32 of a-z 0-9 - each")
+    return rule
+
+
+def parse_rule(text: str) -> RegionRule:
+    """From `DE,FR,eu`: capitals are countries, the others jurisdictions. Raises ValueError."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    is_country = [_COUNTRY.fullmatch(name) is not None for name in names]
+    return make_rule(
+        (name for name, is_one in zip(names, is_country, strict=True) if is_one),
+        (name for name, is_one in zip(names, is_country, strict=True) if not is_one),
+    )
+
+
+def read_rule(value: Any) -> RegionRule | None:
+    """From what the API's bodies say: null, or an object of two lists. Raises ValueError."""
+    if value is None:
+        return None
+    if not isinstance(value, dict) or value.keys() - {"countries", "jurisdictions"}:
+        raise ValueError("a region is an object of countries and jurisdictions")
+    lists = [value.get(name) or [] for name in ("countries", "jurisdictions")]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        raise ValueError("a region's countries and jurisdictions are lists of names")
+    return make_rule(*lists)
+
+
+def shown_rule(rule: RegionRule | None) -> dict[str, list[str]] | None:
+    """As the API shows it."""
+    if rule is None:
+        return None
+    return {"countries": list(rule.countries), "jurisdictions": list(rule.jurisdictions)}
+
+
+def encode_rule(rule: RegionRule | None) -> str | None:
+    """For a row; `decode_rule` is its inverse."""
+    return None if rule is None else msgspec.json.encode(rule).decode()
+
+
+def decode_rule(text: str | None) -> RegionRule | None:
+    """What an older version cannot read admits no place."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=RegionRule)
+    except msgspec.MsgspecError:
+        return RegionRule()
+
+
+def parse_places(text: str) -> dict[str, Place]:
+    """From `fra=DE, iad=US:fedramp+hipaa`: the country of each name, and what it is under beside that. Raises
+    ValueError."""
+    places: dict[str, Place] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, where = (word.strip() for word in part.partition("="))
+        if not name or name in places:
+            raise ValueError("each place has one name, as in fra=DE")
+        places[name] = parse_place(where)
+    return places
+
+
+def parse_place(text: str) -> Place:
+    """From `DE` or `US:fedramp+hipaa`. Raises ValueError."""
+    country, _, rest = text.partition(":")
+    named = [name for name in rest.split("+") if name]
+    if not _COUNTRY.fullmatch(country) or not all(_JURISDICTION.fullmatch(name) for name in named):
+        raise ValueError(
+            "a place is a country of two capital letters, and perhaps jurisdictions, as in US:fedramp+hipaa"
+        )
+    if wrong := sorted(name for name in named if name in _COUNTRIES_OF and country not in _COUNTRIES_OF[name]):
+        raise ValueError(f"{country} is not in {wrong[0]}")
+    given = {name for name, countries in _COUNTRIES_OF.items() if country in countries}
+    return Place(country, frozenset(given.union(named)))
