@@ -88,6 +88,10 @@ class InputSchema:
             raise SchemaViolation("the body holds text or nesting that cannot be read", "/") from error
         raise violation
 
+    def has_field(self, field: str) -> bool:
+        """Whether bodies of any variant may have it."""
+        return any(field in variant.kinds for variant in self._variants.values())
+
     def _check_watched(self, field: str, value: Any) -> None:
         if value is None:
             return

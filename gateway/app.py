@@ -13,8 +13,9 @@ from typing import BinaryIO
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import authentication, pipeline, quotas
+from gateway import authentication, binding, pipeline, quotas
 from gateway.api import accounts, api_tokens, docs, finetunes, health, held_tokens, models, tomarkdown, users
+from gateway.api.binding_run import BINDING_RUN
 from gateway.api.chat_completions import CHAT_COMPLETIONS
 from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
@@ -25,7 +26,7 @@ from gateway.call import Door
 from gateway.cors import Cors, preflight_headers
 from gateway.envelope import Dialect
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
-from gateway.exchange import Exchange, Receive, Scope, Send
+from gateway.exchange import Exchange, Headers, Receive, Scope, Send
 from gateway.guard import HeadGuard
 from gateway.middleware import AccessLog, App, RequestIdentity
 from gateway.routing import Access, Route, Router
@@ -98,8 +99,15 @@ _ROUTES = (
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
     Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
 )
+# What a Worker's AI binding asks of its one origin; `binding.py` says how it comes here.
+_BINDING_ROUTES = (
+    Route("POST", "/run", Access.RUN_MODELS, BINDING_RUN),
+    Route("POST", "/ai-gateway/run", Access.RUN_MODELS, BINDING_RUN),
+    Route("GET", "/ai-api/models/search", Access.RUN_MODELS, models.search),
+)
 ROUTES = (
     *_ROUTES,
+    *_BINDING_ROUTES,
     Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
     Route("GET", "/docs", Access.PUBLIC, docs.page),
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
@@ -122,10 +130,17 @@ def _listed(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _dialect_of(raw_path: bytes) -> Dialect:
+def _dialect_of(scope: Scope) -> Dialect:
     """Known before the route is: refusals are told in it."""
-    found = _OPENAI_PATH.match(raw_path)
+    if binding.is_of_binding(scope):
+        return "binding"
+    found = _OPENAI_PATH.match(scope["raw_path"])
     return "native" if found is None else "anthropic" if found[1] else "openai"
+
+
+def _first_headers(exchange: Exchange) -> Headers:
+    """A binding reads its request's id from every answer; others find it where a model was reached."""
+    return [(b"cf-ai-req-id", exchange.request_id.encode())] if exchange.dialect == "binding" else []
 
 
 def _buffered_stderr() -> BinaryIO:
@@ -160,8 +175,16 @@ class _Front:
             exchange.close()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        exchange.dialect = _dialect_of(scope["raw_path"])
+        exchange.dialect = _dialect_of(scope)
+        exchange.answer_headers = _first_headers(exchange)
         self._guard.check(scope)
+        if binding.unwrap(scope):
+            exchange.readdress(scope)
+            exchange.dialect = _dialect_of(scope)
+            exchange.answer_headers = _first_headers(exchange)
+        account_id: str | None = scope.get("hearth.account_id")
+        if exchange.dialect == "binding":
+            scope["query_string"] = exchange.query_string = binding.without_undefined(scope["query_string"])
         preflight = preflight_headers(scope)
         if preflight is not None:
             await exchange.answer_empty(204, preflight)
@@ -169,11 +192,11 @@ class _Front:
         route, parameters = self._router.match(scope["method"], scope["raw_path"])
         scope["hearth.route"] = route.path
         if isinstance(route.endpoint, Door):
-            account_id, model = parameters["account_id"], parameters.get("model")
+            account_id, model = parameters.get("account_id", account_id), parameters.get("model")
             await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)
             return
         if route.access not in (Access.PUBLIC, Access.PROVES_ITSELF):
-            principal = await self._admit(route.access, parameters.get("account_id"), exchange)
+            principal = await self._admit(route.access, parameters.get("account_id", account_id), exchange)
             scope["hearth.principal"] = principal
             await quotas.pass_by(self._services, exchange, principal)
         scope["path_params"] = parameters
@@ -191,6 +214,8 @@ class _Front:
         exchange.trust_client()
         if access is Access.PROVEN:
             return principal
+        if account_id is None and access is Access.RUN_MODELS:
+            account_id = principal.account_id
         if account_id is None:
             return authentication.permit_user(principal, "" if access is Access.USER else access.value)
         return authentication.permit(principal, account_id, access.value)

@@ -15,6 +15,8 @@ from msgspec import Struct
 from catalog.card import ModelCard
 from engine.protocol.responses import ResponseRequest
 from engine.protocol.tasks import TaskInput, TextEmbeddings
+from gateway import json_body
+from gateway.exchange import Exchange
 from gateway.shapes import Shape
 from tenants.principal import Principal
 
@@ -60,11 +62,14 @@ class Asked:
 class Door:
     """One family of inference endpoints. `read` turns an admitted model and a parsed body into what is asked; the
     model's name comes from the path, or else from the body's `model`. `schemas` name the files of `catalog/schemas/`
-    that say what bodies and answers can be; none stands for every card's own."""
+    that say what bodies and answers can be; none stands for every card's own. `open_body` makes of the bytes that came
+    what `read` takes; `model_of` finds the model's name where it is in neither place."""
 
     is_openai: bool
     read: Callable[[ModelCard, dict[str, Any]], Asked]
     schemas: tuple[str, ...] = ()
+    open_body: Callable[[Exchange, bytes], dict[str, Any]] = lambda _exchange, body: json_body.parse(body)
+    model_of: Callable[[Exchange], str] | None = None
 
 
 CHARACTERS_PER_TOKEN = 4  # a guess, good enough to balance load

@@ -1,7 +1,7 @@
 """Success and error body shapes: the platform's envelope, and the OpenAI family's bare objects.
 
-An error of the OpenAI or Anthropic family carries both shapes in one body, so that either kind of client finds what it
-looks for.
+An error of the OpenAI or Anthropic family, or of a Worker's binding, carries both shapes in one body, so that either
+kind of client finds what it looks for.
 Knows no error's meaning: `errors.py` has the table.
 """
 
@@ -17,7 +17,9 @@ encode = msgspec.json.Encoder().encode
 
 JSON_HEADER = (b"content-type", b"application/json")  # exactly this: a charset would break Workers bindings
 
-Dialect = Literal["native", "openai", "anthropic"]  # the family whose clients a route is for
+Dialect = Literal["native", "openai", "anthropic", "binding"]  # the family whose clients a route is for
+
+_OPENING, _CLOSING = b'{"result":', b',"success":true,"errors":[],"messages":[]}'
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -40,6 +42,13 @@ def success(
     return encode(body)
 
 
+def opened(body: bytes) -> bytes:
+    """What `success` put into an envelope, as it was before; a body that is in none, as it is."""
+    if body.startswith(_OPENING) and body.endswith(_CLOSING):
+        return body[len(_OPENING) : -len(_CLOSING)]
+    return body
+
+
 def page_info(page: int, per_page: int, count: int, total_count: int) -> dict[str, int]:
     """`result_info` of a list."""
     total_pages = -(-total_count // per_page)
@@ -52,7 +61,7 @@ def page_info(page: int, per_page: int, count: int, total_count: int) -> dict[st
     }
 
 
-def error(refusal: Refusal, dialect: Dialect = "native") -> bytes:
+def error(refusal: Refusal, dialect: Dialect = "native", request_id: str = "") -> bytes:
     """The body of a refused request: the envelope, and in it what clients of the route's family look for."""
     row = refusal.row
     body: dict[str, Any] = {
@@ -65,7 +74,21 @@ def error(refusal: Refusal, dialect: Dialect = "native") -> bytes:
         body = {"error": openai_error(refusal), **body}
     elif dialect == "anthropic":
         body = {"type": "error", "error": anthropic_error(refusal), **body}
+    elif dialect == "binding":
+        body = {**binding_error(refusal, request_id), **body}
     return encode(body)
+
+
+def binding_error(refusal: Refusal, request_id: str) -> dict[str, Any]:
+    """What a Worker's AI binding makes an exception of: its name, and `<internalCode>: <description>` as its text."""
+    return {
+        "internalCode": refusal.row.code,
+        "name": "AiError",
+        "message": refusal.message,
+        "description": refusal.text,
+        "httpCode": refusal.row.status,
+        "requestId": request_id,
+    }
 
 
 def openai_error(refusal: Refusal) -> dict[str, Any]:

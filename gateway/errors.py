@@ -74,6 +74,9 @@ class Reason(enum.Enum):
         should_retry=False,
     )
     BUDGET_USED = Row(429, 3036, "The monthly budget of {detail} is used", is_ai=True, should_retry=False)
+    BINDING_UNKNOWN = Row(
+        405, 5019, "This version of the AI binding is not supported, please update", should_retry=False
+    )
     BODY_MISSING = Row(400, 3003, "The request has no body")
     BODY_TOO_LARGE = Row(413, 3006, "The request body is larger than {detail} bytes")
     BODY_INVALID = Row(400, 5004, "Invalid data: {detail}", is_ai=True)
@@ -122,8 +125,12 @@ class Refusal(Exception):
     @property
     def message(self) -> str:
         """The text of the answer."""
-        text = self.row.message.replace("{detail}", self.detail)
-        return f"AiError: {text}" if self.row.is_ai else text
+        return f"AiError: {self.text}" if self.row.is_ai else self.text
+
+    @property
+    def text(self) -> str:
+        """The same without what marks a failure of the AI run itself."""
+        return self.row.message.replace("{detail}", self.detail)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Retry headers; every 429 and 503 says when to come back (whole seconds, jittered)."""

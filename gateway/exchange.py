@@ -37,6 +37,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request_id: str = scope["hearth.request_id"]
         self.headers: Headers = scope["headers"]
+        self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.answer_headers: Headers = []
         self.dialect: envelope.Dialect = "native"
@@ -50,6 +51,11 @@ class Exchange:
         self._writing_since_s = 0.0  # 0 while nothing is being written
         self._stall_timer: asyncio.TimerHandle | None = None
         self._giving_up: asyncio.Task[None] | None = None
+
+    def readdress(self, scope: Scope) -> None:
+        """The request turned out to carry another: its headers and its query are what counts."""
+        self.headers = scope["headers"]
+        self.query_string = scope["query_string"]
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
@@ -108,8 +114,10 @@ class Exchange:
         self._connection.when_lost(callback)
 
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send a whole answer of JSON."""
+        """Send a whole answer of JSON; a binding wants it without an envelope."""
         self.has_started = True
+        if self.dialect == "binding" and status == 200:
+            body = envelope.opened(body)
         length = (b"content-length", str(len(body)).encode())
         all_headers = [envelope.JSON_HEADER, length, *headers, *self.answer_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
@@ -128,7 +136,7 @@ class Exchange:
         if refusal.row.closes or (not self._has_whole_body and self._may_be_long()):
             headers.append(_CLOSE)
         with contextlib.suppress(ClientLeft):
-            await self.answer(refusal.row.status, envelope.error(refusal, self.dialect), headers)
+            await self.answer(refusal.row.status, envelope.error(refusal, self.dialect, self.request_id), headers)
 
     def _may_be_long(self) -> bool:
         if self.header(b"transfer-encoding") is not None:

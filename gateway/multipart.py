@@ -78,6 +78,16 @@ async def read_form(
         parser.close()
 
 
+def parse_form(body: bytes, content_type: str, folder: Path) -> Form:
+    """The same of a body that is all there. Raises Refusal."""
+    parser = _Parser(_boundary_of(content_type), folder, frozenset(), _MAX_PARTS)
+    try:
+        parser.feed(body)
+        return parser.finish()
+    finally:
+        parser.close()
+
+
 def _boundary_of(content_type: str) -> bytes | None:
     match = _BOUNDARY.search(content_type)
     return (match[1] or match[2]).encode("ascii", "replace") if match else None

@@ -18,7 +18,7 @@ from msgspec import structs
 from catalog.registry import Resolved
 from engine.protocol.events import Usage
 from engine.protocol.tasks import ChatMessage, TextGeneration
-from gateway import authentication, json_body, placement, quotas, streaming
+from gateway import authentication, placement, quotas, streaming
 from gateway.admission import Place
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.connections import NodeLink
@@ -38,14 +38,18 @@ _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")
 OnStart = Callable[[Dispatch], None]
 
 
-async def serve(services: Services, door: Door, exchange: Exchange, account_id: str, path_model: str | None) -> None:
-    """Answer one inference request. Raises Refusal (or what `errors.refusal_of` knows) while nothing has been sent."""
+async def serve(
+    services: Services, door: Door, exchange: Exchange, account_id: str | None, path_model: str | None
+) -> None:
+    """Answer one inference request, for the credential's own account unless one is named. Raises Refusal (or what
+    `errors.refusal_of` knows) while nothing has been sent."""
     settings = services.settings
     started_s = services.clock.monotonic_s()
 
     address = services.client_address(exchange.peer)
     principal = await authentication.prove(services.verifier, exchange.headers, address)
     exchange.trust_client()
+    account_id = account_id or principal.account_id
     principal = authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
     session = _session_of(exchange)
     exchange.check_announced_body(settings.max_body_bytes)
@@ -53,8 +57,10 @@ async def serve(services: Services, door: Door, exchange: Exchange, account_id: 
     with services.admission.enter() as place:
         if not services.ledger.has_room:
             raise Refusal(Reason.DEPENDENCY_DOWN)
+        if door.model_of is not None:
+            path_model = door.model_of(exchange)
         resolved = find_model(services.registry, path_model) if path_model is not None else None
-        body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
+        body = door.open_body(exchange, await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
         resolved = resolved or find_model(services.registry, _model_in(body))
         exchange.answer_headers = _headers_of(exchange, resolved)
         order = Order(exchange.request_id, principal, resolved, session, started_s)

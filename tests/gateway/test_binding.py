@@ -1,0 +1,262 @@
+"""What a Worker's AI binding sends, in its three ways, as it was seen on the wire. Genuine Workers: tests/clients."""
+
+import base64
+import json
+from urllib.parse import quote, urlencode
+
+import httpx
+import pytest
+
+from tests.fakes.node import WORDS
+from tests.gateway.process import ALIAS, CHATTY, PARROT, VECTORS
+from tests.gateway.site import Running
+from tests.gateway.test_text_generation import events_of
+
+TEXT = "".join(WORDS)
+ORIGIN = "https://workers-binding.ai"
+FORM = (
+    b'------b\r\ncontent-disposition: form-data; name="prompt"\r\n\r\none two\r\n'
+    b'------b\r\ncontent-disposition: form-data; name="max_tokens"\r\n\r\n3\r\n------b--\r\n'
+)
+
+
+def named(model: str = PARROT) -> dict[str, str]:
+    return {"host": "workers-binding.ai", "cf-consn-sdk-version": "2.0.0", "cf-consn-model-id": model}
+
+
+def run(client: httpx.Client, running: Running, inputs, *, model=PARROT, path="/run?version=3", options=None, **more):
+    """As plain workerd sends it."""
+    body = {"inputs": inputs, "options": options or {}}
+    headers = named(model) | more.pop("headers", {})
+    return client.post(running.gateway.url + path, json=body, headers=headers, **more)
+
+
+def raw(client: httpx.Client, running: Running, body, kind: str, inputs=None, **options: str) -> httpx.Response:
+    query = urlencode(options | {"version": "3", "userInputs": json.dumps(inputs or {})})
+    headers = named() | {"content-type": kind}
+    return client.post(f"{running.gateway.url}/run?{query}", content=body, headers=headers)
+
+
+def miniflare(client: httpx.Client, url: str, path: str, headers: dict[str, str], method="POST", **more):
+    """As miniflare's `ai` option sends it."""
+    spread = {f"MF-Header-{name}": value for name, value in headers.items()}
+    return client.request(
+        method, url, headers={"MF-URL": ORIGIN + path, "MF-Binding": "AI", **spread, **more.pop("beside", {})}, **more
+    )
+
+
+def test_a_run_is_answered_without_an_envelope(client: httpx.Client, running: Running):
+    answer = run(client, running, {"prompt": "one two three"}, options={"returnRawResponse": False})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["cf-ai-req-id"] == answer.headers["x-hearth-request-id"]
+    assert answer.json()["response"] == TEXT
+    assert answer.json().keys() == {"response", "usage"}
+    row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+    assert row["account_id"] == running.tenants.account_id
+
+
+@pytest.mark.parametrize("path", ["/ai-gateway/run?version=3", "/run?version=2", "/run?version=3&gateway=undefined"])
+def test_generations_and_gateways_are_the_same_run(client: httpx.Client, running: Running, path: str):
+    assert run(client, running, {"prompt": "x"}, path=path).json()["response"] == TEXT
+
+
+def test_every_shape_comes_bare(client: httpx.Client, running: Running):
+    vectors = run(client, running, {"text": ["a", "bc"]}, model=VECTORS).json()
+    assert vectors["shape"] == [2, 8]
+    chat = run(client, running, {"messages": [{"role": "user", "content": "x"}]}, model=CHATTY).json()
+    assert chat["object"] == "chat.completion"
+
+
+def test_a_stream_is_what_ai_run_streams(client: httpx.Client, running: Running):
+    answer = run(client, running, {"prompt": "x", "stream": True})
+    *frames, done = events_of(answer)
+    assert "".join(json.loads(frame)["response"] for frame in frames) == TEXT
+    assert done == "[DONE]"
+    assert answer.headers["cf-ai-req-id"]
+
+
+def test_a_model_may_have_a_prefix_an_alias_and_strings_for_booleans(client: httpx.Client, running: Running):
+    answer = run(client, running, {"prompt": "x", "stream": "false", "max_tokens": "9"}, model=f"mine:{ALIAS}")
+    assert answer.json()["response"] == TEXT
+    assert answer.headers["x-hearth-model"] == PARROT
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"model": "@cf/no/such"}, 400, 5007),
+        ({"model": "nonsense"}, 404, 3042),
+        ({"inputs": {"prompt": 5}}, 400, 5006),
+        ({"inputs": []}, 400, 5006),
+        ({"options": "x"}, 400, 5006),
+        ({"path": "/run?version=1"}, 405, 5019),
+        ({"headers": {"authorization": "Bearer cfut_" + "a" * 46}}, 401, 10000),
+        ({"headers": {"authorization": "none"}}, 400, 9106),
+        ({"headers": {"x-hearth-account": "f" * 32}}, 403, 10000),
+        ({"headers": {"x-hearth-account": "x"}}, 404, 7003),
+    ],
+)
+def test_an_error_reads_in_both_ways(client: httpx.Client, running: Running, change: dict, status: int, code: int):
+    answer = run(client, running, **{"inputs": {"prompt": "x"}, **change})
+    told = answer.json()
+    assert (answer.status_code, told["internalCode"], told["httpCode"]) == (status, code, status)
+    assert told["name"] == "AiError"
+    assert told["errors"] == [{"code": code, "message": told["message"]}]
+    assert str(code) not in told["description"]
+    assert not told["description"].startswith("AiError")
+    assert told["requestId"] == answer.headers["cf-ai-req-id"]
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_a_run_names_its_model_in_a_header_only(client: httpx.Client, running: Running):
+    headers = {"host": "workers-binding.ai"}
+    answer = client.post(f"{running.gateway.url}/run?version=3", json={"inputs": {"prompt": "x"}}, headers=headers)
+    assert (answer.status_code, answer.json()["internalCode"]) == (400, 3003)
+
+
+def test_the_account_is_the_token_s_or_the_header_s(client: httpx.Client, running: Running):
+    """A global key opens two accounts and has none of its own; a token may name its own."""
+    key = running.headers("global key")
+    other = running.tenants.other_account_id
+    with httpx.Client(headers=key) as holder:
+        answer = run(holder, running, {"prompt": "x"}, headers={"x-hearth-account": other})
+        assert answer.status_code == 200
+        assert running.site.usage_row(answer.headers["cf-ai-req-id"])["account_id"] == other
+    own = {"x-hearth-account": running.tenants.account_id}
+    assert run(client, running, {"prompt": "x"}, headers=own).status_code == 200
+    assert run(client, running, {"prompt": "x"}, headers={"x-hearth-account": other}).status_code == 403
+
+
+def test_models_are_listed_in_an_envelope(client: httpx.Client, running: Running):
+    headers = {"host": "workers-binding.ai"}
+    query = "search=parrot&task=undefined&per_page=undefined&page=1"
+    answer = client.get(f"{running.gateway.url}/ai-api/models/search?{query}", headers=headers)
+    assert [row["name"] for row in answer.json()["result"]] == [PARROT]
+    assert answer.headers["cf-ai-req-id"]
+    with httpx.Client(headers=headers) as stranger:
+        assert stranger.get(f"{running.gateway.url}/ai-api/models/search").json()["internalCode"] == 9106
+
+
+def test_what_is_not_served_says_so_as_the_binding_reads_it(client: httpx.Client, running: Running):
+    headers = {"host": "workers-binding.ai"}
+    for path in ("/autorag/rags", "/ai-gateway/gateways/x/logs/y", "/anything"):
+        answer = client.get(running.gateway.url + path, headers=headers)
+        assert (answer.status_code, answer.json()["internalCode"]) == (400, 7000)
+    assert client.get(f"{running.gateway.url}/run?version=3&body=x", headers=headers).status_code == 405
+
+
+# One input as the body
+
+
+def test_a_form_without_a_boundary_is_read_by_its_first_line(client: httpx.Client, running: Running):
+    answer = raw(client, running, FORM, "multipart/form-data", gateway="undefined")
+    assert answer.json()["response"] == "".join(WORDS[:3])
+    assert running.site.execute_of(answer).task.sampling.max_tokens == 3
+    assert raw(client, running, iter([FORM[:30], FORM[30:]]), "multipart/form-data; boundary=----b").status_code == 200
+    assert raw(client, running, FORM[:-8], "multipart/form-data").json()["internalCode"] == 5004
+
+
+def test_a_text_stream_is_the_prompt_beside_the_other_inputs(client: httpx.Client, running: Running):
+    answer = raw(client, running, b"one two three", "text/plain", {"max_tokens": 2})
+    task = running.site.execute_of(answer).task
+    assert (task.prompt, task.sampling.max_tokens) == ("one two three", 2)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("image/png", "image"), ("audio/mpeg", "audio"), ("", "image")])
+def test_a_picture_or_a_sound_is_refused_by_a_model_that_takes_none(client, running: Running, kind: str, name: str):
+    told = raw(client, running, b"\x89PNG", kind, {"prompt": "What is this?"}).json()
+    assert told["internalCode"] == 5006
+    assert f"'/{name}'" in told["description"]
+
+
+def test_bad_raw_requests_are_refused_by_name(client: httpx.Client, running: Running):
+    assert raw(client, running, b"", "image/png").json()["internalCode"] == 3003
+    query = urlencode({"version": "3", "userInputs": "{"})
+    answer = client.post(f"{running.gateway.url}/run?{query}", content=b"x", headers=named())
+    assert answer.json()["internalCode"] == 5004
+    inputs = {"prompt": "x", "": ["not", "ours"]}
+    assert run(client, running, inputs).json()["response"] == TEXT
+
+
+# Through miniflare
+
+
+def test_miniflare_brings_the_whole_request_in_headers(running: Running):
+    url = f"{running.gateway.url}/mf/{running.tenants.account_id}"
+    secret = running.tenants.secrets["good"]
+    body = {"inputs": {"prompt": "x"}, "options": {}}
+    with httpx.Client() as client:
+        for place, beside in (
+            (f"{url}/{secret}", {}),
+            (f"{url}?token={quote(secret)}", {}),
+            (url, running.headers()),
+        ):
+            answer = miniflare(client, place, "/run?version=3", named(), json=body, beside=beside)
+            assert answer.json()["response"] == TEXT, place
+            assert answer.headers["content-type"] == "application/json"
+        listed = miniflare(client, f"{url}/{secret}", "/ai-api/models/search?search=parrot", {}, "GET")
+        assert [row["name"] for row in listed.json()["result"]] == [PARROT]
+        # `env.AI.fetch` may ask for anything
+        path = f"/client/v4/accounts/{running.tenants.account_id}/ai/v1/models/{quote(PARROT, safe='')}"
+        assert miniflare(client, f"{url}/{secret}", path, {}, "GET").json()["id"] == PARROT
+
+
+def test_the_url_s_credential_and_the_connection_s_own_headers_win(running: Running):
+    url = f"{running.gateway.url}/mf/{running.tenants.account_id}"
+    inner = named() | {"authorization": "Bearer x", "content-length": "0", "x-forwarded-for": "1.2.3.4", "host": "x y"}
+    body = {"inputs": {"prompt": "x"}}
+    with httpx.Client() as client:
+        place = f"{url}/{running.tenants.secrets['good']}"
+        assert miniflare(client, place, "/run?version=3", inner, json=body).status_code == 200
+        # What the Worker itself added beats what came beside, where the URL has none.
+        refused = miniflare(client, url, "/run?version=3", inner, json=body, beside=running.headers())
+        assert refused.json()["internalCode"] == 9106
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "code"),
+    [
+        ("/mf/{account}/{secret}?MF-Binding=AI", {"Upgrade": "websocket", "Connection": "Upgrade"}, 3003),
+        ("/mf/{account}/{secret}", {"MF-URL": "no url"}, 3003),
+        ("/mf/{account}/{secret}", {"MF-URL": "https://[/run"}, 3003),
+        ("/mf/{account}/{secret}", {"MF-URL": "https://x/mf/y/z"}, 7000),
+        ("/mf/{account}", {"MF-URL": ORIGIN + "/ai-api/models/search"}, 9106),
+        ("/mf/short/{secret}", {"MF-URL": ORIGIN + "/ai-api/models/search"}, 7003),
+        ("/mf/{other}/{secret}", {"MF-URL": ORIGIN + "/ai-api/models/search"}, 10000),
+    ],
+)
+def test_a_bad_address_is_refused_and_no_credential_repeated(running: Running, path: str, headers: dict, code: int):
+    tenants = running.tenants
+    secret = tenants.secrets["good"]
+    path = path.format(account=tenants.account_id, secret=secret, other=tenants.other_account_id)
+    with httpx.Client() as client:
+        answer = client.get(running.gateway.url + path, headers=headers)
+        assert answer.json()["internalCode"] == code
+        assert secret not in answer.text
+        assert "Cloudflare Access" not in answer.text
+        assert client.get(f"{running.gateway.url}/healthz").status_code == 200
+    assert secret not in running.gateway.log_text()
+
+
+# Through wrangler
+
+
+def test_wrangler_posts_to_the_proxy_with_the_url_beside(client: httpx.Client, running: Running):
+    proxy = f"{running.account_url}/ai/run/proxy"
+    headers = named() | {"X-Forwarded": f"{ORIGIN}/run?version=3"}
+    del headers["host"]
+    answer = client.post(proxy, json={"inputs": {"prompt": "x"}, "options": {}}, headers=headers)
+    assert answer.json()["response"] == TEXT
+    listed = client.get(proxy, headers={"X-Forwarded": f"{ORIGIN}/ai-api/models/search?search=parrot"})
+    assert [row["name"] for row in listed.json()["result"]] == [PARROT]
+    foreign = proxy.replace(running.tenants.account_id, running.tenants.other_account_id)
+    assert client.post(foreign, json={}, headers=headers).json()["errors"][0]["code"] == 10000
+    missing = client.post(proxy, json={})
+    assert (missing.status_code, missing.json()["errors"][0]["code"]) == (400, 3003)
+
+
+def test_inputs_in_base64_beside_their_kind_are_the_text_itself(client: httpx.Client, running: Running):
+    prompt = {"body": base64.b64encode(b"x").decode(), "contentType": "text/plain"}
+    answer = run(client, running, {"prompt": prompt})
+    assert running.site.execute_of(answer).task.prompt == prompt["body"]
