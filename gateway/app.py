@@ -95,19 +95,16 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_account_token),
     *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),
     *_token_routes(ACCOUNT + "/tokens", Access.READ_ACCOUNT_TOKENS, Access.WRITE_ACCOUNT_TOKENS),
+    # What a Worker's AI binding asks of its one origin; `binding.py` says how it comes here.
+    Route("POST", "/run", Access.RUN_MODELS, BINDING_RUN),
+    Route("POST", "/ai-gateway/run", Access.RUN_MODELS, BINDING_RUN),
+    Route("GET", "/ai-api/models/search", Access.RUN_MODELS, models.search),
     Route("GET", "/healthz", Access.PUBLIC, health.healthz),
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
     Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
 )
-# What a Worker's AI binding asks of its one origin; `binding.py` says how it comes here.
-_BINDING_ROUTES = (
-    Route("POST", "/run", Access.RUN_MODELS, BINDING_RUN),
-    Route("POST", "/ai-gateway/run", Access.RUN_MODELS, BINDING_RUN),
-    Route("GET", "/ai-api/models/search", Access.RUN_MODELS, models.search),
-)
 ROUTES = (
     *_ROUTES,
-    *_BINDING_ROUTES,
     Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
     Route("GET", "/docs", Access.PUBLIC, docs.page),
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),

@@ -28,13 +28,17 @@ _TAGS = (
     ("/ai/", "Models"),
     ("/tokens", "API tokens"),
     ("/client/v4/", "Accounts"),
+    ("/ai-", "AI binding"),
+    ("/run", "AI binding"),
+    ("/to-everything/", "AI binding"),
     ("/", "Service"),
 )
 _TEXT: Json = {"type": "string"}
+_OBJECT: Json = {"type": "object"}
 _COUNT: Json = {"type": "integer", "minimum": 1}
 _PAGE: dict[str, Json] = {"page": _COUNT, "per_page": _COUNT, "direction": {"type": "string", "enum": ["asc", "desc"]}}
 _QUERIES: dict[str, dict[str, Json]] = {
-    "/ai/models/search": {
+    "/models/search": {
         "search": _TEXT,
         "task": _TEXT,
         "author": _TEXT,
@@ -90,6 +94,7 @@ _BODIES: dict[str, tuple[str, Json]] = {
         },
     ),
 }
+_BINDING_MODEL: Json = {"name": "cf-consn-model-id", "in": "header", "required": True, "schema": _TEXT}
 _REQUIRED_QUERIES = {"model"}
 _MESSAGE: Json = {
     "type": "object",
@@ -139,12 +144,13 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
     if isinstance(route.endpoint, Door):
         names = route.endpoint.schemas or get_args(get_type_hints(CardFacts)["schema"])
         is_bare = tag != "Workers AI"
-        operation["requestBody"] = {
-            "required": True,
-            "content": _json(_one_of([_put(schemas, n, "input") for n in names])),
-        }
+        body = _one_of([_put(schemas, n, "input") for n in names])
+        if tag == "AI binding":
+            body = {"type": "object", "required": ["inputs"], "properties": {"inputs": body, "options": _OBJECT}}
+            operation["parameters"].append(_BINDING_MODEL)
+        operation["requestBody"] = {"required": True, "content": _json(body)}
         content = _answers([_put(schemas, name, "output") for name in names], schemas, is_bare)
-    elif path.startswith("/client/v4/"):
+    elif path.startswith("/client/v4/") or tag == "AI binding":
         if route.method in ("POST", "PUT", "PATCH"):
             bodies = (body for suffix, body in _BODIES.items() if path.endswith(suffix))
             media_type, schema = next(bodies, ("application/json", {"type": "object"}))

@@ -127,7 +127,8 @@ def test_no_body_makes_a_defect(client: httpx.Client, running: Running, method: 
             body["model"] = model
         url = running.gateway.url + path.replace("{account_id}", running.tenants.account_id).replace("{model}", model)
         started_s = time.monotonic()
-        answer = client.request(method, url, params=query, json=body if content else None)  # to a form, too
+        headers = {"cf-consn-model-id": model}  # where a binding names it
+        answer = client.request(method, url, params=query, json=body if content else None, headers=headers)
         assert answer.status_code < 500, (body, answer.text)
         assert time.monotonic() - started_s < 5
         if answer.status_code >= 400:
