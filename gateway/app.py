@@ -99,6 +99,8 @@ _ROUTES = (
     Route("POST", "/run", Access.RUN_MODELS, BINDING_RUN),
     Route("POST", "/ai-gateway/run", Access.RUN_MODELS, BINDING_RUN),
     Route("GET", "/ai-api/models/search", Access.RUN_MODELS, models.search),
+    Route("POST", "/to-everything/markdown/transformer", Access.RUN_MODELS, tomarkdown.transform),
+    Route("GET", "/to-everything/markdown/supported", Access.RUN_MODELS, tomarkdown.list_supported),
     Route("GET", "/healthz", Access.PUBLIC, health.healthz),
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
     Route("GET", "/metrics", Access.PUBLIC, health.prometheus),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import documents, envelope, multipart
+from gateway import documents, envelope, json_body, multipart
 from gateway.errors import Reason, Refusal
+from gateway.exchange import Exchange
 from gateway.services import Services
 
 _FORM_OVERHEAD_BYTES = 256 * 1024
@@ -29,6 +30,16 @@ async def convert(services: Services, request: Request) -> Response:
         max_parts=documents.MAX_FILES + 2,
     )
     return _answer(await services.documents.convert(documents.ask_of_form(form)))
+
+
+async def transform(services: Services, request: Request) -> Response:
+    """The same for a Worker's binding, whose files come in JSON. `files` with name, media type and base64 each, and
+    perhaps `options`."""
+    exchange: Exchange = request.scope["hearth.exchange"]
+    max_bytes = services.documents.max_bytes * 4 // 3 + _FORM_OVERHEAD_BYTES
+    exchange.check_announced_body(max_bytes)
+    body = json_body.parse(await exchange.read_body(max_bytes, services.settings.body_timeout_s))
+    return _answer(await services.documents.convert(documents.ask_of_json(body)))
 
 
 async def list_supported(_services: Services, _request: Request) -> Response:

@@ -146,6 +146,20 @@ def test_what_is_not_served_says_so_as_the_binding_reads_it(client: httpx.Client
     assert client.get(f"{running.gateway.url}/run?version=3&body=x", headers=headers).status_code == 405
 
 
+def test_files_become_markdown(client: httpx.Client, running: Running):
+    data = base64.b64encode(b"a,b\n1,2\n").decode()
+    files = {"files": [{"name": "t.csv", "mimeType": "text/csv", "data": data}], "options": {}}
+    headers = {"host": "workers-binding.ai"}
+    url = f"{running.gateway.url}/to-everything/markdown"
+    (row,) = client.post(f"{url}/transformer", json=files, headers=headers).json()["result"]
+    assert (row["name"], row["format"]) == ("t.csv", "markdown")
+    assert "| 1 | 2 |" in row["data"]
+    kinds = client.get(f"{url}/supported", headers=headers).json()["result"]
+    assert {"extension": ".csv", "mimeType": "text/csv"} in kinds
+    refused = client.post(f"{url}/transformer", json={"files": [{"name": "x"}]}, headers=headers)
+    assert (refused.status_code, refused.json()["internalCode"]) == (400, 5006)
+
+
 # One input as the body
 
 
