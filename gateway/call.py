@@ -28,6 +28,8 @@ class Call(Struct, frozen=True, kw_only=True):
     cache and `tenant` fairness; both are derived by us. `affinity` is what should meet the same node again.
     `num_estimated_tokens` is prompt and completion, guessed from text length. `started_s` is the monotonic clock's,
     `deadline_s` the event loop's, which may be coarser. `is_batch`: it was queued, and costs what queued calls cost.
+    `num_bytes_in` is the body's length, `body_hash` this process's hash of it; `is_retry`: its client says that it
+    asked before.
     """
 
     request_id: str
@@ -44,6 +46,9 @@ class Call(Struct, frozen=True, kw_only=True):
     started_s: float
     deadline_s: float
     is_batch: bool = False
+    num_bytes_in: int = 0
+    body_hash: int = 0
+    is_retry: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,11 @@ def opening_of(task: TaskInput) -> str:
     if task.messages is None:
         return adapter + (task.prompt or "")
     return adapter + "\n".join(message.content for message in task.messages[:4])
+
+
+def most_completion_tokens_of(task: TaskInput) -> int:
+    """What a task may generate, at most."""
+    return 0 if isinstance(task, TextEmbeddings) else task.sampling.max_tokens * task.num_choices
 
 
 def estimated_tokens_of(task: TaskInput) -> int:

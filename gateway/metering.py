@@ -14,7 +14,8 @@ from typing import Protocol
 from prometheus_client import Counter, Histogram
 
 from catalog.pricing import price_in_micro_neurons
-from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta, Usage
+from engine.protocol.events import Event, Failed, Finished, Result, Started, Token, ToolCallDelta, Usage
+from gateway.asked_again import UsefulReplies
 from gateway.call import Call
 from gateway.errors import Refusal
 from telemetry import metrics
@@ -45,14 +46,19 @@ class Ledger(Protocol):
 class MeteredEvents:
     """The events of one call, counted."""
 
-    def __init__(self, call: Call, source: Source, ledger: Ledger, pop: str, clock: Clock) -> None:
+    def __init__(
+        self, call: Call, source: Source, ledger: Ledger, pop: str, clock: Clock, useful: UsefulReplies | None = None
+    ) -> None:
         self._call = call
         self._source = source
         self._ledger = ledger
         self._pop = pop
         self._clock = clock
+        self._useful = useful
         self._started = Started()
         self._num_completion_tokens = 0
+        self._num_bytes_out = 0
+        self._num_tool_calls = 0
         self._end: Finished | Failed | None = None
         self._first_event_s: float | None = None
         self._is_settled = False
@@ -98,8 +104,16 @@ class MeteredEvents:
         for event in events:
             if isinstance(event, Token | ToolCallDelta):
                 self._num_completion_tokens += event.num_tokens
+                if isinstance(event, Token):
+                    text = event.text
+                else:
+                    text = event.arguments
+                    self._num_tool_calls += event.id is not None
+                self._num_bytes_out += len(text) if text.isascii() else len(text.encode())
             elif isinstance(event, Started):
                 self._started = event
+            elif isinstance(event, Result):
+                self._num_bytes_out += len(event.value.data)
             elif isinstance(event, Finished | Failed):
                 self._end = event
 
@@ -124,6 +138,7 @@ class MeteredEvents:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=min(usage.cached_tokens, usage.prompt_tokens),
             completion_tokens=usage.completion_tokens,
+            is_batch=call.is_batch,
         )
         entry = UsageEntry(
             request_id=call.request_id,
@@ -144,9 +159,23 @@ class MeteredEvents:
             attempts=self._source.num_attempts,
             micro_neurons=self.micro_neurons,
             is_stream=call.is_stream,
+            device_us=usage.device_us,
+            bytes_in=call.num_bytes_in,
+            bytes_out=self._num_bytes_out,
+            num_tool_calls=self._num_tool_calls,
+            num_retried=0 if self._useful is None else self._useful.num_retried(call),
+            is_useful=self._is_useful(),
+            is_batch=call.is_batch,
         )
         _export(entry)
         await self._ledger.record(entry)
+        if entry.is_useful and self._useful is not None:
+            self._useful.add(call)
+
+    def _is_useful(self) -> bool:
+        """Finished (which it is not when it could not be held to the format asked for), whole, and in time."""
+        is_whole = isinstance(self._end, Finished) and not self._is_cut_short
+        return is_whole and asyncio.get_running_loop().time() <= self._call.deadline_s
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from engine.protocol.events import Usage
 from engine.protocol.tasks import ChatMessage, TextGeneration
 from gateway import authentication, placement, quotas, streaming
 from gateway.admission import Place
+from gateway.asked_again import RETRY_HEADER
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.connections import NodeLink
 from gateway.dispatch import Dispatch, Patience
@@ -60,17 +61,28 @@ async def serve(
         if door.model_of is not None:
             path_model = door.model_of(exchange)
         resolved = find_model(services.registry, path_model) if path_model is not None else None
-        body = door.open_body(exchange, await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
+        raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
+        body = door.open_body(exchange, raw)
         resolved = resolved or find_model(services.registry, _model_in(body))
         exchange.answer_headers = _headers_of(exchange, resolved)
-        order = Order(exchange.request_id, principal, resolved, session, started_s)
+        is_retry = exchange.header(RETRY_HEADER) not in (None, b"0")
+        order = Order(
+            exchange.request_id,
+            principal,
+            resolved,
+            session,
+            started_s,
+            num_bytes_in=len(raw),
+            body_hash=hash(raw),
+            is_retry=is_retry,
+        )
         await _answer(services, door, exchange, order, body, place)
 
 
 @dataclass(frozen=True)
 class Order:
     """Who asks which model, and since when (`started_s`, of the monotonic clock): what is known before the body is
-    looked at. `is_batch`: nobody waits for it."""
+    looked at. `is_batch`: nobody waits for it. The rest is what `Call` says of the body."""
 
     request_id: str
     principal: Principal
@@ -78,6 +90,9 @@ class Order:
     session: bytes | None
     started_s: float
     is_batch: bool = False
+    num_bytes_in: int = 0
+    body_hash: int = 0
+    is_retry: bool = False
 
 
 async def _answer(
@@ -155,7 +170,7 @@ def _on_its_way(services: Services, call: Call, ledger: Ledger) -> Iterator[tupl
     patience = Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
     dispatch = Dispatch(call, lambda: _place(services, call), patience)
     try:
-        yield dispatch, MeteredEvents(call, dispatch, ledger, settings.pop, services.clock)
+        yield dispatch, MeteredEvents(call, dispatch, ledger, settings.pop, services.clock, services.useful_replies)
     except Refusal as refusal:
         if refusal.reason is Reason.INPUT_BLOCKED:
             services.blocked_inputs.add(call)
@@ -196,6 +211,9 @@ def _make_call(services: Services, order: Order, asked: Asked) -> Call:
         task=asked.task,
         is_stream=asked.is_stream,
         is_batch=order.is_batch,
+        num_bytes_in=order.num_bytes_in,
+        body_hash=order.body_hash,
+        is_retry=order.is_retry,
         namespace=namespace,
         tenant=tenant,
         affinity=placement.affinity_of(namespace, order.session, opening_of(asked.task)),

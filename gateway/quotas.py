@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.call import Call
+from catalog.pricing import price_in_micro_neurons
+from gateway.call import Call, most_completion_tokens_of
 from gateway.errors import Reason, Refusal
 from gateway.exchange import Exchange, Headers
 from gateway.services import Services
+from tenants.allowance import ACCOUNT_BUDGET, ALLOWANCE
 from tenants.principal import Principal
 from tenants.quota import Entered, Plan, QuotaExceeded, Standing, nearest
 
@@ -36,7 +38,10 @@ class Held:
         plan = _plan_of(self._services, self._call, self._is_batch)
         try:
             self._entered = await self._services.quota.enter(
-                plan, self._call.request_id, tokens=self._call.num_estimated_tokens
+                plan,
+                self._call.request_id,
+                tokens=self._call.num_estimated_tokens,
+                micro_neurons=_estimated_price(self._call) if plan.budgets else 0,
             )
         except QuotaExceeded as error:
             self._tell(error.standings)
@@ -86,12 +91,26 @@ def nearest_tokens(standings: Sequence[Standing]) -> Standing | None:
 
 def _plan_of(services: Services, call: Call, is_batch: bool) -> Plan:
     items = () if is_batch else services.limits.items(call.principal, call.card.task_slug, call.card.name)
-    return services.quota.plan(call.principal.account_id, items)
+    return services.quota.plan(call.principal.account_id, items, services.allowance.of(call.principal))
+
+
+def _estimated_price(call: Call) -> int:
+    """Micro-neurons to reserve: of a prompt whose length is guessed, and of all it may generate."""
+    most = most_completion_tokens_of(call.task)
+    prompt_tokens = max(0, call.num_estimated_tokens - most)
+    return price_in_micro_neurons(
+        call.card.prices, prompt_tokens=prompt_tokens, completion_tokens=most, is_batch=call.is_batch
+    )
 
 
 def _refusal_of(error: QuotaExceeded) -> Refusal:
     """What a limit that is reached means to the client."""
     item = error.item
+    if item.kind == "b":
+        if item.name == ALLOWANCE:
+            return Refusal(Reason.ALLOWANCE_USED, f"{item.limit // 1_000_000:,}", retry_after_s=error.retry_after_s)
+        subject = "this account" if item.name == ACCOUNT_BUDGET else "this API token"
+        return Refusal(Reason.BUDGET_USED, subject, retry_after_s=error.retry_after_s)
     if item.kind == "c":
         subject = "account" if item.name == "account.calls" else "API token" if item.name == "token.calls" else "model"
         return Refusal(Reason.CONCURRENCY_LIMITED, subject, retry_after_s=error.retry_after_s)

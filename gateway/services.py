@@ -12,10 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 from catalog import finetunes as catalog_finetunes
+from catalog.pricing import micro_neurons_for
 from catalog.registry import Registry
 from documents.converter import Converter
 from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
+from gateway.asked_again import UsefulReplies
 from gateway.blocked_inputs import BlockedInputs
 from gateway.client_address import ClientAddress
 from gateway.documents import Documents
@@ -29,12 +31,14 @@ from storage.errors import StoreUnavailable
 from storage.spool import Spool
 from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
+from tenants.allowance import Allowance
 from tenants.api_tokens import TokenVerifier
 from tenants.cache_namespace import cache_namespace, fairness_id
 from tenants.conditions import AddressCondition
 from tenants.ledger import UsageLedger
 from tenants.limits import Limits, parse_rules
 from tenants.quota import LEASE_MARGIN_S, Quota
+from tenants.usage_upkeep import Kept, UsageUpkeep
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ class Services:
     threads: Threads
     limits: Limits
     quota: Quota
+    allowance: Allowance
+    useful_replies: UsefulReplies
     finetunes: Finetunes
     documents: Documents
     cache_identity: Callable[[str], tuple[bytes, int]]
@@ -101,11 +107,19 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     documents = Documents(Converter(document_limits, settings.document_processes), settings.document_max_bytes)
     sender = f"gateway@{socket.gethostname()}"
     nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls)
+    allowance = Allowance(
+        database,
+        SYSTEM_CLOCK,
+        free_micro_neurons=settings.free_neurons_per_day * 1_000_000,
+        micro_neurons_for=micro_neurons_for,
+        flush=ledger.flush,
+    )
     quota = Quota(
         settings.redis_url,
         ephemeral,
         timeout_s=settings.quota_timeout_s,
         lease_s=settings.call_timeout_s + LEASE_MARGIN_S,
+        budgets=allowance,
     )
     for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh), ("quota", quota.open)):
         try:
@@ -118,7 +132,13 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     def cache_identity(account_id: str) -> tuple[bytes, int]:
         return cache_namespace(settings.cache_secret, account_id), fairness_id(settings.cache_secret, account_id)
 
-    loops = (nodes.run, registry.watch, verifier.watch, ledger.run, quota.run)
+    kept = Kept(settings.usage_entries_days, settings.usage_minutes_days, settings.usage_hours_days)
+    upkeep = UsageUpkeep(database, SYSTEM_CLOCK, kept)
+
+    async def watch_allowance() -> None:
+        await allowance.watch(quota)
+
+    loops = (nodes.run, registry.watch, verifier.watch, ledger.run, quota.run, watch_allowance, upkeep.run)
     jobs = [asyncio.create_task(_keep_running(loop), name=loop.__qualname__) for loop in loops]
     try:
         yield Services(
@@ -134,6 +154,8 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
             limits=Limits(parse_rules(settings.rate_limits)),
             quota=quota,
+            allowance=allowance,
+            useful_replies=UsefulReplies(SYSTEM_CLOCK),
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             finetunes=finetunes,
             documents=documents,

@@ -136,6 +136,27 @@ class GatewaySettings:
         default="",
         check=_rate_limits,
     )
+    free_neurons_per_day: int = setting(
+        "HEARTH_FREE_NEURONS_PER_DAY",
+        "neurons that an account on the plan free may use each day, from 00:00 UTC",
+        default=10_000,
+        check=at_least(0),
+    )
+    usage_entries_days: int = setting(
+        "HEARTH_USAGE_ENTRIES_DAYS",
+        "days for which each call's usage entry is kept; sums over calls stay",
+        default=35,
+        check=at_least(2),
+    )
+    usage_minutes_days: int = setting(
+        "HEARTH_USAGE_MINUTES_DAYS",
+        "days after which sums of minutes become sums of hours",
+        default=2,
+        check=at_least(1),
+    )
+    usage_hours_days: int = setting(
+        "HEARTH_USAGE_HOURS_DAYS", "days after which sums of hours become sums of days", default=92, check=at_least(2)
+    )
     quota_timeout_s: float = setting(
         "HEARTH_QUOTA_TIMEOUT_S",
         "time for Redis to say whether a call is within its limits; then each gateway goes by its own share of them",

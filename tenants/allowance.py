@@ -25,10 +25,12 @@ from tenants.quota_days import QuotaDays
 _log = logging.getLogger(__name__)
 
 FREE_PLAN = "free"
+ALLOWANCE, ACCOUNT_BUDGET, TOKEN_BUDGET = "allowance", "account budget", "token budget"
 TRUE_UP_S = 5.0
 ALERTS_S = 30.0
 _SEEN_FOR_S = 120.0
 _MAX_SEEN = 20_000
+_REMEMBERED_S = 1.0
 _ACCOUNTS_AT_A_TIME = 200
 _DAY_TTL_S = 2 * 86_400.0
 _MONTH_TTL_S = 33 * 86_400.0
@@ -91,12 +93,28 @@ class Allowance:
         self._flush = flush
         self._budgets: dict[tuple[str, str], list[MonthlyBudget]] = {}  # by account and API token
         self._seen: dict[Budget, float] = {}  # -> when last, monotonic
+        self._held: dict[tuple[str, str], tuple[float, tuple[Budget, ...]]] = {}  # by account and token, until when
 
     def of(self, caller: Caller) -> tuple[Budget, ...]:
         """What a call of theirs is held to. A memory read."""
         is_free = caller.plan == FREE_PLAN
         if not is_free and not self._budgets:
             return ()
+        now_s = self._clock.monotonic_s()
+        owner = (caller.account_id, caller.api_token_id)
+        known = self._held.get(owner)
+        if known is not None and known[0] > now_s:
+            return known[1]
+        held = self._find(caller, is_free=is_free)
+        for each in held:
+            if each in self._seen or len(self._seen) < _MAX_SEEN:
+                self._seen[each] = now_s
+        if len(self._held) >= _MAX_SEEN:
+            self._held.clear()
+        self._held[owner] = (now_s + _REMEMBERED_S, held)
+        return held
+
+    def _find(self, caller: Caller, *, is_free: bool) -> tuple[Budget, ...]:
         day = self._days.day()
         found = [self._free_day(caller.account_id, day)] if is_free else []
         month = None
@@ -105,10 +123,6 @@ class Allowance:
                 if budget.refuses:
                     month = month or usage_sums.month_of(day)
                     found.append(self._monthly(budget, *month))
-        now_s = self._clock.monotonic_s()
-        for each in found:
-            if each in self._seen or len(self._seen) < _MAX_SEEN:
-                self._seen[each] = now_s
         return tuple(found)
 
     async def used(self, budget: Budget) -> int:
@@ -137,6 +151,7 @@ class Allowance:
         for budget in await budgets.list_all(self._database):
             found.setdefault((budget.account_id, budget.api_token_id), []).append(budget)
         self._budgets = found
+        self._held.clear()
 
     async def true_up(self, counts: Counts) -> None:
         """Whatever is counted less than the ledger knows of is raised to it. Raises StoreUnavailable."""
@@ -197,7 +212,7 @@ class Allowance:
     def _free_day(self, account_id: str, day: datetime) -> Budget:
         return Budget(
             key=f"neurons:day:{account_id}:{day:%Y%m%d}",
-            name="allowance",
+            name=ALLOWANCE,
             limit=self._free_micro_neurons,
             account_id=account_id,
             api_token_id=WHOLE_ACCOUNT,
@@ -212,7 +227,7 @@ class Allowance:
         amount = budget.micro_amount
         return Budget(
             key=f"neurons:month:{owner}:{budget.unit}:{since:%Y%m}",
-            name="account budget" if is_whole else "token budget",
+            name=ACCOUNT_BUDGET if is_whole else TOKEN_BUDGET,
             limit=amount if budget.unit == "neurons" else self._micro_neurons_for(amount),
             account_id=budget.account_id,
             api_token_id=budget.api_token_id,

@@ -1,11 +1,16 @@
 """Metering: one entry for each call that reached a node, however it ends, and never an answer before its entry."""
 
+import asyncio
 from datetime import UTC, datetime
+from decimal import Decimal
 
+import msgspec
 import pytest
 
-from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
+from catalog.card import Prices
+from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta, Usage
 from engine.protocol.tasks import TextGeneration
+from gateway.asked_again import UsefulReplies
 from gateway.call import Call
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.metering import MeteredEvents
@@ -138,6 +143,53 @@ async def test_a_call_that_never_reached_a_node_leaves_no_entry():
         await drain(metered(source, ledger))
     assert ledger.entries == []
     assert source.is_closed
+
+
+def called(**changes: object) -> Call:
+    return msgspec.structs.replace(CALL, deadline_s=asyncio.get_running_loop().time() + 60, **changes)
+
+
+async def entry_of(call: Call, *batches: list[Event], useful: UsefulReplies | None = None) -> UsageEntry:
+    ledger = Ledger()
+    events = MeteredEvents(call, Source(*batches), ledger, "lis", SYSTEM_CLOCK, useful)  # type: ignore[arg-type]
+    await drain(events)
+    (entry,) = ledger.entries
+    return entry
+
+
+async def test_an_entry_says_what_the_call_cost_the_platform():
+    usage = Usage(prompt_tokens=10, completion_tokens=3, device_us=4321)
+    pieces = [Token("né"), ToolCallDelta(index=0, id="c1", name="f"), ToolCallDelta(index=0, arguments='{"a":1}')]
+    entry = await entry_of(called(num_bytes_in=77), [Started(10), *pieces, Finished("tool_calls", usage)])
+    assert (entry.device_us, entry.bytes_in, entry.bytes_out, entry.num_tool_calls) == (4321, 77, 3 + 7, 1)
+    assert entry.is_useful
+
+
+async def test_a_reply_is_useful_if_it_finished_in_time_held_to_its_format():
+    late = msgspec.structs.replace(CALL, deadline_s=asyncio.get_running_loop().time() - 1)
+    assert not (await entry_of(late, [Finished("stop", USAGE)])).is_useful
+    assert not (await entry_of(called(), [Failed("constraint_failed", usage=USAGE)])).is_useful
+    assert (await entry_of(called(), [Finished("length", USAGE)])).is_useful
+
+
+async def test_a_useful_reply_that_its_client_asks_for_again_was_not_once():
+    useful = UsefulReplies(SYSTEM_CLOCK)
+    told = []
+    for changes in (
+        {"body_hash": 1},
+        {"body_hash": 2, "is_retry": True},
+        {"body_hash": 1, "is_retry": True},
+        {"body_hash": 1},
+    ):
+        told.append((await entry_of(called(**changes), [Finished("stop", USAGE)], useful=useful)).num_retried)
+    assert told == [0, 0, 1, 0]
+
+
+async def test_a_call_of_a_batch_costs_less():
+    card = msgspec.structs.replace(CALL.card, prices=Prices(Decimal(4), batch_discount=Decimal("0.5")))
+    alone = await entry_of(called(card=card), [Finished("stop", USAGE)])
+    batched = await entry_of(called(card=card, is_batch=True), [Finished("stop", USAGE)])
+    assert (alone.micro_neurons, batched.micro_neurons, batched.is_batch) == (40, 20, True)
 
 
 async def test_closing_again_enters_nothing_more():
