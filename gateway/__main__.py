@@ -14,7 +14,9 @@ import sys
 
 import uvloop
 
+from gateway.api.run import RUN
 from gateway.app import build_app
+from gateway.batch_worker import working
 from gateway.server import serve
 from gateway.services import open_services
 from gateway.settings import GatewaySettings
@@ -30,7 +32,7 @@ GC_THRESHOLD = (20_000, 20, 50)  # calls make few cycles: look for them less oft
 
 
 async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
-    async with open_services(settings) as services:
+    async with open_services(settings) as services, working(services, RUN):
         app = build_app(services)
         gc.collect()
         gc.freeze()

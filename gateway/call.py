@@ -68,13 +68,15 @@ class Door:
     """One family of inference endpoints. `read` turns an admitted model and a parsed body into what is asked; the
     model's name comes from the path, or else from the body's `model`. `schemas` name the files of `catalog/schemas/`
     that say what bodies and answers can be; none stands for every card's own. `open_body` makes of the bytes that came
-    what `read` takes; `model_of` finds the model's name where it is in neither place."""
+    what `read` takes; `model_of` finds the model's name where it is in neither place. `takes_batches`: a body may also
+    be one of several requests, or about such a batch (`batch_body.py`)."""
 
     is_openai: bool
     read: Callable[[ModelCard, dict[str, Any]], Asked]
     schemas: tuple[str, ...] = ()
     open_body: Callable[[Exchange, bytes], dict[str, Any]] = lambda _exchange, body: json_body.parse(body)
     model_of: Callable[[Exchange], str] | None = None
+    takes_batches: bool = False
 
 
 CHARACTERS_PER_TOKEN = 4  # a guess, good enough to balance load

@@ -77,6 +77,16 @@ class Reason(enum.Enum):
     BINDING_UNKNOWN = Row(
         405, 5019, "This version of the AI binding is not supported, please update", should_retry=False
     )
+    BATCH_UNKNOWN = Row(404, 7003, "No batch with this request_id is kept")
+    BATCH_UNSUPPORTED = Row(400, 5007, "No such model {detail} or task: it takes no batches", should_retry=False)
+    BATCH_QUEUE_FULL = Row(
+        429, 3040, "Too many requests of this account wait in batches, please try again later", should_retry=True
+    )
+    KEY_USED = Row(409, 11003, "This idempotency-key came with another request before", should_retry=False)
+    KEY_IN_USE = Row(409, 11003, "The first request with this idempotency-key is still running", should_retry=True)
+    KEY_SPENT = Row(
+        409, 11003, "The request with this idempotency-key was answered, and the answer is not kept", should_retry=False
+    )
     BODY_MISSING = Row(400, 3003, "The request has no body")
     BODY_TOO_LARGE = Row(413, 3006, "The request body is larger than {detail} bytes")
     BODY_INVALID = Row(400, 5004, "Invalid data: {detail}", is_ai=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
 from gateway import envelope
@@ -18,6 +18,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
+Keep = Callable[[Headers, list[bytes] | None], Awaitable[None]]
 
 _CLOSE = (b"connection", b"close")
 _MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost the connection
@@ -37,12 +38,16 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request_id: str = scope["hearth.request_id"]
         self.headers: Headers = scope["headers"]
+        self.path: bytes = scope.get("raw_path", b"")
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.answer_headers: Headers = []
         self.dialect: envelope.Dialect = "native"
         self.has_started = False
         self.error_frame: Callable[[Refusal], bytes] = lambda _refusal: b""  # of a stream that has started
+        self.keep: Keep | None = None  # is given a whole answer, or none, before the last of it goes out
+        self._kept_headers: Headers = []
+        self._kept_parts: list[bytes] = []  # of a stream that is to be kept
         self._connection: Connection = scope["hearth.connection"]
         self._receive = receive
         self._send = send
@@ -115,12 +120,36 @@ class Exchange:
 
     async def answer(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole answer of JSON; a binding wants it without an envelope."""
-        self.has_started = True
         if self.dialect == "binding" and status == 200:
             body = envelope.opened(body)
+        if self.keep is not None and status == 200:
+            await self.keep([envelope.JSON_HEADER, *headers, *self.answer_headers], [body])
+        self.has_started = True
         length = (b"content-length", str(len(body)).encode())
         all_headers = [envelope.JSON_HEADER, length, *headers, *self.answer_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def answer_parts(self, parts: AsyncIterator[bytes]) -> None:
+        """Send a whole answer of JSON in parts. Should it break, the connection does: what was sent looks like no
+        answer."""
+        self.has_started = True
+        headers = [envelope.JSON_HEADER, *self.answer_headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async for part in parts:
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        except BaseException:
+            self._connection.abort()
+            raise
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def repeat(self, headers: Headers, body: bytes) -> None:
+        """Send an answer that was kept."""
+        self.has_started = True
+        length = (b"content-length", str(len(body)).encode())
+        all_headers = [*headers, length, (b"idempotent-replayed", b"true")]
+        await self._send({"type": "http.response.start", "status": 200, "headers": all_headers})
         await self._send({"type": "http.response.body", "body": body})
 
     async def answer_empty(self, status: int, headers: Headers) -> None:
@@ -154,15 +183,21 @@ class Exchange:
             (b"x-accel-buffering", b"no"),
             *self.answer_headers,
         ]
+        self._kept_headers = headers
         self._watch_for_stall(client_stall_timeout_s)
         await self._send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the stream; waits while the client does not read."""
+        if self.keep is not None:
+            self._kept_parts.append(data)
         await self._send_in_time({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end_stream(self, data: bytes = b"") -> None:
-        """Send the last piece."""
+    async def end_stream(self, data: bytes = b"", *, is_whole: bool = False) -> None:
+        """Send the last piece; with `is_whole` the stream says all that was to be said."""
+        if self.keep is not None:
+            keep, self.keep = self.keep, None
+            await keep(self._kept_headers, [*self._kept_parts, data] if is_whole else None)
         await self._send_in_time({"type": "http.response.body", "body": data})
 
     def close(self) -> None:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from msgspec import structs
 
 from catalog.registry import Resolved
-from engine.protocol.events import Usage
 from engine.protocol.tasks import ChatMessage, TextGeneration
-from gateway import authentication, placement, quotas, streaming
+from gateway import authentication, batch_body, batch_now, idempotency, placement, quotas, streaming
 from gateway.admission import Place
 from gateway.asked_again import RETRY_HEADER
+from gateway.batch_body import Poll, Queue, RunNow
+from gateway.batch_now import Ending, Group, ItemAnswer
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.connections import NodeLink
 from gateway.dispatch import Dispatch, Patience
@@ -36,7 +37,7 @@ from tenants.principal import Principal
 _AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")
 
-OnStart = Callable[[Dispatch], None]
+OnStart = Callable[[Ending], None]
 
 
 async def serve(
@@ -76,7 +77,29 @@ async def serve(
             body_hash=hash(raw),
             is_retry=is_retry,
         )
-        await _answer(services, door, exchange, order, body, place)
+        batch = _batch_in(services, door, exchange, body)
+        if isinstance(batch, Poll):
+            await quotas.pass_by(services, exchange, principal)
+            await services.batches.answer(batch, principal.account_id, resolved, exchange)
+            return
+
+        async def answer(order: Order) -> None:
+            if isinstance(batch, Queue):
+                await quotas.pass_by(services, exchange, principal)
+                queued = await services.batches.submit(batch, order.request_id, principal, resolved)
+                await exchange.answer(200, queued, [])
+            elif isinstance(batch, RunNow):
+                await _answer_together(services, door, exchange, order, batch, place)
+            else:
+                await _answer(services, door, exchange, order, body, place)
+
+        key = exchange.header(b"idempotency-key")
+        if key is None:
+            await answer(order)
+        else:
+            target = (exchange.path, exchange.query_string, resolved.requested_name.encode())
+            asked = idempotency.Asked(account_id, key, target, raw)
+            await _answer_once(services, exchange, asked, order, answer)
 
 
 @dataclass(frozen=True)
@@ -95,6 +118,48 @@ class Order:
     is_retry: bool = False
 
 
+async def _answer_once(
+    services: Services,
+    exchange: Exchange,
+    asked: idempotency.Asked,
+    order: Order,
+    answer: Callable[[Order], Awaitable[None]],
+) -> None:
+    """The answer that was given under the same key, or else this one, which is kept."""
+    held = await services.idempotency_keys.take(asked, order.request_id)
+    if isinstance(held, idempotency.Answer):
+        assert held.body is not None
+        await exchange.repeat(held.headers, held.body)
+        return
+    exchange.request_id = held.request_id
+    exchange.answer_headers = _headers_of(exchange, order.resolved)
+    exchange.keep = held.keep
+    try:
+        await answer(replace(order, request_id=held.request_id))
+    finally:
+        exchange.keep = None
+        await held.close()
+
+
+async def _answer_together(
+    services: Services, door: Door, exchange: Exchange, order: Order, batch: RunNow, place: Place
+) -> None:
+    """A batch's calls, and their one answer."""
+    group = Group()
+    place.stop = group.stop
+    if exchange.keep is None:
+        exchange.when_client_leaves(group.abandon)
+
+    async def run_one(number: int, body: dict[str, Any]) -> ItemAnswer:
+        own = replace(order, request_id=f"{order.request_id}-{number}", num_bytes_in=0)
+        return await run_item(services, door, own, body, services.ledger, group.add)
+
+    try:
+        await batch_now.answer(batch, run_one, exchange, group)
+    finally:
+        exchange.when_client_leaves(None)
+
+
 async def _answer(
     services: Services, door: Door, exchange: Exchange, order: Order, body: dict[str, Any], place: Place
 ) -> None:
@@ -102,7 +167,8 @@ async def _answer(
     asked, call, turns = await _prepare(services, door, order, body)
     async with quotas.Held(services, call, exchange.answer_headers) as cost:
         with _on_its_way(services, call, services.ledger) as (dispatch, events):
-            exchange.when_client_leaves(dispatch.abandon)
+            if exchange.keep is None:  # else the client means to come back
+                exchange.when_client_leaves(dispatch.abandon)
             place.stop = dispatch.stop
             shape = asked.make_shape(call)
             told: streaming.Events = events
@@ -121,23 +187,14 @@ async def _answer(
                 cost.was(events.num_tokens, events.micro_neurons)
 
 
-@dataclass(frozen=True)
-class ItemAnswer:
-    """What one request of a batch was answered: the whole body, and what it consumed."""
-
-    body: bytes
-    usage: Usage
-
-
 async def run_item(
     services: Services, door: Door, order: Order, body: dict[str, Any], ledger: Ledger, on_start: OnStart
 ) -> ItemAnswer:
-    """One call without a connection of its own, whole. `on_start` is given what ends it early. Raises what `serve`
-    does."""
+    """One call of a batch, whole. `on_start` is given what ends it early. Raises what `serve` does."""
     asked, call, _ = await _prepare(services, door, order, body)
-    async with quotas.Held(services, call, is_batch=True) as cost:
+    async with quotas.Held(services, call, is_batch=order.is_batch) as cost:
         with _on_its_way(services, call, ledger) as (dispatch, events):
-            on_start(dispatch)
+            on_start(Ending(dispatch.abandon, dispatch.stop))
             try:
                 outcome = await streaming.whole_of(events)
                 return ItemAnswer(asked.make_shape(call).whole(outcome), outcome.finished.usage)
@@ -175,6 +232,14 @@ def _on_its_way(services: Services, call: Call, ledger: Ledger) -> Iterator[tupl
         if refusal.reason is Reason.INPUT_BLOCKED:
             services.blocked_inputs.add(call)
         raise
+
+
+def _batch_in(services: Services, door: Door, exchange: Exchange, body: dict[str, Any]) -> Queue | RunNow | Poll | None:
+    """What the request asks about batches, if anything. Raises Refusal."""
+    if not door.takes_batches:
+        return None
+    options = batch_body.options_in(exchange.query_string, body)
+    return batch_body.asked_of(options, body, services.settings.batch_max_requests)
 
 
 def _place(services: Services, call: Call) -> list[NodeLink]:

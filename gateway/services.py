@@ -18,11 +18,14 @@ from documents.converter import Converter
 from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
 from gateway.asked_again import UsefulReplies
+from gateway.batches import Batches
 from gateway.blocked_inputs import BlockedInputs
 from gateway.client_address import ClientAddress
 from gateway.documents import Documents
 from gateway.finetunes import Finetunes
+from gateway.idempotency import IdempotencyKeys
 from gateway.nodes import Nodes
+from gateway.sealed import Sealer
 from gateway.settings import GatewaySettings, networks_in
 from gateway.threads import Threads
 from storage.database import Database
@@ -68,6 +71,8 @@ class Services:
     useful_replies: UsefulReplies
     finetunes: Finetunes
     documents: Documents
+    batches: Batches
+    idempotency_keys: IdempotencyKeys
     cache_identity: Callable[[str], tuple[bytes, int]]
     trusted_proxies: AddressCondition | None = None
 
@@ -105,6 +110,15 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     finetunes = Finetunes(database, registry, settings.objects_url, limits_of_finetunes, SYSTEM_CLOCK)
     document_limits = DocumentLimits(settings.document_timeout_s, settings.document_memory_bytes)
     documents = Documents(Converter(document_limits, settings.document_processes), settings.document_max_bytes)
+    sealer = Sealer(settings.cache_secret, "batches")
+    batches = Batches(database, ephemeral, sealer, SYSTEM_CLOCK, settings.batch_max_waiting)
+    idempotency_keys = IdempotencyKeys(
+        database,
+        settings.cache_secret,
+        SYSTEM_CLOCK,
+        lease_s=settings.batch_lease_s,
+        ttl_s=settings.idempotency_ttl_s,
+    )
     sender = f"gateway@{socket.gethostname()}"
     nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls)
     allowance = Allowance(
@@ -138,8 +152,17 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     async def watch_allowance() -> None:
         await allowance.watch(quota)
 
-    loops = (nodes.run, registry.watch, verifier.watch, ledger.run, quota.run, watch_allowance, upkeep.run)
-    jobs = [asyncio.create_task(_keep_running(loop), name=loop.__qualname__) for loop in loops]
+    loops = (
+        nodes.run,
+        registry.watch,
+        verifier.watch,
+        ledger.run,
+        quota.run,
+        watch_allowance,
+        upkeep.run,
+        idempotency_keys.run,
+    )
+    jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in loops]
     try:
         yield Services(
             settings=settings,
@@ -159,6 +182,8 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             finetunes=finetunes,
             documents=documents,
+            batches=batches,
+            idempotency_keys=idempotency_keys,
             cache_identity=cache_identity,
             trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         )
@@ -175,7 +200,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         await database.close()
 
 
-async def _keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a loop that should not end by itself; should it fail in a way nobody foresaw, say so and run it again."""
     while True:
         try:

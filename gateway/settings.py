@@ -190,6 +190,45 @@ class GatewaySettings:
         default=3600.0,
         check=at_least(0),
     )
+    idempotency_ttl_s: float = setting(
+        "HEARTH_IDEMPOTENCY_TTL_S",
+        "how long the answer to a request with an idempotency-key is kept, encrypted, to be given again",
+        default=86400.0,
+        check=at_least(1),
+    )
+    batch_max_requests: int = setting(
+        "HEARTH_BATCH_MAX_REQUESTS", "requests that one batch may have", default=10_000, check=at_least(1)
+    )
+    batch_max_waiting: int = setting(
+        "HEARTH_BATCH_MAX_WAITING",
+        "requests that may wait in one account's batches; beyond it new batches are refused",
+        default=100_000,
+        check=at_least(1),
+    )
+    batch_max_calls: int = setting(
+        "HEARTH_BATCH_MAX_CALLS",
+        "calls of queued batches that this gateway runs at once; 0 leaves them to others",
+        default=32,
+        check=at_least(0),
+    )
+    batch_lease_s: float = setting(
+        "HEARTH_BATCH_LEASE_S",
+        "time after which another gateway takes over what a silent one has begun: queued batches, idempotency-keys",
+        default=15.0,
+        check=at_least(0.5),
+    )
+    batch_deadline_s: float = setting(
+        "HEARTH_BATCH_DEADLINE_S",
+        "time in the queue after which a batch's requests are answered with a timeout",
+        default=86400.0,
+        check=at_least(1),
+    )
+    batch_ttl_s: float = setting(
+        "HEARTH_BATCH_TTL_S",
+        "how long a finished batch's answers are kept, encrypted",
+        default=86400.0,
+        check=at_least(1),
+    )
     trusted_proxies: str = setting(
         "HEARTH_TRUSTED_PROXIES",
         "networks of proxies whose x-forwarded-for tells the client's address, comma separated; empty trusts none",

@@ -57,7 +57,7 @@ async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, cli
     while True:
         frames, has_ended = _frames(batch, shape)
         if has_ended:
-            await exchange.end_stream(frames)
+            await exchange.end_stream(frames, is_whole=isinstance(batch[-1], Finished))
             return
         if frames:
             await exchange.write(frames)

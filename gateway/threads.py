@@ -7,29 +7,23 @@ A response that is not kept any more, or never was, is unknown. Knows turns and 
 from __future__ import annotations
 
 import dataclasses
-import hmac
 import logging
-import os
-import zlib
 from typing import Protocol
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from engine.protocol.events import Event, Finished
 from engine.protocol.fields import BadInput
 from engine.protocol.outcome import Outcome
 from engine.protocol.tasks import ChatMessage
 from gateway.call import Asked
+from gateway.sealed import Sealer
 from storage.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20  # of one thread, compressed
 MAX_TURNS_BYTES = 64 << 20  # of one thread, before
-
-_NONCE_BYTES = 12
 
 
 class Store(Protocol):
@@ -52,7 +46,7 @@ class Threads:
 
     def __init__(self, store: Store, secret: bytes, ttl_s: float) -> None:
         self._store = store
-        self._secret = secret
+        self._sealer = Sealer(secret, "responses")
         self._ttl_s = ttl_s
 
     async def go_on(self, asked: Asked, account_id: str) -> tuple[Asked, tuple[ChatMessage, ...]]:
@@ -72,41 +66,26 @@ class Threads:
         sealed = await self._store.get(self._place(account_id, response_id))
         try:
             if sealed is not None:
-                packed = self._cipher(account_id).decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
-                return msgspec.msgpack.decode(_inflated(packed), type=tuple[ChatMessage, ...])
-        except (InvalidTag, ValueError, zlib.error, msgspec.MsgspecError):
+                turns = self._sealer.open(account_id, sealed, MAX_TURNS_BYTES)
+                return msgspec.msgpack.decode(turns, type=tuple[ChatMessage, ...])
+        except (ValueError, msgspec.MsgspecError):
             log.warning("a kept response cannot be read")
         raise BadInput("'/previous_response_id' names no response that is kept")
 
     async def keep(self, account_id: str, response_id: str, turns: tuple[ChatMessage, ...]) -> None:
         """Keep all turns up to a response's own. What cannot be kept is not: the answer goes out all the same."""
-        packed = zlib.compress(msgspec.msgpack.encode(turns), 1)
-        if not self._ttl_s or len(packed) > MAX_BYTES:
+        if not self._ttl_s:
             return
-        nonce = os.urandom(_NONCE_BYTES)
-        sealed = nonce + self._cipher(account_id).encrypt(nonce, packed, None)
+        sealed = self._sealer.seal(account_id, msgspec.msgpack.encode(turns))
+        if len(sealed) > MAX_BYTES:
+            return
         try:
             await self._store.set(self._place(account_id, response_id), sealed, self._ttl_s)
         except StoreUnavailable:
             log.warning("a response could not be kept")
 
     def _place(self, account_id: str, response_id: str) -> str:
-        return "response:" + self._key_for("the place of", account_id, response_id).hex()
-
-    def _cipher(self, account_id: str) -> AESGCM:
-        return AESGCM(self._key_for("the turns of", account_id, ""))
-
-    def _key_for(self, purpose: str, account_id: str, response_id: str) -> bytes:
-        return hmac.digest(self._secret, f"responses: {purpose} {account_id}/{response_id}".encode(), "sha256")
-
-
-def _inflated(packed: bytes) -> bytes:
-    """Raises ValueError for more than a thread can hold."""
-    inflater = zlib.decompressobj()
-    turns = inflater.decompress(packed, MAX_TURNS_BYTES)
-    if inflater.unconsumed_tail:
-        raise ValueError("more turns than a thread can hold")
-    return turns
+        return "response:" + self._sealer.hash_of(account_id, response_id)
 
 
 class KeptEvents:

@@ -23,6 +23,7 @@ from storage.errors import StoreUnavailable
 # difference between two machines' clocks, since the value's own expiry (by Redis's clock) is what decides.
 _INDEX_GRACE_S = 3600.0
 _SUBSCRIPTION_CHECK_S = 5.0
+_ENTRY = b"entry"
 
 
 class Ephemeral:
@@ -117,6 +118,25 @@ class Ephemeral:
                         yield b""
                     elif message["type"] == "message":
                         yield message["data"]
+
+    async def append(self, stream: str, entry: bytes, max_len: int) -> None:
+        """Add to a stream, of which about the newest `max_len` entries are kept."""
+        with _translated():
+            await self._redis.xadd(stream, {_ENTRY: entry}, maxlen=max_len, approximate=True)
+
+    async def follow(self, stream: str, wait_s: float) -> AsyncGenerator[bytes, None]:
+        """Entries added to a stream from now on, also those added while the reader was busy. Each exchange waits up to
+        `wait_s`, which must be less than this connection's timeout. Raises StoreUnavailable."""
+        with _translated():
+            newest: Any = await self._redis.xrevrange(stream, count=1)
+        last_id = newest[0][0] if newest else b"0-0"
+        while True:
+            with _translated():
+                found: Any = await self._redis.xread({stream: last_id}, count=100, block=_milliseconds(wait_s))
+            for _, entries in found or ():
+                for entry_id, fields in entries:
+                    last_id = entry_id
+                    yield fields[_ENTRY]
 
     async def ping(self) -> None:
         """Returns when Redis answers, else raises StoreUnavailable."""

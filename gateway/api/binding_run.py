@@ -89,4 +89,4 @@ def _plain(value: Any) -> Any:
     return value
 
 
-BINDING_RUN = Door(is_openai=False, read=read, open_body=open_body, model_of=binding.model_of)
+BINDING_RUN = Door(is_openai=False, read=read, open_body=open_body, model_of=binding.model_of, takes_batches=True)

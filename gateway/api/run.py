@@ -48,4 +48,4 @@ def _read_by_key(card: ModelCard, body: dict[str, Any]) -> Asked:
     return read_chat(card, body, face="openai", is_bare=False)
 
 
-RUN = Door(is_openai=False, read=_read)
+RUN = Door(is_openai=False, read=_read, takes_batches=True)
