@@ -63,10 +63,8 @@ class Dense:
         rows = destination[first:last] if stored.shape else destination
         dtype = REALS[stored.dtype]
         is_direct = rows.dtype == dtype and rows.is_contiguous()
-        target = rows if is_direct else torch.empty(rows.shape, dtype=dtype)
-        buffer = memoryview(target.reshape(-1).view(torch.uint8).numpy().data)
-        files.read_into(stored, first * stored.row_bytes, buffer)
-        refuse_unless_finite(target if target.itemsize > 1 else target.float(), stored)
+        target = rows if is_direct else files.room(rows.shape, dtype)
+        files.read_finite(stored, first * stored.row_bytes, target)
         if not is_direct:
             rows.copy_(target)
 
@@ -118,7 +116,7 @@ class DenseColumns:
             rows = torch.empty(last - first, num_columns, dtype=dtype)
             for row, values in enumerate(rows.view(torch.uint8).numpy(), first):
                 files.read_into(stored, row * stored.row_bytes + self.first * dtype.itemsize, values.data)
-        refuse_unless_finite(rows if rows.itemsize > 1 else rows.float(), stored)
+        refuse_unless_finite(rows, stored)
         destination[first:last].copy_(rows)
 
 

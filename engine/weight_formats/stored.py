@@ -19,9 +19,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.kernels.native.library import find_library
+
 PIECE_ELEMENTS = 1 << 20  # of what is converted on the way: what one thread holds besides the destination
 PIECE_BYTES = 4 << 20  # of what is read straight into its place
+_BLOCK_BYTES = 1 << 20  # read, then checked: less and threads wait for each other, more and it has left the cache
 _MAX_NAMED = 5
+_NOT_FINITE = -(1 << 63)  # what the compiled reader says
 
 _NUMPY_TYPES = {"I8": "<i1", "U8": "<u1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4"}
 
@@ -63,6 +67,7 @@ class Files:
         self._stack = ExitStack()
         self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
+        self._of_thread = threading.local()
 
     def __enter__(self) -> Files:
         return self
@@ -84,6 +89,54 @@ class Files:
                 raise WeightsError(f"{tensor.path.name} ends inside {tensor.name}")
             buffer, offset = buffer[count:], offset + count
 
+    def read_finite(self, tensor: StoredTensor, first_byte: int, values: torch.Tensor) -> None:
+        """Fill `values`, which are contiguous and of the tensor's type, from `first_byte` on; all of them finite.
+
+        Raises WeightsError.
+        """
+        assert first_byte >= 0
+        assert first_byte + values.nbytes <= tensor.size_bytes, "a read stays inside its tensor"
+        library = find_library()
+        if library is None:
+            self._read_and_check(tensor, first_byte, values)
+            return
+        count = library.hearth_read_finite(
+            self._descriptor(tensor.path),
+            values.data_ptr(),
+            values.nbytes,
+            tensor.offset + first_byte,
+            values.itemsize,
+            FIRST_BAD[values.dtype],
+        )
+        if count == values.nbytes:
+            return
+        if count == _NOT_FINITE:
+            raise _not_finite(tensor)
+        if count < 0:
+            raise WeightsError(f"{tensor.path.name}: {tensor.name} cannot be read: {os.strerror(-count)}")
+        raise WeightsError(f"{tensor.path.name} ends inside {tensor.name}")
+
+    def _read_and_check(self, tensor: StoredTensor, first_byte: int, values: torch.Tensor) -> None:
+        values = values.reshape(-1)
+        buffer = memoryview(values.view(torch.uint8).numpy().data)
+        step = _BLOCK_BYTES // values.itemsize
+        for first, last in ranges(len(values), step):
+            start, end = first * values.itemsize, last * values.itemsize
+            self.read_into(tensor, first_byte + start, buffer[start:end])
+            refuse_unless_finite(values[first:last], tensor)
+
+    def room(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Memory for one piece on its way, this thread's until it asks again.
+
+        Kept, since the allocator does not find what it has freed again for such sizes: it would take new memory for
+        nearly every piece.
+        """
+        num_bytes = shape.numel() * dtype.itemsize
+        held: torch.Tensor | None = getattr(self._of_thread, "room", None)
+        if held is None or len(held) < num_bytes:
+            held = self._of_thread.room = torch.empty(max(num_bytes, PIECE_BYTES), dtype=torch.uint8)
+        return held[:num_bytes].view(dtype).view(shape)
+
     def read_bytes(self, tensor: StoredTensor, first_byte: int, num_bytes: int) -> NDArray[np.uint8]:
         data = np.empty(num_bytes, np.uint8)
         self.read_into(tensor, first_byte, data.data)
@@ -103,8 +156,7 @@ class Files:
         data = self.read_bytes(tensor, first * tensor.row_bytes, (last - first) * tensor.row_bytes)
         shape = (last - first, *tensor.shape[1:]) if tensor.shape else ()
         values = torch.from_numpy(data).view(REALS[tensor.dtype]).reshape(shape).float()
-        if not torch.isfinite(values).all():
-            raise WeightsError(f"{tensor.path.name}: {tensor.name} holds NaN or infinity")
+        refuse_unless_finite(values, tensor)
         return values
 
     def _descriptor(self, path: Path) -> int:
@@ -131,6 +183,18 @@ REALS = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
+
+
+# As integers without their sign: the first that is no finite number.
+FIRST_BAD = {
+    torch.float64: 0x7FF << 52,
+    torch.float32: 0xFF << 23,
+    torch.float16: 0x1F << 10,
+    torch.bfloat16: 0xFF << 7,
+    torch.float8_e4m3fn: 0x7F,  # has no infinity
+    torch.float8_e5m2: 0x1F << 2,
+}
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Source(Protocol):
@@ -165,14 +229,22 @@ def ranges(num_rows: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def refuse_unless_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
-    """A weight that is NaN or infinite makes every answer worthless. One sum tells, at a part of a read's cost, while
-    the values are still in the processor's cache. Sums of 16-bit halves are taken by row, since a whole one overflows.
+    """A weight that is NaN or infinite makes every answer worthless.
 
-    Raises WeightsError.
+    Read as integers, numbers that are not finite are the largest of their sign: two maxima tell. They make nothing new
+    in memory, and cost a part of a read while the values are still in the processor's cache. Raises WeightsError.
     """
-    sums = values.sum(-1) if values.dtype == torch.float16 and values.ndim else values.sum()
-    if not torch.isfinite(sums).all() and not torch.isfinite(values).all():
-        raise WeightsError(f"{tensor.path.name}: {tensor.name} holds NaN or infinity")
+    if not values.numel():
+        return
+    bits = values.view(_INTEGERS[values.itemsize]).numpy()
+    bad = FIRST_BAD[values.dtype]
+    negative = bits.view(f"u{bits.itemsize}")
+    if bits.max() >= bad or negative.max() >= bad + (1 << 8 * bits.itemsize - 1):
+        raise _not_finite(tensor)
+
+
+def _not_finite(tensor: StoredTensor) -> WeightsError:
+    return WeightsError(f"{tensor.path.name}: {tensor.name} holds NaN or infinity")
 
 
 def name_few(names: list[str], noun: str = "tensor") -> str:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from engine import weights
-from engine.weight_formats import dense
+from engine.weight_formats import dense, stored
 from engine.weights import LoadCancelled, Progress, WeightsError
 from tests.engine import one_thread  # noqa: F401
 
@@ -210,15 +211,81 @@ def test_a_lone_file_of_another_name_is_the_model_and_of_two_none_is(tmp_path: P
         weights.open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_weights_that_are_not_numbers_are_refused_by_name(value: float, dtype: torch.dtype, tmp_path: Path) -> None:
-    bad = torch.full((3, 700), 2.0, dtype=dtype)
-    bad[1, 3] = value
-    save_file({"good": torch.ones(2), "bad": bad}, tmp_path / "model.safetensors")
-    destinations = {"good": torch.zeros(2), "bad": torch.zeros(3, 700)}
-    with pytest.raises(WeightsError, match="bad holds NaN or infinity"):
-        weights.load(weights.open_checkpoint(tmp_path), destinations)
+@pytest.fixture(params=["compiled", "python"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both readers of numbers; the compiled one where there is a compiler."""
+    if request.param == "python":
+        monkeypatch.setattr(stored, "find_library", lambda: None)
+    elif stored.find_library() is None:
+        pytest.skip("no kernels were compiled")
+    return request.param
+
+
+BAD_BITS = {
+    torch.float64: (0x7FF0 << 48, 0xFFF0 << 48, 0x7FF8 << 48, (0xFFF0 << 48) + 1),
+    torch.float32: (0x7F800000, 0xFF800000, 0x7FC00000, 0xFF800001),
+    torch.float16: (0x7C00, 0xFC00, 0x7E00, 0xFC01),
+    torch.bfloat16: (0x7F80, 0xFF80, 0x7FC0, 0xFF81),
+    torch.float8_e5m2: (0x7C, 0xFC, 0x7E, 0xFD),
+    torch.float8_e4m3fn: (0x7F, 0xFF, 0x7F, 0xFF),
+}
+
+
+@pytest.mark.usefixtures("reader")
+@pytest.mark.parametrize("dtype", BAD_BITS)
+def test_weights_that_are_not_numbers_are_refused_by_name_and_all_others_kept(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Infinity and NaN of either sign; all numbers below them, the largest and zeros of both signs among them."""
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    largest = np.array(BAD_BITS[dtype][:2], unsigned) - 1
+    random = np.random.default_rng(0).integers(0, 1 << 8 * dtype.itemsize, 2000, dtype=unsigned, endpoint=False)
+    magnitudes = random & (np.iinfo(unsigned).max >> 1)
+    sound = np.concatenate(
+        [random[magnitudes <= largest[0]], largest, np.array([0, 1 << 8 * dtype.itemsize - 1], unsigned)]
+    )
+    for value in (None, *BAD_BITS[dtype]):
+        bits = sound.copy()
+        if value is not None:
+            bits[len(bits) // 3] = value
+        tensor = torch.from_numpy(bits).view(dtype)
+        save_file({"good": torch.ones(2), "bad": tensor}, tmp_path / "model.safetensors")
+        for room in (torch.zeros(len(bits), dtype=dtype), torch.zeros(len(bits), dtype=torch.float64)):
+            destinations = {"good": torch.zeros(2), "bad": room}
+            checkpoint = weights.open_checkpoint(tmp_path)
+            if value is None:
+                weights.load(checkpoint, destinations)
+                assert torch.equal(room.double(), tensor.double())
+            else:
+                with pytest.raises(WeightsError, match="bad holds NaN or infinity"):
+                    weights.load(checkpoint, destinations)
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_bad_number_is_found_wherever_it_lies_in_a_piece(tmp_path: Path) -> None:
+    """The first and last of blocks, and of tensors whose lengths are no multiple of anything."""
+    num_rows, num_columns = 1207, 1001  # more than one block of each reader
+    weight = torch.ones(num_rows, num_columns, dtype=torch.bfloat16)
+    places = [0, 1, (128 << 10) - 1, 128 << 10, (512 << 10) - 1, 512 << 10, weight.numel() - 2, weight.numel() - 1]
+    for place in places:
+        weight.view(-1)[place] = float("inf")
+        save_file({"w": weight}, tmp_path / "model.safetensors")
+        weight.view(-1)[place] = 1
+        with pytest.raises(WeightsError, match="w holds NaN or infinity"):
+            weights.load(weights.open_checkpoint(tmp_path), {"w": torch.zeros_like(weight)})
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_file_that_ends_early_or_cannot_be_read_is_told_of(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(300_000)}, tmp_path / "model.safetensors")
+    checkpoint, room = weights.open_checkpoint(tmp_path), torch.zeros(300_000)
+    os.truncate(tmp_path / "model.safetensors", 700_000)
+    with pytest.raises(WeightsError, match=r"model\.safetensors ends inside w"):
+        weights.load(checkpoint, {"w": room})
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(WeightsError, match=r"model\.safetensors: w cannot be read: Is a directory"):
+        weights.load(checkpoint, {"w": room})
 
 
 def test_large_weights_are_not_mistaken_for_infinite_ones(tmp_path: Path) -> None:
@@ -247,13 +314,13 @@ def test_progress_counts_every_byte_and_a_cancelled_load_ends(tmp_path: Path, mo
 
 def test_a_load_can_be_ended_from_another_thread_while_it_reads(tmp_path: Path, monkeypatch) -> None:
     save_file({f"t{index}": torch.ones(1000) for index in range(40)}, tmp_path / "model.safetensors")
-    progress, read = Progress(), weights.Files.read_into
+    progress, read = Progress(), weights.Files.read_finite
 
     def read_slowly(*arguments: Any) -> None:
         progress.cancel() if progress.done_bytes > 20_000 else None
         read(*arguments)
 
-    monkeypatch.setattr(weights.Files, "read_into", read_slowly)
+    monkeypatch.setattr(weights.Files, "read_finite", read_slowly)
     with pytest.raises(LoadCancelled, match="of 160000 bytes"):
         weights.load(
             weights.open_checkpoint(tmp_path), {f"t{index}": torch.zeros(1000) for index in range(40)}, progress

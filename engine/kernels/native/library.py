@@ -10,10 +10,10 @@ import ctypes
 import functools
 import hashlib
 import platform
-from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "packed.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "packed.cpp", "reading.cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "pack4": (None, (c_void_p, c_void_p, c_int64, c_int64)),
     "linear8": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64)),
     "linear4": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64, c_int64)),
+    "read_finite": (c_int64, (c_int, c_void_p, c_int64, c_int64, c_int64, c_uint64)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
     **{f"attend_{kind}": (None, (POINTER(AttentionCall),)) for kind in ("f32", "bf16")},
     **{f"rms_norm_{kind}": (None, _NORM) for kind in ("f32", "bf16")},

@@ -107,6 +107,7 @@ def test_only_its_own_bytes_are_read(dim: int, num_bytes: int, tmp_path: Path, m
         read_into(files, tensor, first, buffer)
 
     monkeypatch.setattr(Files, "read_into", counted)
+    monkeypatch.setattr("engine.weight_formats.stored.find_library", lambda: None)  # its reads are not seen from here
     shape = (2, 9000) if dim == 0 else (9, 4500)
     last = shape[dim]
     weights.load(checkpoint, {NAME: Part(torch.zeros(shape), Cut(dim, ((0, last),), (9, 9000)[dim]))}, is_whole=False)
