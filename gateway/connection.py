@@ -151,6 +151,14 @@ class Connection(HttpToolsProtocol):
             if self.transport.is_closing():
                 callback()
 
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a piece of an answer that has begun in chunks, as the server would, if it can go at once."""
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
     def trust(self) -> None:
         """A credential that came over this connection is good."""
         self._doorkeeper.trust(self)

@@ -60,18 +60,20 @@ class Inbox:
         self.has_ended = False
         self.last_event_s: float | None = None
 
-    def put(self, event: Event) -> None:
-        """Add what the node said."""
-        self.last_event_s = self._loop.time()
+    def put(self, event: Event, now_s: float | None = None) -> None:
+        """Add what the node said, heard at `now_s`, or now."""
+        self.last_event_s = self._loop.time() if now_s is None else now_s
         self._events.append(event)
-        if isinstance(event, Token | ToolCallDelta):
-            text = event.text if isinstance(event, Token) else event.arguments
+        kind = type(event)
+        if kind is Token or kind is ToolCallDelta:
+            text = event.text if kind is Token else event.arguments  # type: ignore[union-attr]  # by its kind
             self._num_bytes += len(text) + _EVENT_OVERHEAD_BYTES
             if self._num_bytes > self._max_bytes:
                 self.fail(Overrun())
-        elif isinstance(event, Finished | Failed):
+        elif kind is Finished or kind is Failed:
             self.has_ended = True
-        if self._waiter is not None:
+            self._wake()
+        if self._timer is None and self._waiter is not None and not self.waits_for_end:
             self._wake_in_time()
 
     def fail(self, error: Exception) -> None:
@@ -145,13 +147,13 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = self._loop.time()
+        self.heard_s = now_s = self._loop.time()
         try:
             for message in self._decoder.feed(data):
-                if isinstance(message, wire.Reply):
+                if type(message) is wire.Reply:
                     inbox = self.inboxes.get(message.call_id)
                     if inbox is not None:
-                        inbox.put(message.event)
+                        inbox.put(message.event, now_s)
                         if inbox.has_ended:
                             del self.inboxes[message.call_id]
                 elif isinstance(message, wire.Hello):

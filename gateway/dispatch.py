@@ -85,16 +85,15 @@ class Dispatch:
             except (DeadlinePassed, Overrun) as error:
                 raise self._refusal(error) from None
             last = events[-1]
-            is_retryable = (
-                isinstance(last, Failed) and last.is_retryable and (len(events) == 1 or not self._call.is_stream)
-            )
-            if isinstance(last, Failed) and last.num_deaths:
-                self._death = last
-                self._num_deaths += 1
-            if is_retryable and self._try_another():
-                continue
-            if isinstance(last, Failed) and last.is_blocked and not self._has_given:
-                raise Refusal(Reason.INPUT_BLOCKED)
+            if isinstance(last, Failed):
+                if last.num_deaths:
+                    self._death = last
+                    self._num_deaths += 1
+                is_retryable = last.is_retryable and (len(events) == 1 or not self._call.is_stream)
+                if is_retryable and self._try_another():
+                    continue
+                if last.is_blocked and not self._has_given:
+                    raise Refusal(Reason.INPUT_BLOCKED)
             self._has_given = True
             return events
 

@@ -27,6 +27,7 @@ _MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost 
 class Connection(Protocol):
     """What the server lets the app do with a client's connection (`connection.py`)."""
 
+    def write_chunk(self, data: bytes) -> bool: ...
     def when_lost(self, callback: Callable[[], None] | None) -> None: ...
     def trust(self) -> None: ...
     def abort(self) -> None: ...
@@ -191,6 +192,8 @@ class Exchange:
         """Send a piece of the stream; waits while the client does not read."""
         if self.keep is not None:
             self._kept_parts.append(data)
+        if self._connection.write_chunk(data):
+            return
         await self._send_in_time({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes = b"", *, is_whole: bool = False) -> None:

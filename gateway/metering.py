@@ -25,6 +25,10 @@ from tenants.usage import UsageEntry
 LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
 
 
+_PIECES = (Token, ToolCallDelta)  # asked of every event: a union would be made anew each time
+_ENDS = (Finished, Failed)
+
+
 class Source(Protocol):
     """Where a call's events come from."""
 
@@ -102,7 +106,7 @@ class MeteredEvents:
         if events and self._first_event_s is None:
             self._first_event_s = self._clock.monotonic_s()
         for event in events:
-            if isinstance(event, Token | ToolCallDelta):
+            if isinstance(event, _PIECES):
                 self._num_completion_tokens += event.num_tokens
                 if isinstance(event, Token):
                     text = event.text
@@ -114,7 +118,7 @@ class MeteredEvents:
                 self._started = event
             elif isinstance(event, Result):
                 self._num_bytes_out += len(event.value.data)
-            elif isinstance(event, Finished | Failed):
+            elif isinstance(event, _ENDS):
                 self._end = event
 
     def _usage(self) -> Usage:

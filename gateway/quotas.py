@@ -15,7 +15,7 @@ from gateway.exchange import Exchange, Headers
 from gateway.services import Services
 from tenants.allowance import ACCOUNT_BUDGET, ALLOWANCE
 from tenants.principal import Principal
-from tenants.quota import Entered, Plan, QuotaExceeded, Standing, nearest
+from tenants.quota import Entered, Plan, QuotaExceeded, Standing
 
 
 class Held:
@@ -75,18 +75,25 @@ async def pass_by(services: Services, exchange: Exchange, principal: Principal) 
 
 def headers_of(standings: Sequence[Standing]) -> Headers:
     """`Ratelimit` and its policy: the window of requests that is nearest to refusing, and that of tokens."""
-    named = [("default", nearest(standings)), ("tokens", nearest_tokens(standings))]
-    told = [(name, standing) for name, standing in named if standing is not None]
-    if not told:
+    now, policy = [], []
+    for kind, name in (("r", "default"), ("t", "tokens")):
+        nearest = nearest_of(standings, kind)
+        if nearest is not None:
+            item, remaining, reset_s = nearest
+            now.append(f'"{name}";r={remaining};t={reset_s}')
+            policy.append(f'"{name}";q={item.limit};w={item.span_ms // 1000}')
+    if not now:
         return []
-    now = ", ".join(f'"{name}";r={s.remaining};t={s.reset_s}' for name, s in told)
-    policy = ", ".join(f'"{name}";q={s.item.limit};w={s.item.span_ms // 1000}' for name, s in told)
-    return [(b"ratelimit", now.encode()), (b"ratelimit-policy", policy.encode())]
+    return [(b"ratelimit", ", ".join(now).encode()), (b"ratelimit-policy", ", ".join(policy).encode())]
 
 
-def nearest_tokens(standings: Sequence[Standing]) -> Standing | None:
-    """The window of tokens that has the fewest left."""
-    return min((s for s in standings if s.item.kind == "t"), key=lambda s: s.remaining, default=None)
+def nearest_of(standings: Sequence[Standing], kind: str) -> Standing | None:
+    """The window of this kind that has the least left."""
+    found: Standing | None = None
+    for standing in standings:
+        if standing.item.kind == kind and (found is None or standing.remaining < found.remaining):
+            found = standing
+    return found
 
 
 def _plan_of(services: Services, call: Call, is_batch: bool) -> Plan:

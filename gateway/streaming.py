@@ -17,6 +17,7 @@ from gateway.shapes import Shape
 from storage.errors import StoreError
 
 COALESCE_S = 0.020
+_ENDS = (Finished, Failed)
 
 
 class Events(Protocol):
@@ -79,6 +80,9 @@ class _Gathered:
 
 def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
     """The bytes for a batch, and whether the stream ends with them."""
+    if _is_plain_text(batch):
+        text = "".join([event.text for event in batch])  # type: ignore[union-attr]  # they are all Tokens
+        return shape.text(text, ()) if text else b"", False
     frames = b""
     gathered: dict[int, _Gathered] = {}
     end: Finished | Failed | None = None
@@ -97,7 +101,7 @@ def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
             frames += _text_frame(gathered, event.choice, shape) + shape.tool_call(event)
         elif isinstance(event, ChoiceEnded):
             frames += _text_frame(gathered, event.choice, shape) + shape.choice_end(event)
-        elif isinstance(event, Finished | Failed):
+        elif isinstance(event, _ENDS):
             end = event
         elif isinstance(event, Started):
             frames += shape.begin(event)
@@ -108,6 +112,14 @@ def _frames(batch: list[Event], shape: Shape) -> tuple[bytes, bool]:
     if isinstance(end, Failed):
         return frames + shape.error(failure(end.reason, end.message)), True
     return frames, False
+
+
+def _is_plain_text(batch: list[Event]) -> bool:
+    """Whether there is nothing but text, of one choice: nearly every batch of nearly every stream."""
+    for event in batch:
+        if type(event) is not Token or event.choice or event.is_reasoning or event.logprobs:
+            return False
+    return True
 
 
 def _text_frame(gathered: dict[int, _Gathered], choice: int, shape: Shape) -> bytes:

@@ -8,7 +8,7 @@ Pure; what is counted, and where, is `quota.py`'s.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
@@ -163,13 +163,3 @@ class Limits:
             rules = in_force(self._rules, account.plan, parse_own(account.limits), parse_own(principal.limits))
             found = self._items[key] = items_of(rules, *owners)
         return found
-
-
-def nearest_window(items: Iterable[Item], taken: Iterable[int]) -> int | None:
-    """Which window of requests lets the fewest more through: its place among the items."""
-    left = [
-        (item.limit - used, place)
-        for place, (item, used) in enumerate(zip(items, taken, strict=True))
-        if item.kind == "r"
-    ]
-    return min(left)[1] if left else None

@@ -15,15 +15,14 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from storage.redis_link import CommandRefused, RedisLink, Reply, command, packed, raise_refused
 from telemetry import metrics
 from tenants import quota_script as script
-from tenants.limits import Item, nearest_window
+from tenants.limits import Item
 from tenants.local_quota import LocalQuota
 
 log = logging.getLogger(__name__)
@@ -49,8 +48,7 @@ class QuotaExceeded(Exception):
         self.standings = standings
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(NamedTuple):
     """How a window stands: so much of it is left, for so long (whole seconds, at least 1)."""
 
     item: Item
@@ -82,9 +80,10 @@ class Budgets(Protocol):
 
 
 def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
-    """A script's command but for the six arguments that each call has of its own."""
+    """A script's command but for its last argument, which each call has of its own; its ASCII words are as many bytes
+    as characters."""
     fixed = ("EVALSHA", script.SHA[name], len(keys), *keys, *facts)
-    return b"*%d\r\n" % (len(fixed) + 6) + packed(*fixed)
+    return b"*%d\r\n" % (len(fixed) + 1) + packed(*fixed)
 
 
 def _item_of(budget: Budget) -> Item:
@@ -122,7 +121,7 @@ class Entered:
         self.op = op
         self.tokens = tokens
         self.micro_neurons = micro_neurons
-        self.standings: tuple[Standing, ...] = ()
+        self.standings: Sequence[Standing] = ()
         self.is_counted = True  # by Redis; or here, to be told to it
 
 
@@ -253,10 +252,7 @@ class Quota:
         plan = entered.plan
         for _ in range(_MAX_TRIES):
             epoch = self._epoch
-            data = plan.enter_head + packed(
-                entered.op, epoch, self._lease_ms, how, entered.tokens, entered.micro_neurons
-            )
-            reply = await self._link.send(data)
+            reply = await self._link.send(self._enter_bytes(entered, epoch, how))
             if isinstance(reply, CommandRefused):
                 if reply.code != "NOSCRIPT":
                     self._link.drop(reply.code)
@@ -278,13 +274,15 @@ class Quota:
         """Remember how things stand. Raises QuotaExceeded if that is what the numbers say."""
         items = entered.plan.items
         now_s = self._loop.time()
-        standings = []
-        for place, item in enumerate(items):
+        entered.standings = standings = []
+        at = 3
+        for item in items:
             if item.kind in "rt":
-                taken, left_ms = numbers[3 + 2 * place], numbers[4 + 2 * place]
+                taken, left_ms = numbers[at], numbers[at + 1]
                 self._local.saw(item, taken, now_s + left_ms / 1000, now_s)
-                standings.append(Standing(item, max(0, item.limit - taken), max(1, math.ceil(left_ms / 1000))))
-        entered.standings = tuple(standings)
+                left = item.limit - taken
+                standings.append(Standing(item, left if left > 0 else 0, -(-left_ms // 1000) or 1))
+            at += 2
         if numbers[0] == script.REFUSED:
             item, wait_s = items[numbers[1] - 1], numbers[2] / 1000
             refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
@@ -304,7 +302,7 @@ class Quota:
             if item.kind in "rt":
                 taken, left_s = self._local.standing(item, now_s)
                 standings.append(Standing(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
-        entered.standings = tuple(standings)
+        entered.standings = standings
         if refused is not None:
             raise QuotaExceeded(refused[0], max(1, math.ceil(refused[1])), entered.standings)
         metrics.QUOTA_LOCAL.inc()
@@ -335,11 +333,14 @@ class Quota:
             if not future.cancelled() and future.exception() is None:
                 self._link.drop("leaving was refused")
 
+    def _enter_bytes(self, entered: Entered, epoch: str, how: int) -> bytes:
+        last = f"{entered.op} {epoch or '-'} {self._lease_ms} {how} {entered.tokens} {entered.micro_neurons}"
+        return b"%b$%d\r\n%b\r\n" % (entered.plan.enter_head, len(last), last.encode())
+
     def _leave_bytes(self, leaving: _Leaving) -> bytes:
-        entered, tokens, micro_neurons = leaving
-        return entered.plan.leave_head + packed(
-            entered.op, self._lease_ms, entered.tokens, tokens, entered.micro_neurons, micro_neurons
-        )
+        entered, tokens, spent = leaving
+        last = f"{entered.op} {self._lease_ms} {entered.tokens} {tokens} {entered.micro_neurons} {spent}"
+        return b"%b$%d\r\n%b\r\n" % (entered.plan.leave_head, len(last), last.encode())
 
     async def _come_back(self, link: RedisLink) -> None:
         """A connection has opened: scripts, what Redis forgot, what it was not told."""
@@ -354,10 +355,7 @@ class Quota:
             if is_over and is_left and not any(item.kind == "b" for item in entered.plan.items):
                 continue
             entered.is_counted = True
-            data = entered.plan.enter_head + packed(
-                entered.op, self._epoch, self._lease_ms, script.FORCED, entered.tokens, entered.micro_neurons
-            )
-            replies.append(link.send(data))
+            replies.append(link.send(self._enter_bytes(entered, self._epoch, script.FORCED)))
         replies += [link.send(self._leave_bytes(leaving)) for leaving in self._owed_leaves]
         for reply in replies:
             raise_refused(await reply)
@@ -391,10 +389,7 @@ class Quota:
             epoch = found.decode() if isinstance(found, bytes) else ""
             replies = []
             for entered in [entered for entered in self._under_way.values() if entered.is_counted]:
-                data = entered.plan.enter_head + packed(
-                    entered.op, epoch, self._lease_ms, script.AGAIN, entered.tokens, entered.micro_neurons
-                )
-                replies.append(link.send(data))
+                replies.append(link.send(self._enter_bytes(entered, epoch, script.AGAIN)))
             for reply in replies:
                 raise_refused(await reply)
             if self._epoch:
@@ -422,9 +417,3 @@ class Quota:
                 await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S)
                 self._local.num_gateways = max(1, len(await self._ephemeral.present(_KIND)))
             await asyncio.sleep(PRESENCE_S)
-
-
-def nearest(standings: Sequence[Standing]) -> Standing | None:
-    """The window of requests that lets the fewest more through."""
-    place = nearest_window([s.item for s in standings], [s.item.limit - s.remaining for s in standings])
-    return None if place is None else standings[place]

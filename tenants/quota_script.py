@@ -28,10 +28,12 @@ NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, ENTERED, ENTERED_BEFORE = -1, -2, 0, 1, 2
 AS_ANYBODY, FORCED, AGAIN, IN_PASSING = 0, 1, 2, 3
 
 ENTER = """
+local six = '(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)'
 local items = #KEYS - 2
 local at = 3 * items
-local op, epoch, lease, mode = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-local cost = {r = 1, c = 1, t = tonumber(ARGV[at + 5]), b = tonumber(ARGV[at + 6])}
+local op, epoch, lease, mode, tokens, neurons = string.match(ARGV[at + 1], six)
+lease, mode = tonumber(lease), tonumber(mode)
+local cost = {r = 1, c = 1, t = tonumber(tokens), b = tonumber(neurons)}
 local known = redis.call('GET', KEYS[1])
 if known ~= epoch then return '-1 ' .. (known or '') end
 local time = redis.call('TIME')
@@ -133,16 +135,17 @@ for i = 1, items do
 end
 return table.concat(out, ' ')
 """
-"""Arguments behind the items': operation id, epoch, lease (ms), how, tokens, micro-neurons. Answers with numbers: what
-became of it; which item refuses (from 1) and for how many ms; then for each item what is taken and ms to its end. Only
-the epoch that Redis knows follows NEW_EPOCH, and the item follows UNKNOWN_BUDGET."""
+"""The last argument, words with spaces between: operation id, epoch, lease (ms), how, tokens, micro-neurons. Answers
+with numbers: what became of it; which item refuses (from 1) and for how many ms; then for each item what is taken and
+ms to its end. Only the epoch that Redis knows follows NEW_EPOCH, and the item follows UNKNOWN_BUDGET."""
 
 LEAVE = """
 local items = #KEYS - 2
 local at = 3 * items
-local op, lease = ARGV[at + 1], tonumber(ARGV[at + 2])
-local reserved = {t = tonumber(ARGV[at + 3]), b = tonumber(ARGV[at + 5])}
-local actual = {t = tonumber(ARGV[at + 4]), b = tonumber(ARGV[at + 6])}
+local op, lease, tokens, used, neurons, spent = string.match(ARGV[at + 1], '(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
+lease = tonumber(lease)
+local reserved = {t = tonumber(tokens), b = tonumber(neurons)}
+local actual = {t = tonumber(used), b = tonumber(spent)}
 local open, held = KEYS[2], KEYS[2] .. ':held'
 local ends = redis.call('ZSCORE', open, op)
 if not ends then return 0 end
@@ -167,7 +170,7 @@ for i = 1, items do
 end
 return 1
 """
-"""Arguments behind the items': operation id, lease (ms), tokens reserved and used, micro-neurons reserved and used.
+"""The last argument: operation id, lease (ms), tokens reserved and used, micro-neurons reserved and used.
 Answers 1 where the call was open, else 0: then nothing is changed."""
 
 RESTORE = """

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import struct
 from collections.abc import Iterator
 
 import msgspec
@@ -81,7 +82,8 @@ class Reply(Struct, frozen=True, tag="reply"):
 Message = Hello | Execute | Cancel | Ping | Pong | Reply
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_decode = msgspec.msgpack.Decoder[Message](Message).decode
+_read_size = struct.Struct("<I").unpack_from
 _json_encoder = msgspec.json.Encoder()
 
 
@@ -116,21 +118,27 @@ class FrameDecoder:
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
         """Yield every message completed by `data`. Raises WireError; the decoder is then spent."""
-        self._buffer += data
-        offset = 0
+        buffer = self._buffer
+        if buffer:
+            buffer += data
+        offset, view = 0, memoryview(buffer or data)
+        end = len(view)
         try:
-            while len(self._buffer) - offset >= 4:
-                size = int.from_bytes(self._buffer[offset : offset + 4], "little")
+            while end - offset >= 4:
+                (size,) = _read_size(view, offset)
                 if size > self._max_frame_bytes:
                     raise WireError(f"frame of {size} bytes is over the limit of {self._max_frame_bytes}")
-                if len(self._buffer) - offset - 4 < size:
+                start = offset + 4
+                if end - start < size:
                     break
-                payload = bytes(self._buffer[offset + 4 : offset + 4 + size])
-                offset += 4 + size
+                offset = start + size
                 try:
-                    message = _decoder.decode(payload)
+                    message = _decode(view[start:offset])
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise WireError(f"unreadable frame: {error}") from error
                 yield message
         finally:
-            del self._buffer[:offset]
+            rest = b"" if offset == end or buffer else bytes(view[offset:])
+            view.release()
+            del buffer[:offset]
+            buffer += rest

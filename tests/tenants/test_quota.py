@@ -14,7 +14,7 @@ from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from tenants.limits import Item, in_force, items_of, parse_rules
-from tenants.quota import Entered, Plan, Quota, QuotaExceeded, nearest
+from tenants.quota import Entered, Plan, Quota, QuotaExceeded
 from tests.waiting import wait_until
 
 LEASE_S = 60.0
@@ -96,9 +96,7 @@ async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: lis
     refused = await enter(gateways[1], gateways[1].plan("a", plan.items), "2")
     assert isinstance(refused, QuotaExceeded)
     assert (refused.item.name, 590 < refused.retry_after_s <= 600) == ("chat", True)
-    standing = nearest(refused.standings)
-    assert standing is not None
-    assert (standing.item.name, standing.remaining) == ("chat", 0)
+    assert [(s.item.name, s.remaining) for s in refused.standings] == [("account", 4), ("token", 1), ("chat", 0)]
     wider = gateways[1].plan("a", items("account=5/3600, token=2/60, chat=9/600"))
     second = await enter(gateways[1], wider, "3")
     assert isinstance(second, Entered)
