@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import authentication, binding, pipeline, quotas
-from gateway.api import accounts, api_tokens, docs, finetunes, health, held_tokens, models, tomarkdown, users
+from gateway.api import accounts, api_tokens, docs, finetunes, health, held_tokens, models, tomarkdown, usage, users
 from gateway.api.binding_run import BINDING_RUN
 from gateway.api.chat_completions import CHAT_COMPLETIONS
 from gateway.api.completions import COMPLETIONS
@@ -70,6 +70,16 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/ai/tasks/search", Access.RUN_MODELS, models.search_tasks),
     Route("POST", ACCOUNT + "/ai/tomarkdown", Access.RUN_MODELS, tomarkdown.convert),
     Route("GET", ACCOUNT + "/ai/tomarkdown/supported", Access.RUN_MODELS, tomarkdown.list_supported),
+    Route("POST", ACCOUNT + "/ai/price/{model...}", Access.RUN_MODELS, usage.price),
+    Route("GET", ACCOUNT + "/ai/usage", Access.READ_ACCOUNT, usage.summed),
+    Route("GET", ACCOUNT + "/ai/usage/calls", Access.READ_ACCOUNT, usage.list_calls),
+    Route("GET", ACCOUNT + "/ai/usage/latency", Access.READ_ACCOUNT, usage.latency),
+    Route("GET", ACCOUNT + "/ai/usage/export", Access.READ_ACCOUNT, usage.export),
+    Route("GET", ACCOUNT + "/ai/usage/forecast", Access.READ_ACCOUNT, usage.forecast),
+    Route("GET", ACCOUNT + "/ai/usage/budgets", Access.READ_ACCOUNT, usage.list_budgets),
+    Route("PUT", ACCOUNT + "/ai/usage/budgets", Access.WRITE_ACCOUNT, usage.put_budget),
+    Route("DELETE", ACCOUNT + "/ai/usage/budgets", Access.WRITE_ACCOUNT, usage.remove_budget),
+    Route("GET", ACCOUNT + "/ai/usage/alerts", Access.READ_ACCOUNT, usage.list_alerts),
     Route("GET", BASE + "/accounts", Access.PROVEN, accounts.list_),
     Route("POST", BASE + "/accounts", Access.USER, accounts.create),
     Route("GET", ACCOUNT, Access.READ_ACCOUNT, accounts.get),

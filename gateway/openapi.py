@@ -25,6 +25,8 @@ _TAGS = (
     ("/ai/v1/", "OpenAI"),
     ("/ai/run", "Workers AI"),
     ("/ai/finetunes", "Finetunes"),
+    ("/ai/usage", "Usage"),
+    ("/ai/price", "Usage"),
     ("/ai/", "Models"),
     ("/tokens", "API tokens"),
     ("/client/v4/", "Accounts"),
@@ -37,6 +39,9 @@ _TEXT: Json = {"type": "string"}
 _OBJECT: Json = {"type": "object"}
 _COUNT: Json = {"type": "integer", "minimum": 1}
 _PAGE: dict[str, Json] = {"page": _COUNT, "per_page": _COUNT, "direction": {"type": "string", "enum": ["asc", "desc"]}}
+_GROUPS = ("model", "day", "hour", "minute", "token", "pop", "status", "task")
+_SPAN: dict[str, Json] = {name: {"type": "string", "format": "date-time"} for name in ("since", "until")}
+_FILTER: dict[str, Json] = dict.fromkeys(("api_token_id", "model", "task", "pop", "status"), _TEXT)
 _QUERIES: dict[str, dict[str, Json]] = {
     "/models/search": {
         "search": _TEXT,
@@ -49,6 +54,10 @@ _QUERIES: dict[str, dict[str, Json]] = {
         "per_page": _COUNT,
         "format": {"type": "string", "enum": ["openrouter"]},
     },
+    "/ai/usage": {"by": {"type": "string", "enum": list(_GROUPS)}, **_SPAN, **_FILTER},
+    "/ai/usage/calls": {"limit": _COUNT, "before": _TEXT, **_FILTER},
+    "/ai/usage/latency": {**_SPAN, **_FILTER},
+    "/ai/usage/export": {"format": {"type": "string", "enum": ["csv", "parquet"]}, **_SPAN, **_FILTER},
     "/ai/models/schema": {"model": {"type": "string"}},
     "/ai/authors/search": {"search": _TEXT, **_PAGE},
     "/ai/tasks/search": {"search": _TEXT, **_PAGE},
@@ -60,6 +69,20 @@ _QUERIES: dict[str, dict[str, Json]] = {
 }
 # Bodies that no schema file admits, by how their path ends: media type and schema.
 _BODIES: dict[str, tuple[str, Json]] = {
+    "/ai/usage/budgets": (
+        "application/json",
+        {
+            "type": "object",
+            "required": ["amount"],
+            "properties": {
+                "amount": {"type": "number", "exclusiveMinimum": 0},
+                "unit": {"type": "string", "enum": ["neurons", "usd"]},
+                "api_token_id": {"type": ["string", "null"], "pattern": "^[0-9a-f]{32}$"},
+                "refuses": {"type": "boolean"},
+                "alert_percents": {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": 10},
+            },
+        },
+    ),
     "/ai/finetunes": (
         "application/json",
         {
@@ -95,7 +118,7 @@ _BODIES: dict[str, tuple[str, Json]] = {
     ),
 }
 _BINDING_MODEL: Json = {"name": "cf-consn-model-id", "in": "header", "required": True, "schema": _TEXT}
-_REQUIRED_QUERIES = {"model"}
+_REQUIRED_QUERIES: dict[str, set[str]] = {"/ai/models/schema": {"model"}}
 _MESSAGE: Json = {
     "type": "object",
     "required": ["code", "message"],
@@ -195,9 +218,9 @@ def _path_parameters(path: str) -> list[Json]:
 
 def _query_parameters(path: str) -> list[Json]:
     query = next((query for suffix, query in _QUERIES.items() if path.endswith(suffix)), {})
+    required: set[str] = next((names for suffix, names in _REQUIRED_QUERIES.items() if path.endswith(suffix)), set())
     return [
-        {"name": name, "in": "query", "required": name in _REQUIRED_QUERIES, "schema": schema}
-        for name, schema in query.items()
+        {"name": name, "in": "query", "required": name in required, "schema": schema} for name, schema in query.items()
     ]
 
 

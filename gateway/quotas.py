@@ -45,7 +45,7 @@ class Held:
             )
         except QuotaExceeded as error:
             self._tell(error.standings)
-            raise _refusal_of(error) from None
+            raise _refusal_of(self._services, error) from None
         self._tell(self._entered.standings)
         return self
 
@@ -69,7 +69,7 @@ async def pass_by(services: Services, exchange: Exchange, principal: Principal) 
         entered = await services.quota.pass_by(plan, exchange.request_id)
     except QuotaExceeded as error:
         exchange.answer_headers += headers_of(error.standings)
-        raise _refusal_of(error) from None
+        raise _refusal_of(services, error) from None
     exchange.answer_headers += headers_of(entered.standings)
 
 
@@ -110,14 +110,15 @@ def _estimated_price(call: Call) -> int:
     )
 
 
-def _refusal_of(error: QuotaExceeded) -> Refusal:
+def _refusal_of(services: Services, error: QuotaExceeded) -> Refusal:
     """What a limit that is reached means to the client."""
     item = error.item
     if item.kind == "b":
+        left_s = services.allowance.left_s(item.name)
         if item.name == ALLOWANCE:
-            return Refusal(Reason.ALLOWANCE_USED, f"{item.limit // 1_000_000:,}", retry_after_s=error.retry_after_s)
+            return Refusal(Reason.ALLOWANCE_USED, f"{item.limit // 1_000_000:,}", retry_after_s=left_s)
         subject = "this account" if item.name == ACCOUNT_BUDGET else "this API token"
-        return Refusal(Reason.BUDGET_USED, subject, retry_after_s=error.retry_after_s)
+        return Refusal(Reason.BUDGET_USED, subject, retry_after_s=left_s)
     if item.kind == "c":
         subject = "account" if item.name == "account.calls" else "API token" if item.name == "token.calls" else "model"
         return Refusal(Reason.CONCURRENCY_LIMITED, subject, retry_after_s=error.retry_after_s)

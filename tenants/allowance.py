@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -124,6 +125,12 @@ class Allowance:
                     month = month or usage_sums.month_of(day)
                     found.append(self._monthly(budget, *month))
         return tuple(found)
+
+    def left_s(self, name: str) -> int:
+        """Whole seconds until a budget of that name begins anew."""
+        day = self._days.day()
+        until = day + timedelta(days=1) if name == ALLOWANCE else usage_sums.month_of(day)[1]
+        return max(1, math.ceil((until - self._days.now()).total_seconds()))
 
     async def used(self, budget: Budget) -> int:
         """Micro-neurons used of a budget, by the ledger. Raises StoreUnavailable."""

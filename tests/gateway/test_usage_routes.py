@@ -1,0 +1,153 @@
+"""The usage routes: sums, calls, latencies, files, prices without a call, and budgets that refuse."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.gateway.process import PARROT
+from tests.gateway.site import Running, Site
+from tests.storage.test_parquet import read
+from tests.waiting import wait_until_blocking
+
+
+@pytest.fixture(scope="module")
+def running(new_site: Callable[..., Site]) -> Running:
+    site = new_site()
+    site.add_node("n1")
+    return Running(site, site.gateway().start())
+
+
+@pytest.fixture
+def keeper(running: Running) -> Iterator[httpx.Client]:
+    base = f"{running.account_url}/ai/"
+    with httpx.Client(headers=running.headers("keeper"), timeout=20, base_url=base) as client:
+        yield client
+
+
+def run(running: Running, prompt: str = "hello there", **headers: str) -> httpx.Response:
+    url = f"{running.account_url}/ai/run/{PARROT}"
+    return httpx.post(url, json={"prompt": prompt}, headers=running.headers() | headers, timeout=20)
+
+
+def sums(keeper: httpx.Client, **query: str) -> list[dict]:
+    return keeper.get("usage", params=query).raise_for_status().json()["result"]["sums"]
+
+
+def num_calls(keeper: httpx.Client) -> int:
+    return sum(row["num_calls"] for row in sums(keeper))
+
+
+def test_calls_are_summed_with_what_they_cost(running: Running, keeper: httpx.Client):
+    before = num_calls(keeper)
+    answers = [run(running) for _ in range(3)]
+    assert {answer.status_code for answer in answers} == {200}
+    wait_until_blocking(lambda: num_calls(keeper) == before + 3)
+    [row] = sums(keeper, by="model", model=PARROT)
+    assert row["num_useful"] == row["num_calls"] >= 3
+    assert row["micro_neurons"] > 0
+    assert row["usd"] == pytest.approx(row["neurons"] * 0.011 / 1000, abs=1e-6)
+    assert row["bytes_in"] == row["num_calls"] * len(b'{"prompt":"hello there"}')
+    for by in ("day", "hour", "minute", "token", "pop", "status", "task"):
+        assert sum(row["num_calls"] for row in sums(keeper, by=by)) == before + 3
+    assert sums(keeper, status="error") == []
+    assert sums(keeper, until="2020-01-01", since="2019-01-01") == []
+
+
+def test_a_reply_asked_for_again_is_not_useful(running: Running, keeper: httpx.Client):
+    def useful() -> int:
+        return sum(row["num_useful"] for row in sums(keeper))
+
+    run(running)
+    calls = num_calls(keeper)
+    wait_until_blocking(lambda: useful() == num_calls(keeper) >= calls)
+    before = num_calls(keeper)
+    run(running, "once more")
+    run(running, "once more", **{"x-stainless-retry-count": "1"})
+    wait_until_blocking(lambda: num_calls(keeper) == before + 2)
+    assert useful() == before + 1
+
+
+def test_single_calls_their_latency_and_files_of_them(running: Running, keeper: httpx.Client):
+    request_id = run(running).headers["cf-ai-req-id"]
+
+    def newest() -> dict:
+        return keeper.get("usage/calls", params={"limit": 1}).json()["result"][0]
+
+    wait_until_blocking(lambda: newest()["request_id"] == request_id)
+    assert newest()["model"] == PARROT
+    rest = keeper.get("usage/calls", params={"before": request_id}).json()["result"]
+    assert request_id not in {call["request_id"] for call in rest}
+    [row] = keeper.get("usage/latency").json()["result"]
+    assert 0 < row["total_ms"]["p50"] <= row["total_ms"]["p95"] <= row["total_ms"]["p99"]
+    text = keeper.get("usage/export").raise_for_status()
+    assert "attachment" in text.headers["content-disposition"]
+    lines = list(csv.DictReader(io.StringIO(text.text)))
+    names, rows = read(keeper.get("usage/export", params={"format": "parquet"}).raise_for_status().content)
+    assert lines[-1]["request_id"] == rows[-1][names.index("request_id")] == request_id
+    assert [line["micro_neurons"] for line in lines] == [str(row[names.index("micro_neurons")]) for row in rows]
+
+
+def test_a_price_is_told_without_running_anything(running: Running):
+    before = running.site.num_executes
+    url = f"{running.account_url}/ai/price/{PARROT}"
+    told = httpx.post(url, json={"prompt": "x" * 400, "max_tokens": 10}, headers=running.headers()).json()["result"]
+    assert (told["model"], told["prompt_tokens"], told["max_completion_tokens"]) == (PARROT, 100, 10)
+    assert told["at_most"]["neurons"] == pytest.approx((100 * 100 + 10 * 1000) / 1e6)
+    assert httpx.post(url, json={"prompt": 7}, headers=running.headers()).status_code == 400
+    assert running.site.num_executes == before
+
+
+def test_a_forecast_is_at_least_what_was_used(keeper: httpx.Client):
+    told = keeper.get("usage/forecast").json()["result"]
+    assert told["expected"]["neurons"] >= told["used"]["neurons"]
+    assert 0 <= told["days_left"] <= 31
+
+
+def test_a_budget_that_is_used_refuses_until_it_is_taken_away(running: Running, keeper: httpx.Client):
+    put = keeper.put("usage/budgets", json={"amount": 0.000001, "unit": "neurons", "alert_percents": [100]})
+    assert put.json()["result"]["refuses"] is True
+    try:
+        refused = wait_until_blocking(lambda: (answer := run(running)).status_code == 429 and answer)
+        assert refused.json()["errors"][0]["code"] == 3036
+        assert "budget" in refused.json()["errors"][0]["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 31 * 86_400
+        assert keeper.get("usage/budgets").json()["result"] == [put.json()["result"]]
+    finally:
+        assert keeper.delete("usage/budgets", params={"unit": "neurons"}).status_code == 200
+    wait_until_blocking(lambda: run(running).status_code == 200)
+    assert keeper.delete("usage/budgets", params={"unit": "neurons"}).status_code == 404
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"amount": "7"},
+        {"amount": -1},
+        {"amount": 1, "unit": "eur"},
+        {"amount": 1, "api_token_id": "x"},
+        {"amount": 1, "refuses": 1},
+        {"amount": 1, "alert_percents": [True]},
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(keeper: httpx.Client, body: dict):
+    assert keeper.put("usage/budgets", json=body).json()["errors"][0]["code"] == 1004
+
+
+@pytest.mark.parametrize("query", ["by=account", "since=yesterday", "since=2026-02-02&until=2026-02-01"])
+def test_a_query_that_makes_no_sense_is_refused(keeper: httpx.Client, query: str):
+    assert keeper.get(f"usage?{query}").json()["errors"][0]["code"] == 3003
+
+
+def test_who_may_only_run_models_reads_no_usage(running: Running):
+    for path in ("", "/calls", "/export", "/budgets", "/alerts", "/forecast", "/latency"):
+        assert httpx.get(f"{running.account_url}/ai/usage{path}", headers=running.headers()).status_code == 403
+    answer = httpx.put(
+        f"{running.account_url}/ai/usage/budgets", json={"amount": 1}, headers=running.headers("scopeless")
+    )
+    assert answer.status_code == 403
