@@ -16,7 +16,9 @@ from cli.target import Target
 if TYPE_CHECKING:
     from tenants.accounts import Account
 
-app = typer.Typer(help="Accounts: create, list, block, unblock.", no_args_is_help=True)
+app = typer.Typer(
+    help="Accounts: create, list, block, unblock; where their calls may be, and what is kept.", no_args_is_help=True
+)
 COLUMNS = ("account_id", "name", "status", "plan", "created_at")
 
 AccountId = Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_default=False)]
@@ -49,6 +51,31 @@ def block(account_id: AccountId, data: DataOption = None, json: JsonOption = Fal
 def unblock(account_id: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
     """Let a blocked account call again."""
     print_record(asyncio.run(_set_blocked(data, account_id, False)), is_json=json)
+
+
+@app.command()
+def region(
+    account_id: AccountId,
+    places: Annotated[
+        str,
+        typer.Argument(help="Countries and jurisdictions, as DE,FR,eu; or anywhere.", show_default=False),
+    ],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say where an account's calls may run and be kept."""
+    print_record(asyncio.run(_set_residency(data, account_id, region=places)), is_json=json)
+
+
+@app.command()
+def retention(
+    account_id: AccountId,
+    rule: Annotated[str, typer.Argument(help="standard, or zero: nothing of a call is kept.", show_default=False)],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what may be kept of an account's calls."""
+    print_record(asyncio.run(_set_residency(data, account_id, retention=rule)), is_json=json)
 
 
 async def _create(data: Path | None, name: str, account_id: str | None) -> dict[str, Any]:
@@ -86,8 +113,35 @@ async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> 
         return record(found)
 
 
+async def _set_residency(
+    data: Path | None, account_id: str, *, region: str = "", retention: str = ""
+) -> dict[str, Any]:
+    from storage.errors import Missing
+    from tenants import accounts
+    from tenants.residency import parse_rule
+
+    target = Target.find(data)
+    async with target.database() as database, target.hints() as ephemeral:
+        try:
+            if region:
+                rule = None if region == "anywhere" else parse_rule(region)
+                await accounts.set_region(database, account_id, rule, who="cli", ephemeral=ephemeral)
+            else:
+                await accounts.set_retention(database, account_id, retention, who="cli", ephemeral=ephemeral)
+        except ValueError as error:
+            raise CommandFailed(str(error), exit_code=2) from None
+        except Missing:
+            raise CommandFailed(f"there is no account {account_id}") from None
+        found = await accounts.find(database, account_id)
+        assert found is not None
+        return record(found)
+
+
 def record(account: Account) -> dict[str, Any]:
     """What is printed of an account."""
     import msgspec
 
-    return asdict(account) | {"settings": msgspec.to_builtins(account.settings)}
+    return asdict(account) | {
+        "settings": msgspec.to_builtins(account.settings),
+        "region": msgspec.to_builtins(account.region),
+    }

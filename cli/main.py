@@ -14,6 +14,7 @@ from cli.account import app as account
 from cli.doctor import doctor
 from cli.migrate import migrate
 from cli.model import app as model
+from cli.node_key import node_key
 from cli.output import CommandFailed, print_failure
 from cli.settings import settings
 from cli.token import app as token
@@ -35,6 +36,7 @@ app.add_typer(user, name="user")
 app.add_typer(model, name="model")
 app.command()(usage)
 app.command()(doctor)
+app.command("node-key")(node_key)
 app.command()(settings)
 app.command()(migrate)
 

@@ -29,7 +29,7 @@ from storage.columns import uuid7
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry import metrics
-from tenants import batches
+from tenants import accounts, batches
 from tenants.batches import Answered, ChunkKey, Leased
 from tenants.principal import Principal
 from tenants.usage import UsageEntry
@@ -62,6 +62,10 @@ async def working(services: Services, door: Door) -> AsyncIterator[None]:
         yield
     finally:
         await worker.close(jobs)
+
+
+class _HeldSince(Exception):
+    """The account's calls are held to a region, or leave nothing, since the batch was queued: it is not opened."""
 
 
 class _Slip:
@@ -134,13 +138,19 @@ class BatchWorker:
         if leased is None:
             return False
         numbers = range(leased.key[1], leased.key[1] + leased.num_requests)
+        residency = await accounts.residency_of_calls(services.database, leased.account_id, leased.api_token_id)
+        why: Refusal | None
+        requests: list[Request] = [{} for _ in numbers]
         try:
+            if residency.rules or residency.is_zero_retention:
+                raise _HeldSince
             sealed = services.batches.sealer.open(leased.account_id, leased.requests, MAX_SEALED_BYTES)
             requests = _decode(sealed)
         except (ValueError, msgspec.MsgspecError):
             log.error("queued requests cannot be read: has the cache secret changed?", extra={"batch": leased.key[0]})
-            requests = [{} for _ in numbers]
-            why: Refusal | None = Refusal(Reason.INTERNAL)
+            why = Refusal(Reason.INTERNAL)
+        except _HeldSince:
+            why = Refusal(Reason.ABORTED)
         else:
             why = self._why_not(leased)
         chunk = _Chunk(leased, requests, set(numbers) - leased.answered)

@@ -206,7 +206,8 @@ class _Connection(asyncio.Protocol):
 class NodeLink:
     """The way to one node. `tokens_in_flight` is what this gateway has asked of it and not yet seen ended.
 
-    With `tls`, a `tcp://` node must hold a certificate for its host, and is shown ours.
+    With `tls`, a `tcp://` node must hold a certificate for its host, and is shown ours. While it is open, the node has
+    proven `secret`: the key of `proven_pop`, where that is not "".
     """
 
     def __init__(
@@ -218,8 +219,10 @@ class NodeLink:
         sender: str,
         on_change: Callable[[], None],
         tls: ssl.SSLContext | None = None,
+        proven_pop: str = "",
     ) -> None:
         self.node_id = node_id
+        self.proven_pop = proven_pop
         self.address = address
         self._tls = tls
         self.tokens_in_flight = 0

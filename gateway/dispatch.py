@@ -132,6 +132,7 @@ class Dispatch:
             deadline_s=max(0.001, call.deadline_s - self._loop.time()),
             num_deaths=self._death.num_deaths,
             died_after=self._death.usage.completion_tokens,
+            is_ephemeral=call.principal.residency.is_zero_retention,
         )
 
     def _try_another(self) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from catalog.card import ModelCard
+from engine.protocol import wire
 from engine.protocol.status import NodeStatus, ReplicaStatus
 from gateway.connections import NodeLink
 from storage.ephemeral import Ephemeral
@@ -40,6 +41,7 @@ class Candidate:
     is_hot: bool
     is_loading: bool
     reported_tokens: int
+    proven_pop: str = ""  # "" where it has proven none
 
     @property
     def node_id(self) -> str:
@@ -93,6 +95,7 @@ class Nodes:
                     is_hot=replica is not None and replica.state == "hot",
                     is_loading=replica is not None and replica.state == "loading",
                     reported_tokens=0 if replica is None else replica.queued_tokens,
+                    proven_pop=link.proven_pop,
                 )
             )
         return found
@@ -134,7 +137,8 @@ class Nodes:
 
     def _know(self, node_id: str, status: NodeStatus) -> None:
         link = self._links.get(node_id)
-        if link is not None and link.address != status.address and not link.is_open:
+        proven_pop = status.pop if status.is_pop_proven else ""
+        if link is not None and not link.is_open and (link.address, link.proven_pop) != (status.address, proven_pop):
             self._forget(node_id)
             link = None
         self._statuses[node_id] = status
@@ -142,10 +146,11 @@ class Nodes:
             link = NodeLink(
                 node_id,
                 status.address,
-                secret=self._cluster_secret,
+                secret=wire.pop_key(self._cluster_secret, proven_pop) if proven_pop else self._cluster_secret,
                 sender=self._sender,
                 on_change=self._on_change,
                 tls=self._tls,
+                proven_pop=proven_pop,
             )
             self._links[node_id] = link
             self._jobs[node_id] = asyncio.create_task(link.run(), name=f"link to {node_id}")

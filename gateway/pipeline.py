@@ -32,6 +32,7 @@ from gateway.model_names import find_model
 from gateway.response_shape import response_id_of
 from gateway.services import Services
 from gateway.threads import KeptEvents
+from tenants.cache_namespace import fresh_namespace
 from tenants.principal import Principal
 
 _AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -53,6 +54,7 @@ async def serve(
     exchange.trust_client()
     account_id = account_id or principal.account_id
     principal = authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
+    principal = services.places.hold(principal, exchange)
     session = _session_of(exchange)
     exchange.check_announced_body(settings.max_body_bytes)
 
@@ -85,6 +87,7 @@ async def serve(
 
         async def answer(order: Order) -> None:
             if isinstance(batch, Queue):
+                _check_may_queue(order)
                 await quotas.pass_by(services, exchange, principal)
                 queued = await services.batches.submit(batch, order.request_id, principal, resolved)
                 await exchange.answer(200, queued, [])
@@ -98,7 +101,7 @@ async def serve(
             await answer(order)
         else:
             target = (exchange.path, exchange.query_string, resolved.requested_name.encode())
-            asked = idempotency.Asked(account_id, key, target, raw)
+            asked = idempotency.Asked(account_id, key, target, raw, keeps_content=_may_keep(services, order))
             await _answer_once(services, exchange, asked, order, answer)
 
 
@@ -172,7 +175,7 @@ async def _answer(
             place.stop = dispatch.stop
             shape = asked.make_shape(call)
             told: streaming.Events = events
-            if asked.thread is not None and asked.thread.is_stored:
+            if asked.thread is not None and asked.thread.is_stored and _may_keep(services, order):
                 account_id = order.principal.account_id
                 told = KeptEvents(events, services.threads, account_id, response_id_of(call.request_id), turns)
             try:
@@ -211,7 +214,7 @@ async def _prepare(
     asked = door.read(card, body)
     turns: tuple[ChatMessage, ...] = ()
     if asked.thread is not None:
-        asked, turns = await services.threads.go_on(asked, account_id)
+        asked, turns = await services.threads.go_on(asked, account_id, may_read=_may_keep(services, order))
     if asked.lora is not None and isinstance(asked.task, TextGeneration):
         adapter = await services.finetunes.adapter(account_id, asked.lora, card)
         asked = replace(asked, task=structs.replace(asked.task, adapter=adapter))
@@ -242,9 +245,26 @@ def _batch_in(services: Services, door: Door, exchange: Exchange, body: dict[str
     return batch_body.asked_of(options, body, services.settings.batch_max_requests)
 
 
+def _check_may_queue(order: Order) -> None:
+    """Raises Refusal where requests may not lie in a store until they are run."""
+    residency = order.principal.residency
+    if residency.is_zero_retention:
+        raise Refusal(Reason.INPUT_INVALID, "'queueRequest' is not supported: nothing of this account's calls is kept")
+    if residency.rules:  # any gateway of the platform takes queued requests, wherever it stands
+        raise Refusal(Reason.INPUT_INVALID, "'queueRequest' is not supported: these calls are held to a region")
+
+
+def _may_keep(services: Services, order: Order) -> bool:
+    """Whether anything of this call's content may be stored, to be found again."""
+    return order.principal.residency.may_keep(services.places.stores)
+
+
 def _place(services: Services, call: Call) -> list[NodeLink]:
     """The nodes that could take the call now, best first."""
+    residency = call.principal.residency
     candidates = services.nodes.candidates(call.card)
+    if residency.rules:
+        candidates = tuple(each for each in candidates if services.places.admits(residency, each))
     return [node.link for node in placement.order(call.affinity, services.settings.pop, candidates)]
 
 
@@ -268,6 +288,8 @@ def _model_in(body: dict[str, Any]) -> str:
 
 def _make_call(services: Services, order: Order, asked: Asked) -> Call:
     namespace, tenant = services.cache_identity(order.principal.account_id)
+    if order.principal.residency.is_zero_retention:
+        namespace = fresh_namespace(namespace, order.request_id)
     return Call(
         request_id=order.request_id,
         principal=order.principal,

@@ -25,6 +25,7 @@ from gateway.documents import Documents
 from gateway.finetunes import Finetunes
 from gateway.idempotency import IdempotencyKeys
 from gateway.nodes import Nodes
+from gateway.residency import Places
 from gateway.sealed import Sealer
 from gateway.settings import GatewaySettings, networks_in
 from gateway.threads import Threads
@@ -74,6 +75,7 @@ class Services:
     batches: Batches
     idempotency_keys: IdempotencyKeys
     cache_identity: Callable[[str], tuple[bytes, int]]
+    places: Places
     trusted_proxies: AddressCondition | None = None
 
     def client_address(self, peer: tuple[str, int] | None) -> ClientAddress:
@@ -185,6 +187,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             batches=batches,
             idempotency_keys=idempotency_keys,
             cache_identity=cache_identity,
+            places=Places.read(settings.places, settings.pop, settings.stores_place),
             trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         )
     finally:

@@ -9,6 +9,7 @@ from pathlib import Path
 from telemetry.settings import SettingError, at_least, log_level, setting, starts_with, strong_secret
 from tenants.conditions import parse_networks
 from tenants.limits import parse_rules
+from tenants.residency import parse_place, parse_places
 
 
 def _engine_rank(value: int) -> str | None:
@@ -32,6 +33,22 @@ def _networks(value: str) -> str | None:
         networks_in(value)
     except ValueError as error:
         return f"must be networks in CIDR notation: {error}"
+    return None
+
+
+def _places(value: str) -> str | None:
+    try:
+        parse_places(value)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _place(value: str) -> str | None:
+    try:
+        parse_place(value)
+    except ValueError as error:
+        return str(error)
     return None
 
 
@@ -104,6 +121,19 @@ class GatewaySettings:
     host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)
     pop: str = setting("HEARTH_POP", "the place this process is in; near nodes are preferred", default="local")
+    places: str = setting(
+        "HEARTH_PLACES",
+        "country of each PoP, and what it is under beside that, as fra=DE,iad=US:fedramp+hipaa; calls held to a region "
+        "run in PoPs that are listed here alone",
+        default="",
+        check=_places,
+    )
+    stores_place: str = setting(
+        "HEARTH_STORES_PLACE",
+        "where Redis, the database and the object store are, as DE or US:fedramp; empty for where this gateway is",
+        default="",
+        check=lambda value: _place(value) if value else None,
+    )
     max_calls: int = setting("HEARTH_MAX_CALLS", "inference calls in flight at once", default=1024, check=at_least(1))
     max_body_bytes: int = setting(
         "HEARTH_MAX_BODY_BYTES", "largest request body", default=10 * 1024 * 1024, check=at_least(1024)

@@ -49,13 +49,17 @@ class Threads:
         self._sealer = Sealer(secret, "responses")
         self._ttl_s = ttl_s
 
-    async def go_on(self, asked: Asked, account_id: str) -> tuple[Asked, tuple[ChatMessage, ...]]:
+    async def go_on(
+        self, asked: Asked, account_id: str, *, may_read: bool = True
+    ) -> tuple[Asked, tuple[ChatMessage, ...]]:
         """What is asked, with the turns of the response that it names in front; and all turns but the instructions.
         Raises BadInput when that response is not known, StoreUnavailable when that cannot be told."""
         request = asked.thread
         assert request is not None
         if request.previous_id is None:
             return asked, request.turns
+        if not may_read:
+            raise BadInput("'/previous_response_id' is not supported: nothing of this account's responses is kept")
         earlier = await self._read(account_id, request.previous_id)
         task = request.with_earlier(earlier)
         return dataclasses.replace(asked, task=task), (*earlier, *request.turns)

@@ -19,7 +19,15 @@ from storage.ephemeral import Ephemeral
 from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
-from tenants.residency import RETENTION_RULES, RegionRule, RetentionRule, decode_rule, encode_rule
+from tenants.residency import (
+    RETENTION_RULES,
+    RegionRule,
+    Residency,
+    RetentionRule,
+    decode_rule,
+    encode_rule,
+    residency_of,
+)
 from tenants.tables import accounts, api_tokens
 
 AccountStatus = Literal["active", "blocked"]
@@ -141,7 +149,7 @@ async def set_region(
 async def set_retention(
     database: Database,
     account_id: str,
-    retention: RetentionRule,
+    retention: str,
     *,
     who: str,
     ephemeral: Ephemeral | None = None,
@@ -152,6 +160,16 @@ async def set_retention(
     if retention not in RETENTION_RULES:
         raise ValueError(f"retention is one of {', '.join(RETENTION_RULES)}")
     await _set(database, account_id, {"retention": retention}, "account.retention", retention, who, ephemeral, clock)
+
+
+async def residency_of_calls(database: Database, account_id: str, api_token_id: str) -> Residency:
+    """What calls of an API token on an account are held to now; the strictest for an account that is gone."""
+    own = select(accounts.c.region, accounts.c.retention).where(accounts.c.account_id == account_id)
+    token = select(api_tokens.c.region).where(api_tokens.c.api_token_id == api_token_id)
+    async with database.connection() as connection:
+        found = (await connection.execute(own)).one_or_none()
+        narrower = (await connection.execute(token)).scalar_one_or_none()
+    return residency_of(*found, narrower) if found is not None else residency_of("", "zero")
 
 
 async def delete(

@@ -15,6 +15,11 @@ def cache_namespace(secret: bytes, account_id: str, sub_namespace: str = "") -> 
     return _keyed(secret, "cache namespace", account_id, sub_namespace)
 
 
+def fresh_namespace(namespace: bytes, request_id: str) -> bytes:
+    """32 bytes for one request alone, within an account's: nothing that it leaves is ever found again."""
+    return hmac.digest(namespace, b"one request " + request_id.encode(), "sha256")
+
+
 def fairness_id(secret: bytes, account_id: str) -> int:
     """A number below 2**63 under which the scheduler counts what an account was served."""
     return int.from_bytes(_keyed(secret, "fairness", account_id)[:8], "big") >> (64 - FAIRNESS_BITS)

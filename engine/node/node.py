@@ -47,8 +47,10 @@ class Node:
         wanted = parse_models(settings.models)
         self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
-        self._gateways = GatewayDoor(self._calls, settings.cluster_secret, settings.name, tls_context(settings))
-        door = HttpDoor(self._calls, store, settings.cluster_secret, self.status, lambda: self.is_ready)
+        self._gateways = GatewayDoor(self._calls, settings.pop_key, settings.name, tls_context(settings))
+        door = HttpDoor(
+            self._calls, store, settings.cluster_secret or settings.pop_key, self.status, lambda: self.is_ready
+        )
         self._http = HttpServer(door)
         self._ephemeral = Ephemeral.connect(settings.redis_url)
         self._presence = Presence(self._ephemeral, settings.name, self.status)
@@ -70,6 +72,7 @@ class Node:
             device=self._settings.device,
             replicas=self._replicas.statuses(),
             tasks=self._loaders.tasks,
+            is_pop_proven=True,
         )
 
     def stop(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
 from engine.node.addresses import parse_address, parse_http_address
+from engine.protocol.wire import pop_key
 from telemetry.settings import SettingError, at_least, log_level, one_of, setting, starts_with, strong_secret
 
 DEFAULT_MODELS = "@cf/hearth/spark,@cf/hearth/minilm"
@@ -44,6 +45,10 @@ def parse_models(text: str) -> tuple[str, ...]:
     return tuple(parse_model_id(name.strip()) for name in text.split(","))
 
 
+def _strong_if_any(value: bytes) -> str | None:
+    return strong_secret(value) if value else None
+
+
 @dataclass(frozen=True)
 class NodeSettings:
     """What one node process is told."""
@@ -52,7 +57,18 @@ class NodeSettings:
         "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=starts_with("redis://", "rediss://", "unix://")
     )
     cluster_secret: bytes = setting(
-        "HEARTH_CLUSTER_SECRET", "what gateways and nodes prove to each other", secret=True, check=strong_secret
+        "HEARTH_CLUSTER_SECRET",
+        "what gateways and nodes prove to each other; HEARTH_NODE_POP_KEY may stand in for it",
+        default=b"",
+        secret=True,
+        check=_strong_if_any,
+    )
+    given_pop_key: bytes = setting(
+        "HEARTH_NODE_POP_KEY",
+        "this PoP's key (`hearth node-key`) in the cluster secret's stead: with it alone a node can be of no other PoP",
+        default=b"",
+        secret=True,
+        check=_strong_if_any,
     )
     listen: str = setting(
         "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=_parsed_by(parse_address)
@@ -180,6 +196,8 @@ class NodeSettings:
     )
 
     def __post_init__(self) -> None:
+        if not self.cluster_secret and not self.given_pop_key:
+            raise SettingError("HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_NODE_POP_KEY")
         tls_files = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls_files) and not all(tls_files):
             raise SettingError(
@@ -188,6 +206,11 @@ class NodeSettings:
         for file in tls_files:
             if file is not None and not file.is_file():
                 raise SettingError(f"HEARTH_NODE_TLS_*: {file} is not a file")
+
+    @property
+    def pop_key(self) -> bytes:
+        """What this node proves to gateways."""
+        return self.given_pop_key or pop_key(self.cluster_secret, self.pop)
 
     @property
     def name(self) -> str:

@@ -44,8 +44,9 @@ class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
 class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=True):
     """Do one call. `call_id` is unique on its connection. `namespace` (32 bytes) keys the prefix cache; equal
     namespaces may share blocks, different ones never do. `tenant` is a number for fairness only. `deadline_s` is the
-    time left when sent. A retry says in `num_deaths` how many processes ended while they worked on this call, and in
-    `died_after` how many tokens it had had in the last of them."""
+    time left when sent. Of an `is_ephemeral` call nothing stays once it has ended: what it computed is wiped. A retry
+    says in `num_deaths` how many processes ended while they worked on this call, and in `died_after` how many tokens it
+    had had in the last of them."""
 
     call_id: int
     request_id: str
@@ -57,6 +58,7 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     deadline_s: float
     num_deaths: int = 0
     died_after: int = 0
+    is_ephemeral: bool = False
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -96,6 +98,12 @@ def encode(message: Message) -> bytes:
 def to_json_line(message: Message | Event) -> bytes:
     """The message as one line of JSON (bytes fields as base64)."""
     return _json_encoder.encode(message) + b"\n"
+
+
+def pop_key(cluster_secret: bytes, pop: str) -> bytes:
+    """What nodes of one place prove in the cluster secret's stead: whoever has only this is taken for a node of that
+    place and of no other."""
+    return hmac.new(cluster_secret, b"hearth-pop-key-1|" + pop.encode(), hashlib.sha256).digest()
 
 
 def proof(secret: bytes, role: str, own_nonce: bytes, peer_nonce: bytes) -> bytes:

@@ -5,6 +5,7 @@ Only a user (whom the operator made) can create accounts, and is then a member o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from storage.database import new_id_hex
 from storage.errors import Missing
 from tenants import accounts, users
 from tenants.accounts import Account, AccountSettings
+from tenants.residency import RETENTION_RULES, RegionRule, RetentionRule, read_rule, shown_rule
 
 READ_SCOPE = "account:read"
 
@@ -41,7 +43,11 @@ async def create(services: Services, request: Request) -> Response:
     name, settings = _name(body), _settings(body)
     _check_type(body, "standard")
     now = services.clock.now()
-    account = Account(new_id_hex(), name, "active", "standard", now, settings or AccountSettings())
+    given = body["settings"] if isinstance(body.get("settings"), dict) else {}
+    region, retention = _region(given), _retention(given)
+    account = Account(
+        new_id_hex(), name, "active", "standard", now, settings or AccountSettings(), region=region, retention=retention
+    )
     await users.create_account(
         services.database, principal.user_id, account, who=principal.api_token_id, ephemeral=services.ephemeral
     )
@@ -54,10 +60,12 @@ async def get(services: Services, request: Request) -> Response:
 
 
 async def update(services: Services, request: Request) -> Response:
-    """Its name and settings."""
+    """Its name and settings, its region and retention among them; those that are left out stay."""
     body = await body_of(services, request)
     account = await _find(services, request)
     _check_type(body, shown_type(account))
+    given = body["settings"] if isinstance(body.get("settings"), dict) else {}
+    region, retention = _region(given), _retention(given)
     try:
         changed = await accounts.change(
             services.database,
@@ -67,9 +75,22 @@ async def update(services: Services, request: Request) -> Response:
             who=principal_of(request).api_token_id,
             clock=services.clock,
         )
+        by: dict[str, Any] = {
+            "who": principal_of(request).api_token_id,
+            "ephemeral": services.ephemeral,
+            "clock": services.clock,
+        }
+        if "region" in given and region != account.region:
+            await accounts.set_region(services.database, account.account_id, region, **by)
+        if "retention" in given and retention != account.retention:
+            await accounts.set_retention(services.database, account.account_id, retention, **by)
     except Missing:
         raise Refusal(Reason.OBJECT_UNKNOWN) from None
-    return answer(shown_account(changed))
+    region, retention = (
+        region if "region" in given else account.region,
+        retention if "retention" in given else account.retention,
+    )
+    return answer(shown_account(replace(changed, region=region, retention=retention)))
 
 
 async def delete(services: Services, request: Request) -> Response:
@@ -96,6 +117,8 @@ def shown_account(account: Account) -> dict[str, Any]:
         "settings": {
             "enforce_twofactor": settings.enforce_twofactor,
             "abuse_contact_email": settings.abuse_contact_email,
+            "region": shown_rule(account.region),
+            "retention": account.retention,
         },
     }
 
@@ -122,6 +145,20 @@ def _name(body: dict[str, Any]) -> str:
 def _check_type(body: dict[str, Any], kept: str) -> None:
     if body.get("type", kept) != kept:
         raise invalid(f"type stays {kept}: the operator decides it")
+
+
+def _region(given: dict[str, Any]) -> RegionRule | None:
+    try:
+        return read_rule(given.get("region"))
+    except ValueError as error:
+        raise invalid(f"settings/region: {error}") from None
+
+
+def _retention(given: dict[str, Any]) -> RetentionRule:
+    for rule in RETENTION_RULES:
+        if given.get("retention", "standard") == rule:
+            return rule
+    raise invalid(f"settings/retention must be {' or '.join(RETENTION_RULES)}")
 
 
 def _settings(body: dict[str, Any]) -> AccountSettings | None:

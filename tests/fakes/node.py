@@ -66,8 +66,10 @@ class FakeNode:
         *,
         pop: str = "local",
         redis_url: str = "",
+        proves_pop: str = "",
     ) -> None:
         self.node_id = node_id
+        self.proves_pop = proves_pop
         self.pop = pop
         self.address = f"unix://{folder / (node_id + '.sock')}"
         self.executes: list[wire.Execute] = []
@@ -76,7 +78,7 @@ class FakeNode:
         self.state = "hot"
         self.queued_tokens = 0
         self._models = models
-        self.secret = secret
+        self.secret = wire.pop_key(secret, proves_pop) if proves_pop else secret
         self._redis_url = redis_url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"fake {node_id}", daemon=True)
@@ -156,6 +158,7 @@ class FakeNode:
                 for name, revision in self._models.items()
             ),
             tasks=(),
+            is_pop_proven=bool(self.proves_pop),
         )
 
     async def _vanish(self) -> None:

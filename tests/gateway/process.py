@@ -175,10 +175,10 @@ class GatewayProcess:
         return self.wait()
 
 
-def fake_node(node_id: str, folder: Path, redis_url: str, *, pop: str = "local") -> FakeNode:
+def fake_node(node_id: str, folder: Path, redis_url: str, *, pop: str = "local", proves_pop: str = "") -> FakeNode:
     """A fake node that holds every model of these tests but NOWHERE."""
     models = {card.name: card.revision for card in cards() if card.name != NOWHERE}
-    return FakeNode(node_id, folder, CLUSTER_SECRET, models, pop=pop, redis_url=redis_url)
+    return FakeNode(node_id, folder, CLUSTER_SECRET, models, pop=pop, redis_url=redis_url, proves_pop=proves_pop)
 
 
 __all__ = ["ALIAS", "CHATTY", "NOWHERE", "PARROT", "VECTORS", "GatewayProcess", "Prices", "cards", "fake_node"]

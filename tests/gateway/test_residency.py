@@ -1,0 +1,189 @@
+"""Region and retention through the gateway: where calls run, what answers 3040, what is found of them later."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from storage.database import Database
+from tenants import accounts
+from tenants.residency import parse_rule
+from tests.gateway.process import PARROT
+from tests.gateway.site import Running, Site
+from tests.waiting import wait_until_blocking
+
+MARKER = "marigold-7431-of-the-quiet-valley"
+PLACES = "fra=DE,par=FR,iad=US:fedramp"
+
+
+@pytest.fixture(scope="module")
+def running(new_site: Callable[..., Site]) -> Running:
+    """A gateway in Frankfurt; nodes there, in Paris and in Virginia, and one that says Frankfurt and proves nothing."""
+    site = new_site()
+    for pop in ("fra", "par", "iad"):
+        site.add_node(pop, pop=pop, proves_pop=pop)
+    site.add_node("liar", pop="fra")
+    gateway = site.gateway(HEARTH_POP="fra", HEARTH_PLACES=PLACES).start()
+    return Running(site, gateway)
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(headers=running.headers(), timeout=20) as client:
+        yield client
+
+
+def change(running: Running, **rules: Any) -> None:
+    """What the operator says of the account, and a moment until the gateway has heard."""
+
+    async def write() -> None:
+        database = Database.connect(running.site.database_url)
+        account_id = running.tenants.account_id
+        if "region" in rules:
+            region = parse_rule(rules["region"]) if rules["region"] else None
+            await accounts.set_region(database, account_id, region, who="test")
+        if "retention" in rules:
+            await accounts.set_retention(database, account_id, rules["retention"], who="test")
+        await database.close()
+
+    asyncio.run(write())
+
+
+def ask(running: Running, client: httpx.Client, region: str = "", **body: Any) -> httpx.Response:
+    headers = {"x-hearth-region": region} if region else {}
+    body = {"prompt": MARKER} | body
+    return client.post(f"{running.account_url}/ai/run/{PARROT}", json=body, headers=headers)
+
+
+def nodes_asked(running: Running, client: httpx.Client, region: str, num: int = 12) -> set[str]:
+    found = set()
+    for number in range(num):
+        answer = ask(running, client, region, prompt=f"{number} {MARKER}")
+        assert answer.status_code == 200, answer.text
+        request_id = answer.headers["cf-ai-req-id"]
+        found |= {name for name, node in running.site.nodes.items() if request_id in _ids(node)}
+    return found
+
+
+def _ids(node: Any) -> set[str]:
+    return {execute.request_id for execute in node.executes}
+
+
+def code_of(answer: httpx.Response) -> tuple[int, int]:
+    return answer.status_code, answer.json()["errors"][0]["code"]
+
+
+def test_a_call_runs_where_its_region_is_and_a_node_is_where_it_has_proven_to_be(
+    running: Running, client: httpx.Client
+):
+    assert nodes_asked(running, client, "DE") == {"fra"}
+    assert nodes_asked(running, client, "eu") <= {"fra", "par"}
+    running.site.nodes["fra"].state = "draining"
+    running.site.nodes["fra"].publish()
+    try:
+        wait_until_blocking(lambda: ask(running, client, "DE").status_code == 429, 10)
+        assert nodes_asked(running, client, "eu", 3) == {"par"}
+        refused = ask(running, client, "DE")
+        assert code_of(refused) == (429, 3040)
+        assert "retry-after" in refused.headers
+    finally:
+        running.site.nodes["fra"].state = "hot"
+        running.site.nodes["fra"].publish()
+    wait_until_blocking(lambda: ask(running, client, "DE").status_code == 200, 10)
+
+
+def test_a_gateway_outside_the_region_refuses_before_it_reads(running: Running, client: httpx.Client):
+    before = running.site.num_executes
+    assert code_of(ask(running, client, "US")) == (429, 3040)
+    assert code_of(ask(running, client, "fedramp,CH")) == (429, 3040)
+    page = {"files": ("a.html", MARKER, "text/html")}
+    outside = {"x-hearth-region": "US"}
+    assert code_of(client.post(f"{running.account_url}/ai/tomarkdown", files=page, headers=outside)) == (429, 3040)
+    assert running.site.num_executes == before
+    for text in ("", "de-DE!", "XYZ", "a" * 600, "é"):
+        answer = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "x"},
+                             headers=[(b"x-hearth-region", text.encode())])  # fmt: skip
+        assert code_of(answer) == (400, 3003), text
+
+
+def test_an_accounts_rule_holds_for_every_call_and_a_call_can_only_narrow_it(running: Running, client: httpx.Client):
+    change(running, region="US")
+    try:
+        wait_until_blocking(lambda: ask(running, client).status_code == 429, 10)
+        assert code_of(ask(running, client, "DE")) == (429, 3040)
+        change(running, region="DE,FR")
+        wait_until_blocking(lambda: ask(running, client).status_code == 200, 10)
+        assert nodes_asked(running, client, "") <= {"fra", "par"}
+        assert code_of(ask(running, client, "FR,US")) == (429, 3040)
+        run = f"{running.account_url}/ai/run/{PARROT}?queueRequest=true"
+        assert code_of(client.post(run, json={"requests": [{"prompt": MARKER}]})) == (400, 5006)
+    finally:
+        change(running, region="")
+
+
+def test_the_api_shows_and_changes_an_accounts_rules(running: Running):
+    keeper = running.headers("keeper")
+    with httpx.Client(headers=keeper, timeout=20) as client:
+        shown = client.get(running.account_url).json()["result"]
+        assert (shown["settings"]["region"], shown["settings"]["retention"]) == (None, "standard")
+        region = {"countries": ["DE"], "jurisdictions": ["eu"]}
+        body = {"name": "main", "settings": {"region": region, "retention": "zero"}}
+        changed = client.put(running.account_url, json=body).json()["result"]["settings"]
+        assert (changed["region"], changed["retention"]) == (region, "zero")
+        kept = client.put(running.account_url, json={"name": "main"}).json()["result"]["settings"]
+        assert (kept["region"], kept["retention"]) == (region, "zero")
+        for bad in ({"region": "DE"}, {"region": {"countries": ["de"]}}, {"retention": "never"}, {"retention": None}):
+            answer = client.put(running.account_url, json={"name": "main", "settings": bad})
+            assert code_of(answer) == (400, 1004), bad
+        body = {"name": "main", "settings": {"region": None, "retention": "standard"}}
+        shown = client.put(running.account_url, json=body).json()["result"]["settings"]
+        assert (shown["region"], shown["retention"]) == (None, "standard")
+
+
+def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, client: httpx.Client):
+    """The marker went in and came out; no file of the gateway's, row, log line or value in Redis holds it, and no two
+    calls share a cache."""
+    site = running.site
+    change(running, retention="zero")
+    try:
+        url = f"{running.account_url}/ai/v1/responses"
+
+        def respond(**body: Any) -> httpx.Response:
+            return client.post(url, json={"model": PARROT, "input": MARKER} | body)
+
+        def stores() -> bool:
+            before = site.redis_dump().keys()
+            assert respond().status_code == 200
+            return any(key.startswith(b"response:") for key in site.redis_dump().keys() - before)
+
+        wait_until_blocking(lambda: not stores(), 10)
+        first = respond()
+        again = respond(previous_response_id=first.json()["id"])
+        assert again.status_code == 400
+        assert "nothing of this account's responses is kept" in again.text
+        calls = [site.execute_of(ask(running, client)) for _ in range(2)]
+        assert all(call.is_ephemeral for call in calls)
+        assert calls[0].namespace != calls[1].namespace
+        page = {"files": ("a.html", f"<p>{MARKER}", "text/html")}
+        assert MARKER in client.post(f"{running.account_url}/ai/tomarkdown", files=page).text
+        assert ask(running, client, prompt=5).status_code == 400
+        run = f"{running.account_url}/ai/run/{PARROT}"
+        queued = client.post(run + "?queueRequest=true", json={"requests": [{"prompt": MARKER}]})
+        assert code_of(queued) == (400, 5006)
+        assert "nothing of this account's calls is kept" in queued.text
+        for status in (200, 409):  # the key is spent, since the answer was not kept
+            keyed = client.post(run, json={"prompt": MARKER}, headers={"idempotency-key": MARKER})
+            assert keyed.status_code == status, keyed.text
+    finally:
+        change(running, retention="standard")
+    held = [path for path in site.folder.rglob("*") if path.is_file()]
+    assert any(path.name == "hearth.db" for path in held)
+    for path in held:
+        assert MARKER.encode() not in path.read_bytes(), path
+    assert MARKER not in json.dumps({str(k): str(v) for k, v in site.redis_dump().items()})
+    wait_until_blocking(lambda: not site.execute_of(ask(running, client)).is_ephemeral, 10)

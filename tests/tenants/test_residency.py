@@ -1,0 +1,106 @@
+"""tenants/residency.py: rules only ever narrow, places are what the operator says, and nonsense admits nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.database import Database
+from tenants import accounts, api_tokens, audit, held_tokens
+from tenants.api_tokens import TokenVerifier
+from tenants.held_tokens import Holder, TokenSpec
+from tenants.policies import Policy
+from tenants.principal import Principal
+from tenants.residency import (
+    ANYWHERE,
+    NOWHERE,
+    Place,
+    RegionRule,
+    Residency,
+    decode_rule,
+    encode_rule,
+    make_rule,
+    parse_place,
+    parse_places,
+    parse_rule,
+    read_rule,
+    residency_of,
+)
+from tests.tenants.conftest import PEPPER
+
+NAMES = st.sampled_from(["DE", "FR", "US", "eu", "fedramp"])
+RULES = st.builds(lambda names: parse_rule(",".join(names)), st.sets(NAMES, min_size=1))
+PLACES = st.sampled_from([NOWHERE, parse_place("DE"), parse_place("FR"), parse_place("US:fedramp"), parse_place("US")])
+
+
+def test_a_place_is_admitted_by_its_country_or_by_what_it_is_under():
+    places = parse_places("fra=DE, iad = US:fedramp+hipaa,zrh=CH")
+    assert places["fra"] == Place("DE", frozenset({"eu", "eea"}))
+    rule = parse_rule("FR,eu")
+    assert rule == RegionRule(("FR",), ("eu",))
+    assert [name for name, place in places.items() if rule.admits(place)] == ["fra"]
+    assert [name for name, place in places.items() if parse_rule("CH,fedramp").admits(place)] == ["iad", "zrh"]
+    assert not rule.admits(NOWHERE)
+    assert ANYWHERE.admits(NOWHERE)
+
+
+@given(RULES, RULES, PLACES)
+def test_a_further_rule_only_narrows(first: RegionRule, second: RegionRule, place: Place):
+    both = Residency((first,)).narrowed(second)
+    assert both.admits(place) == (first.admits(place) and second.admits(place))
+    assert both.may_keep(place) == both.admits(place)
+    assert not Residency((), is_zero_retention=True).may_keep(place)
+    assert decode_rule(encode_rule(first)) == first
+
+
+@pytest.mark.parametrize("text", ["", ",", "de", "DEU", "D E", "-x", "EU!", "eu,Fr", ",".join(["DE"] * 3 + ["a" * 33])])
+def test_what_is_no_region_is_refused(text: str):
+    with pytest.raises(ValueError, match="region"):
+        parse_rule(text) if text != "de" else make_rule(["de"])
+
+
+@pytest.mark.parametrize(
+    "value", [[], {"countries": "DE"}, {"countries": [1]}, {"places": ["DE"]}, {}, {"countries": []}]
+)
+def test_what_the_api_is_given_is_an_object_of_lists(value: Any):
+    with pytest.raises(ValueError, match="region"):
+        read_rule(value)
+
+
+@pytest.mark.parametrize("text", ["fra", "fra=", "=DE", "fra=DE,fra=FR", "fra=germany", "iad=US:eu", "fra=DE:E U"])
+def test_a_place_that_cannot_be_is_refused(text: str):
+    with pytest.raises(ValueError):
+        parse_places(text)
+
+
+def test_what_a_newer_version_wrote_is_held_to_be_the_strictest():
+    assert residency_of(None, "standard") is ANYWHERE
+    assert residency_of(None, "thirty-days").is_zero_retention
+    assert not residency_of('{"continents": 7, "countries": 3}', "standard").admits(parse_place("DE"))
+
+
+async def test_a_principal_is_held_to_its_accounts_rules_and_its_tokens(database: Database):
+    account_id = (await accounts.create(database, "Ada")).account_id
+    verifier = TokenVerifier(database, PEPPER)
+    created = await api_tokens.create(database, PEPPER, account_id, "t", ["Workers AI Read"])
+    policy = Policy("p", "allow", ("a92d2450e05d4e7bb7d0a64968f83d11",), (f"com.cloudflare.api.account.{account_id}",))
+    spec = TokenSpec("narrow", (policy,), region=parse_rule("DE"))
+    narrow = await held_tokens.create(database, PEPPER, Holder("account", account_id), spec, who="me")
+    assert narrow.token.region == parse_rule("DE")
+    await accounts.set_region(database, account_id, parse_rule("eu"), who="me")
+    await accounts.set_retention(database, account_id, "zero", who="me")
+    with pytest.raises(ValueError, match="standard, zero"):
+        await accounts.set_retention(database, account_id, "none", who="me")
+    for secret, rules in ((created.secret, (parse_rule("eu"),)), (narrow.secret, (parse_rule("eu"), parse_rule("DE")))):
+        principal = await verifier.verify(secret)
+        assert isinstance(principal, Principal)
+        assert principal.residency == Residency(rules, is_zero_retention=True)
+    found = await accounts.find(database, account_id)
+    assert found is not None
+    assert (found.region, found.retention) == (parse_rule("eu"), "zero")
+    entries = {entry.action: entry.detail for entry in await audit.list_recent(database, account_id)}
+    assert entries["account.retention"] == "zero"
+    assert entries["account.region"] == '{"jurisdictions":["eu"]}'
