@@ -56,6 +56,9 @@ class NodeSettings:
     redis_url: str = setting(
         "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=starts_with("redis://", "rediss://", "unix://")
     )
+    listen: str = setting(
+        "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=_parsed_by(parse_address)
+    )
     cluster_secret: bytes = setting(
         "HEARTH_CLUSTER_SECRET",
         "what gateways and nodes prove to each other; HEARTH_NODE_POP_KEY may stand in for it",
@@ -69,9 +72,6 @@ class NodeSettings:
         default=b"",
         secret=True,
         check=_strong_if_any,
-    )
-    listen: str = setting(
-        "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=_parsed_by(parse_address)
     )
     advertise: str = setting(
         "HEARTH_NODE_ADVERTISE",
