@@ -161,7 +161,7 @@ async def take(database: Database, owner: str, now: datetime, lease_s: float) ->
         row = (await connection.execute(oldest)).mappings().first()
         if row is None:
             return None
-        is_loss = row["owner"] is not None
+        is_loss = int(row["owner"] is not None)
         taken = {"owner": owner, "free_at": now + timedelta(seconds=lease_s), "num_losses": chunk.num_losses + is_loss}
         await connection.execute(update(batch_chunks).where(_is(row["batch_id"], row["first"])).values(**taken))
         if not is_loss:
@@ -228,7 +228,8 @@ async def answer(
             new = await _write_answers(connection, key[0], answered[key])
             entries += [one.entry for one in answered[key] if one.entry is not None and one.number in new]
             await _count(connection, row, len(new), now, lease_s=lease_s, ttl_s=ttl_s)
-        await write_within(connection, entries)
+        if entries:
+            await write_within(connection, entries)
     return lost
 
 
@@ -249,6 +250,8 @@ async def _write_answers(connection: AsyncConnection, batch_id: str, answered: S
         }
         for one in answered
     ]
+    if not rows:
+        return set()
     new = insert_new(batch_results, connection.dialect.name, key=("batch_id", "number"))
     return set((await connection.execute(new.returning(batch_results.c.number), rows)).scalars())
 

@@ -118,10 +118,6 @@ class Site:
     def num_executes(self) -> int:
         return sum(len(node.executes) for node in self.nodes.values())
 
-    @property
-    def num_open_calls(self) -> int:
-        return sum(node.num_open_calls for node in self.nodes.values())
-
     def usage_row(self, request_id: str) -> dict:
         """The one row of a call, waited for."""
         (row,) = wait_until_blocking(lambda: self.usage_rows(request_id))

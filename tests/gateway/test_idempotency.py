@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -143,7 +142,8 @@ def test_a_client_that_comes_back_finds_its_answer(two: tuple[Running, Running],
     key = f"comes back {is_stream}"
     connection = http.client.HTTPConnection("127.0.0.1", two[0].gateway.port)
     path = f"/client/v4/accounts/{two[0].tenants.account_id}/ai/run/{PARROT}"
-    connection.request("POST", path, json.dumps(body), two[0].headers() | {"idempotency-key": key})
+    content = httpx.Request("POST", "http://x", json=body).content  # the same bytes
+    connection.request("POST", path, content, two[0].headers() | {"idempotency-key": key})
     wait_until_blocking(lambda: executes_of(two[0], marker) == 1)
     connection.close()
     with httpx.Client(headers=two[1].headers(), timeout=20) as client:
