@@ -310,13 +310,13 @@ class BatchWorker:
             del self._chunks[chunk.key]
 
     async def _renew_all(self) -> None:
-        """Keep what this worker has, for ever."""
-        lease_s = self._services.settings.batch_lease_s
+        """Keep what this worker knows that it has, for ever."""
+        services, lease_s = self._services, self._services.settings.batch_lease_s
         while True:
             await asyncio.sleep(lease_s / 3)
             if self._chunks:
                 with contextlib.suppress(StoreUnavailable):
-                    await batches.renew(self._services.database, self._owner, self._services.clock.now(), lease_s)
+                    await batches.renew(services.database, self._owner, self._chunks, services.clock.now(), lease_s)
 
     async def _listen(self) -> None:
         """Hear of batches that are queued, for ever."""

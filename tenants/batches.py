@@ -276,11 +276,13 @@ async def _count(
         await connection.execute(update(batches).where(batch.batch_id == batch_id).values(**counted))
 
 
-async def renew(database: Database, owner: str, now: datetime, lease_s: float) -> None:
-    """The leases of all that `owner` has begin anew. Raises StoreUnavailable."""
-    own = update(batch_chunks).where(batch_chunks.c.owner == owner, batch_chunks.c.free_at.is_not(None))
+async def renew(database: Database, owner: str, keys: Iterable[ChunkKey], now: datetime, lease_s: float) -> None:
+    """The leases of these chunks begin anew, as far as `owner` has them. Raises StoreUnavailable."""
+    chunk = batch_chunks.c
     async with database.transaction() as connection:
-        await connection.execute(own.values(free_at=now + timedelta(seconds=lease_s)))
+        for key in sorted(keys):
+            own = update(batch_chunks).where(_is(*key), chunk.owner == owner, chunk.free_at.is_not(None))
+            await connection.execute(own.values(free_at=now + timedelta(seconds=lease_s)))
 
 
 async def give_back(database: Database, owner: str, keys: Iterable[ChunkKey], free_at: datetime) -> None:

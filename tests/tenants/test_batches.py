@@ -105,9 +105,11 @@ async def test_answering_again_after_a_lost_confirmation_changes_nothing(databas
 
 async def test_a_worker_that_renews_is_not_taken_for_dead(database: Database, account_id: str):
     await queue(database, account_id)
-    await take(database)
-    await batches.renew(database, "w1", later(LEASE_S - 1), LEASE_S)
+    leased = await take(database)
+    for owner in ("w1", "another"):
+        await batches.renew(database, owner, [leased.key], later(LEASE_S - 1), LEASE_S)
     assert await batches.take(database, "w2", later(LEASE_S + 1), LEASE_S) is None
+    assert (await take(database, "w2", later(2 * LEASE_S))).num_losses == 1
 
 
 async def test_what_is_given_back_waits_as_long_as_it_is_told(database: Database, account_id: str):
