@@ -221,7 +221,7 @@ class Spool:
             offset = at.offset if number == at.segment else 0
             with segment_path(self.directory, number).open("rb") as file:
                 file.seek(offset)
-                data = file.read(ends[number] - offset)
+                data = file.read(max(0, ends[number] - offset))
             found, num_bytes = decode(data, number, offset, max_records - len(records))
             records += found
             at = Position(number, offset + num_bytes, at.num_before + len(found))
