@@ -1,0 +1,125 @@
+"""A queued batch of embeddings calls against the same calls made directly at 16 connections. Goal: 0.90 x or more.
+
+    python -m bench.batches [--calls 1000] [--connections 16] [--words 20] [--rounds 3]
+
+A whole platform with the built-in embedder; every call is one text. Direct: a bare client on kept connections, until
+the last answer is here. Batch: from queueing it until the whole answer is here, asked for every 50 ms. Rounds take
+turns in a shuffled order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import time
+from typing import Any
+
+from bench.http_streams import prompts
+from bench.platform_under_test import Door, machine, platform
+
+POLL_S = 0.05
+
+
+class Client:
+    """One kept connection that sends a body and reads an answer with a length, or in chunks."""
+
+    def __init__(self, door: Door, path: str) -> None:
+        self._door = door
+        self._path = path
+        self._reader: asyncio.StreamReader
+        self._writer: asyncio.StreamWriter
+
+    async def open(self) -> Client:
+        host, port = self._door.base_url.split("/")[2].split(":")
+        self._reader, self._writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
+        return self
+
+    async def post(self, body: bytes, query: str = "") -> bytes:
+        head = f"POST {self._path}{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._door.api_token}\r\n"
+        self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        told = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if b"transfer-encoding: chunked" in told:
+            answer = await self._chunks()
+        else:
+            answer = await self._reader.readexactly(int(told.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+        if not told.startswith(b"http/1.1 200"):
+            raise SystemExit(answer.decode())
+        return answer
+
+    async def _chunks(self) -> bytes:
+        parts = []
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            parts.append(await self._reader.readexactly(size))
+            await self._reader.readexactly(2)
+        await self._reader.readexactly(2)
+        return b"".join(parts)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+async def direct(clients: list[Client], texts: list[str]) -> float:
+    """Calls a second."""
+    bodies = iter([json.dumps({"text": text}).encode() for text in texts])
+
+    async def work(client: Client) -> None:
+        for body in bodies:
+            await client.post(body)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work(client) for client in clients))
+    return len(texts) / (time.perf_counter() - started)
+
+
+async def queued(client: Client, texts: list[str]) -> float:
+    """Calls a second."""
+    started = time.perf_counter()
+    body = json.dumps({"requests": [{"text": text} for text in texts]}).encode()
+    batch_id = json.loads(await client.post(body, "?queueRequest=true"))["result"]["request_id"]
+    poll = json.dumps({"request_id": batch_id}).encode()
+    answer = await client.post(poll, "?queueRequest=true")
+    while b'"responses"' not in answer[:100]:
+        await asyncio.sleep(POLL_S)
+        answer = await client.post(poll, "?queueRequest=true")
+    took = time.perf_counter() - started
+    responses: list[Any] = json.loads(answer)["result"]["responses"]
+    assert [item["id"] for item in responses if item["success"]] == list(range(len(texts)))
+    return len(texts) / took
+
+
+async def measure(door: Door, num_calls: int, num_connections: int, num_words: int, num_rounds: int) -> dict[str, Any]:
+    path = f"/client/v4/accounts/{door.account_id}/ai/run/@cf/hearth/minilm"
+    clients = [await Client(door, path).open() for _ in range(num_connections)]
+    figures: dict[str, list[float]] = {"direct": [], "batch": []}
+    await direct(clients, prompts(4 * num_connections, num_words, 0))
+    for number in range(1, num_rounds + 1):
+        kinds = ["direct", "batch"]
+        random.Random(number).shuffle(kinds)
+        for kind in kinds:
+            texts = prompts(num_calls, num_words, number * 10 + len(kind))
+            rate = await (direct(clients, texts) if kind == "direct" else queued(clients[0], texts))
+            figures[kind].append(rate)
+    for client in clients:
+        client.close()
+    medians = {f"{kind}_calls_per_s": round(statistics.median(rates), 1) for kind, rates in figures.items()}
+    ratio = statistics.median(figures["batch"]) / statistics.median(figures["direct"])
+    return medians | {"ratio": round(ratio, 3), "rounds": num_rounds, "calls": num_calls}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--words", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    with platform() as door:
+        report = asyncio.run(measure(door, options.calls, options.connections, options.words, options.rounds))
+    print(json.dumps(machine() | report, indent=2))
+
+
+if __name__ == "__main__":
+    main()
