@@ -10,6 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 # One stamp per kind of environment, so that asking for the other kind makes it anew and nothing else does.
 STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
+CLIENTS := .venv-clients/.setup
 PACKAGES := gateway documents engine catalog tenants storage telemetry cli migrations
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
@@ -33,6 +34,9 @@ setup: $(STAMP)  ## make .venv and install everything (SYSTEM_TORCH=1: use this 
 $(STAMP): pyproject.toml requirements.lock scripts/setup.sh
 	@PYTHON="$(PYTHON)" SYSTEM_TORCH="$(SYSTEM_TORCH)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" sh scripts/setup.sh
 
+$(CLIENTS): requirements-clients.lock scripts/clients.sh
+	-@sh scripts/clients.sh
+
 up: $(STAMP)  ## start the whole platform on embedded defaults and print a curl that answers
 	@$(BIN)/hearth up $(ARGS)
 
@@ -45,7 +49,7 @@ check: $(STAMP)  ## format, lint, types, floor plan, fast tests: under a minute
 test: $(STAMP)  ## every test that needs no GPU and no patience
 	@sh scripts/run_tests.sh "not full and not gpu" $(ARGS)
 
-test-full: $(STAMP)  ## kill campaigns, Node clients, long runs
+test-full: $(STAMP) $(CLIENTS)  ## kill campaigns, clients of other languages and houses, browsers, long runs
 	@sh scripts/run_tests.sh "full and not gpu" $(ARGS)
 
 test-gpu: $(STAMP)  ## what needs a CUDA device
@@ -65,4 +69,4 @@ spark: $(STAMP)  ## train the built-in chat model from its generator
 	$(BIN)/python -m spark.train $(ARGS)
 
 clean:  ## remove the environment and every cache (not .hearth, which holds a platform's data)
-	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-clients .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -32,10 +32,15 @@ from catalog.errors import SchemaViolation
 from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
 
-Face = Literal["native", "openai", "completions", "responses", "messages"]
+Face = Literal["native", "openai", "completions", "responses", "messages", "message_tokens"]
 Body = dict[str, Any]
 
-_TEXT_FACES = {"completions": "openai_completions", "responses": "openai_responses", "messages": "anthropic_messages"}
+_TEXT_FACES = {
+    "completions": "openai_completions",
+    "responses": "openai_responses",
+    "messages": "anthropic_messages",
+    "message_tokens": "anthropic_message_tokens",
+}
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_NUMBER_CHARACTERS = 20
 

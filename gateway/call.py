@@ -13,8 +13,9 @@ from typing import Any
 from msgspec import Struct
 
 from catalog.card import ModelCard
+from engine.protocol.outcome import Outcome
 from engine.protocol.responses import ResponseRequest
-from engine.protocol.tasks import TaskInput, TextEmbeddings
+from engine.protocol.tasks import TaskInput, TextEmbeddings, TextGeneration
 from gateway import json_body
 from gateway.exchange import Exchange
 from gateway.shapes import Shape
@@ -51,16 +52,30 @@ class Call(Struct, frozen=True, kw_only=True):
     is_retry: bool = False
 
 
+class Record(Struct, frozen=True):
+    """What is kept of a response to be told again: itself and the items of its input, as JSON."""
+
+    response: bytes
+    input_items: bytes
+
+
+def _no_record(_call: Call, _outcome: Outcome) -> Record:
+    raise AssertionError("only what joins a thread is told again")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a body asks for, and the shape its answer is to have. `lora` names the finetune that it is to go through;
-    `thread`: it may go on from an earlier response, and be gone on from."""
+    `thread`: it may go on from an earlier response, and be gone on from, and `make_record` tells what is kept of it.
+    `others`: more prompts of the same body, each a call of its own with as many choices."""
 
     task: TaskInput
     is_stream: bool
     make_shape: Callable[[Call], Shape]
     thread: ResponseRequest | None = None
+    make_record: Callable[[Call, Outcome], Record] = _no_record
     lora: str | None = None
+    others: tuple[TextGeneration, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,7 @@ class Door:
 
 
 CHARACTERS_PER_TOKEN = 4  # a guess, good enough to balance load
+_OPENING_TOKENS = 64  # of a prompt in token ids
 _CHARACTERS_PER_TOOL = 200  # of its name and parameters; the same kind of guess
 
 
@@ -89,7 +105,7 @@ def opening_of(task: TaskInput) -> str:
         return task.texts[0]
     adapter = task.adapter.digest[:16] if task.adapter is not None else ""
     if task.messages is None:
-        return adapter + (task.prompt or "")
+        return adapter + (task.prompt or str(task.prompt_token_ids[:_OPENING_TOKENS] if task.prompt_token_ids else ""))
     return adapter + "\n".join(message.content for message in task.messages[:4])
 
 
@@ -103,5 +119,6 @@ def estimated_tokens_of(task: TaskInput) -> int:
     if isinstance(task, TextEmbeddings):
         return sum(map(len, task.texts)) // CHARACTERS_PER_TOKEN
     num_characters = len(task.prompt or "") + sum(len(message.content) for message in task.messages or ())
+    num_tokens = len(task.prompt_token_ids or ()) + task.sampling.max_tokens * task.num_choices
     num_characters += sum(len(tool.description) + _CHARACTERS_PER_TOOL for tool in task.tools)
-    return num_characters // CHARACTERS_PER_TOKEN + task.sampling.max_tokens * task.num_choices
+    return num_characters // CHARACTERS_PER_TOKEN + num_tokens

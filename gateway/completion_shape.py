@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine.protocol import completions
+from engine.protocol.completions import Completions
 from engine.protocol.events import ChoiceEnded, Finished, FinishReason, Started, TokenLogprob, ToolCallDelta
 from engine.protocol.outcome import Outcome
 from gateway import envelope
@@ -13,42 +15,42 @@ from gateway.shapes import DONE, error_frame
 
 
 class CompletionText:
-    """One prompt's choices, bare or in the envelope. `echo` is the text that each of them begins with."""
+    """The choices of every prompt in turn, bare or in the envelope. `echoes` has for each prompt the text that its
+    choices begin with."""
 
     def __init__(
         self,
         request_id: str,
         created: int,
         model: str,
+        asked: Completions,
         *,
-        echo: str,
-        num_choices: int,
+        echoes: Sequence[str],
         has_usage_chunk: bool,
-        has_logprobs: bool,
         is_bare: bool = True,
     ) -> None:
         self._head = (f"cmpl-{request_id}", created, model)
-        self._echo = echo
+        self._num_choices, self._num_tries = asked.num_choices, asked.num_tries
+        self._echoes = echoes
         self._has_usage_chunk = has_usage_chunk
-        self._has_logprobs = has_logprobs
+        self._has_logprobs = asked.sampling.logprobs is not None
         self._is_bare = is_bare
         self._chunks = completions.CompletionChunks(*self._head, has_usage_chunk=has_usage_chunk)
-        self._offsets = [0] * num_choices
+        self._offsets = [0] * (len(echoes) * asked.num_tries)
 
     def whole(self, outcome: Outcome) -> bytes:
-        choices = [
-            completions.choice_object(
-                index, self._echo + choice.text, choice.why, choice.logprobs if self._has_logprobs else None
-            )
-            for index, choice in enumerate(outcome.choices)
-        ]
+        choices: list[dict[str, Any]] = []
+        for index, echo in enumerate(self._echoes):
+            tries = outcome.choices[index * self._num_tries : (index + 1) * self._num_tries]
+            for choice in completions.best_of(tries, self._num_choices):
+                logprobs = choice.logprobs if self._has_logprobs else None
+                choices.append(completions.choice_object(len(choices), echo + choice.text, choice.why, logprobs))
         answer = completions.completion_object(*self._head, choices, outcome.finished.usage)
         return envelope.encode(answer) if self._is_bare else envelope.success(answer)
 
     def begin(self, _started: Started) -> bytes:
-        if not self._echo:
-            return b""
-        return b"".join(_frame(self._chunks.text(index, self._echo)) for index in range(len(self._offsets)))
+        of_choices = [echo for echo in self._echoes for _ in range(self._num_tries)]
+        return b"".join(_frame(self._chunks.text(index, echo)) for index, echo in enumerate(of_choices) if echo)
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
         if not self._has_logprobs:

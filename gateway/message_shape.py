@@ -15,6 +15,7 @@ from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob,
 from engine.protocol.outcome import Outcome
 from gateway import envelope
 from gateway.errors import Refusal
+from gateway.shapes import NotStreamed
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s":'
@@ -104,6 +105,13 @@ class MessageText:
             return b""
         self._open_block = None
         return _event("content_block_stop", index=self._num_blocks - 1)
+
+
+class CountedTokens(NotStreamed):
+    """How many tokens a message's prompt has."""
+
+    def whole(self, outcome: Outcome) -> bytes:
+        return envelope.encode({"input_tokens": outcome.started.prompt_tokens})
 
 
 def _why(finished: Finished) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,17 @@ from msgspec import structs
 
 from catalog.registry import Resolved
 from engine.protocol.tasks import ChatMessage, TextGeneration
-from gateway import authentication, batch_body, batch_now, idempotency, placement, quotas, streaming
+from gateway import (
+    authentication,
+    batch_body,
+    batch_now,
+    idempotency,
+    json_body,
+    placement,
+    quotas,
+    streaming,
+    test_tenant,
+)
 from gateway.admission import Place
 from gateway.asked_again import RETRY_HEADER
 from gateway.batch_body import Poll, Queue, RunNow
@@ -27,11 +38,12 @@ from gateway.connections import NodeLink
 from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
 from gateway.exchange import Exchange
+from gateway.joined_calls import JoinedCalls, Part
 from gateway.metering import Ledger, MeteredEvents
 from gateway.model_names import find_model
 from gateway.response_shape import response_id_of
 from gateway.services import Services
-from gateway.threads import KeptEvents
+from gateway.threads import KeptEvents, ThreadOf
 from tenants.cache_namespace import fresh_namespace
 from tenants.principal import Principal
 
@@ -105,6 +117,16 @@ async def serve(
             await _answer_once(services, exchange, asked, order, answer)
 
 
+async def echo(services: Services, _door: Door, exchange: Exchange, account_id: str, _model: str | None) -> None:
+    """Answer a call of the test tenant with what it asks, under the same laws but for the model's."""
+    settings = services.settings
+    principal = await authentication.prove(services.verifier, exchange.headers, services.client_address(exchange.peer))
+    exchange.trust_client()
+    authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
+    body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
+    await exchange.answer(200, test_tenant.echo(body), [(b"cf-ai-req-id", exchange.request_id.encode())])
+
+
 @dataclass(frozen=True)
 class Order:
     """Who asks which model, and since when (`started_s`, of the monotonic clock): what is known before the body is
@@ -167,17 +189,20 @@ async def _answer(
     services: Services, door: Door, exchange: Exchange, order: Order, body: dict[str, Any], place: Place
 ) -> None:
     """One call and its answer, whole or streamed."""
-    asked, call, turns = await _prepare(services, door, order, body)
-    async with quotas.Held(services, call, exchange.answer_headers) as cost:
-        with _on_its_way(services, call, services.ledger) as (dispatch, events):
+    asked, calls, turns = await _prepare(services, door, order, body)
+    call = calls[0]
+    estimate = sum(each.num_estimated_tokens for each in calls)
+    held = structs.replace(call, num_estimated_tokens=estimate) if len(calls) > 1 else call
+    async with quotas.Held(services, held, exchange.answer_headers) as cost:
+        with _on_their_way(services, calls, services.ledger) as (dispatch, events):
             if exchange.keep is None:  # else the client means to come back
                 exchange.when_client_leaves(dispatch.abandon)
             place.stop = dispatch.stop
             shape = asked.make_shape(call)
             told: streaming.Events = events
             if asked.thread is not None and asked.thread.is_stored and _may_keep(services, order):
-                account_id = order.principal.account_id
-                told = KeptEvents(events, services.threads, account_id, response_id_of(call.request_id), turns)
+                thread = ThreadOf(services.threads, order.principal.account_id, response_id_of(call.request_id))
+                told = KeptEvents(events, thread, turns, functools.partial(asked.make_record, call))
             try:
                 if call.is_stream:
                     timeout_s = services.settings.client_stall_timeout_s
@@ -194,9 +219,10 @@ async def run_item(
     services: Services, door: Door, order: Order, body: dict[str, Any], ledger: Ledger, on_start: OnStart
 ) -> ItemAnswer:
     """One call of a batch, whole. `on_start` is given what ends it early. Raises what `serve` does."""
-    asked, call, _ = await _prepare(services, door, order, body)
+    asked, calls, _ = await _prepare(services, door, order, body)
+    call = calls[0]
     async with quotas.Held(services, call, is_batch=order.is_batch) as cost:
-        with _on_its_way(services, call, ledger) as (dispatch, events):
+        with _on_their_way(services, calls, ledger) as (dispatch, events):
             on_start(Ending(dispatch.abandon, dispatch.stop))
             try:
                 outcome = await streaming.whole_of(events)
@@ -208,8 +234,8 @@ async def run_item(
 
 async def _prepare(
     services: Services, door: Door, order: Order, body: dict[str, Any]
-) -> tuple[Asked, Call, tuple[ChatMessage, ...]]:
-    """What the body asks, as a Call; and the turns of its thread."""
+) -> tuple[Asked, list[Call], tuple[ChatMessage, ...]]:
+    """What the body asks, as one Call or several; and the turns of its thread."""
     card, account_id = order.resolved.card, order.principal.account_id
     asked = door.read(card, body)
     turns: tuple[ChatMessage, ...] = ()
@@ -218,23 +244,53 @@ async def _prepare(
     if asked.lora is not None and isinstance(asked.task, TextGeneration):
         adapter = await services.finetunes.adapter(account_id, asked.lora, card)
         asked = replace(asked, task=structs.replace(asked.task, adapter=adapter))
-    call = _make_call(services, order, asked)
-    services.blocked_inputs.check(call)
-    return asked, call, turns
+    calls = _calls_of(_make_call(services, order, asked), asked)
+    for call in calls:
+        services.blocked_inputs.check(call)
+    return asked, calls, turns
+
+
+def _calls_of(call: Call, asked: Asked) -> list[Call]:
+    """The call, and one more for each other prompt of its request, under names of their own."""
+    calls = [call]
+    for number, task in enumerate(asked.others, 1):
+        task = structs.replace(task, adapter=call.task.adapter) if isinstance(call.task, TextGeneration) else task
+        calls.append(
+            structs.replace(
+                call,
+                request_id=f"{call.request_id}-{number}",
+                task=task,
+                affinity=placement.affinity_of(call.namespace, None, opening_of(task)),
+                num_estimated_tokens=estimated_tokens_of(task),
+                num_bytes_in=0,
+                body_hash=hash((call.body_hash, number)),
+            )
+        )
+    return calls
 
 
 @contextlib.contextmanager
-def _on_its_way(services: Services, call: Call, ledger: Ledger) -> Iterator[tuple[Dispatch, MeteredEvents]]:
-    """The call's dispatch and its events, counted. An input that nodes refuse is remembered."""
+def _on_their_way(
+    services: Services, calls: Sequence[Call], ledger: Ledger
+) -> Iterator[tuple[Dispatch | JoinedCalls, MeteredEvents | JoinedCalls]]:
+    """What ends the calls of one request early, and their events, counted. An input that nodes refuse is remembered."""
+    parts = [_part(services, call, ledger) for call in calls]
+    (call, dispatch, events), *others = parts
+    joined = JoinedCalls(parts, call.task.num_choices) if others and isinstance(call.task, TextGeneration) else None
+    try:
+        yield (dispatch, events) if joined is None else (joined, joined)
+    except Refusal as refusal:
+        if refusal.reason is Reason.INPUT_BLOCKED:
+            services.blocked_inputs.add(call if joined is None else joined.culprit)
+        raise
+
+
+def _part(services: Services, call: Call, ledger: Ledger) -> Part:
     settings = services.settings
     patience = Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
     dispatch = Dispatch(call, lambda: _place(services, call), patience)
-    try:
-        yield dispatch, MeteredEvents(call, dispatch, ledger, settings.pop, services.clock, services.useful_replies)
-    except Refusal as refusal:
-        if refusal.reason is Reason.INPUT_BLOCKED:
-            services.blocked_inputs.add(call)
-        raise
+    useful = services.useful_replies
+    return Part(call, dispatch, MeteredEvents(call, dispatch, ledger, settings.pop, services.clock, useful))
 
 
 def _batch_in(services: Services, door: Door, exchange: Exchange, body: dict[str, Any]) -> Queue | RunNow | Poll | None:

@@ -112,6 +112,11 @@ class ResponseText:
         self._has_begun = False
 
     def whole(self, outcome: Outcome) -> bytes:
+        answer = self.told(outcome)
+        return envelope.encode(answer) if self._is_bare else envelope.success(answer)
+
+    def told(self, outcome: Outcome) -> dict[str, Any]:
+        """The whole response."""
         finished = outcome.finished
         if outcome.choices[0].reasoning:
             self._opened("reasoning", None).texts.append(outcome.choices[0].reasoning)
@@ -124,8 +129,7 @@ class ResponseText:
             item.texts.append(call.arguments)
         status = _status_of(finished)
         output = [item.shown("completed") for item in self._items[:-1]] + [self._items[-1].shown(status)]
-        answer = self._response(status, output, finished.usage)
-        return envelope.encode(answer) if self._is_bare else envelope.success(answer)
+        return self._response(status, output, finished.usage)
 
     def begin(self, _started: Started) -> bytes:
         self._has_begun = True
@@ -226,6 +230,22 @@ class ResponseText:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + envelope.encode(event) + b"\n\n"
+
+
+def input_items(given: Any, request_id: str) -> list[dict[str, Any]]:
+    """The items of an admitted body's `input`, each with an id, and texts as parts."""
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    suffix = request_id.replace("-", "")
+    return [_input_item(item, f"in_{suffix}{index:02x}") for index, item in enumerate(items)]
+
+
+def _input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+    told = {"id": item_id, "type": "message", **item}
+    if told["type"] == "message" and isinstance(told.get("content"), str):
+        kind = "output_text" if told.get("role") == "assistant" else "input_text"
+        part: dict[str, Any] = {"type": kind, "text": told["content"]}
+        told["content"] = [part | ({"annotations": []} if kind == "output_text" else {})]
+    return told
 
 
 def _is_of(item: _Item, kind: Kind, delta: ToolCallDelta | None) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -58,7 +58,9 @@ class _Branch:
 class Router:
     """Matches requests against the table. Literal segments win over parameters."""
 
-    def __init__(self, routes: Iterable[Route]) -> None:
+    def __init__(self, routes: Iterable[Route], words_for_accounts: Collection[bytes] = ()) -> None:
+        """`words_for_accounts` are taken for account ids, though they do not look like ids."""
+        self._words_for_accounts = words_for_accounts
         self._root = _Branch()
         for route in routes:
             branch = self._root
@@ -79,13 +81,16 @@ class Router:
         if branch is None:
             raise Refusal(Reason.NO_ROUTE)
         account_id = found.get("account_id")
-        if account_id is not None and not _ACCOUNT_ID.fullmatch(account_id):
+        if account_id is not None and not self._is_account_id(account_id):
             raise Refusal(Reason.ACCOUNT_ID_MALFORMED, raw_path[:256].decode("ascii", "replace"))
         route = branch.routes.get("GET" if method == "HEAD" else method)
         if route is None:
             methods = {*branch.routes, "HEAD"} if "GET" in branch.routes else branch.routes
             raise Refusal(Reason.METHOD_NOT_ALLOWED, method, allow=", ".join(sorted(methods)))
         return route, {name: _decoded(value) for name, value in found.items()}
+
+    def _is_account_id(self, text: bytes) -> bool:
+        return _ACCOUNT_ID.fullmatch(text) is not None or text in self._words_for_accounts
 
 
 def _decoded(value: bytes) -> str:

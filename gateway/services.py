@@ -28,6 +28,7 @@ from gateway.nodes import Nodes
 from gateway.residency import Places
 from gateway.sealed import Sealer
 from gateway.settings import GatewaySettings, networks_in
+from gateway.test_tenant import TestTenant
 from gateway.threads import Threads
 from storage.database import Database
 from storage.ephemeral import Ephemeral
@@ -74,6 +75,7 @@ class Services:
     documents: Documents
     batches: Batches
     idempotency_keys: IdempotencyKeys
+    test_tenant: TestTenant
     cache_identity: Callable[[str], tuple[bytes, int]]
     places: Places
     trusted_proxies: AddressCondition | None = None
@@ -186,6 +188,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             documents=documents,
             batches=batches,
             idempotency_keys=idempotency_keys,
+            test_tenant=TestTenant(settings.test_tenant),
             cache_identity=cache_identity,
             places=Places.read(settings.places, settings.pop, settings.stores_place),
             trusted_proxies=AddressCondition(within=proxies) if proxies else None,

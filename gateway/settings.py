@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,12 @@ def _engine_rank(value: int) -> str | None:
 
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be a port, 0 to 65535"
+
+
+def _account_id_or_none(value: str) -> str | None:
+    return (
+        None if re.fullmatch("([0-9a-f]{32})?", value) else "must be an account's id: 32 lowercase hexadecimal digits"
+    )
 
 
 def _rate_limits(value: str) -> str | None:
@@ -264,6 +271,12 @@ class GatewaySettings:
         "networks of proxies whose x-forwarded-for tells the client's address, comma separated; empty trusts none",
         default="",
         check=_networks,
+    )
+    test_tenant: str = setting(
+        "HEARTH_TEST_TENANT",
+        "the account of the official SDK's own test files, in which one model id repeats its input; empty for none",
+        default="",
+        check=_account_id_or_none,
     )
     drain_timeout_s: float = setting(
         "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)

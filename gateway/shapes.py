@@ -205,7 +205,9 @@ class ChatText(_Plain):
         return frames + DONE
 
 
-class _NotStreamed(_Plain):
+class NotStreamed(_Plain):
+    """A shape that has no pieces."""
+
     def text(self, _text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
         raise AssertionError("this task does not stream")
 
@@ -222,7 +224,7 @@ class _NotStreamed(_Plain):
         raise AssertionError("this task does not stream")
 
 
-class NativeEmbeddings(_NotStreamed):
+class NativeEmbeddings(NotStreamed):
     """`{shape, data, pooling}`."""
 
     def whole(self, outcome: Outcome) -> bytes:
@@ -236,7 +238,7 @@ class NativeEmbeddings(_NotStreamed):
         return envelope.success(result)
 
 
-class OpenAIEmbeddings(_NotStreamed):
+class OpenAIEmbeddings(NotStreamed):
     """The OpenAI list of embeddings, bare."""
 
     def __init__(self, model: str, encoding: Literal["float", "base64"]) -> None:

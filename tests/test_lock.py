@@ -1,4 +1,4 @@
-"""The lock holds what pyproject.toml asks for, in versions anybody can install."""
+"""The locks hold what pyproject.toml asks for, in versions anybody can install."""
 
 import re
 import tomllib
@@ -10,7 +10,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
-LOCK = ROOT / "requirements.lock"
+LOCKS = {"requirements.lock": ("engine", "embedded", "dev"), "requirements-clients.lock": ("clients",)}  # and extras
 NOT_LOCKED = {"torch"}  # its build depends on the machine
 
 
@@ -34,16 +34,20 @@ def problem_of(line: str) -> str | None:
     return None
 
 
-def direct_dependencies() -> list[Requirement]:
+def direct_dependencies(lock: str | None = None) -> list[Requirement]:
+    """What pyproject.toml asks for: all, or what this lock has to hold."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    texts = list(project["dependencies"])
-    for extra in project["optional-dependencies"].values():
-        texts += extra
+    texts = list(project["dependencies"]) if lock in (None, "requirements.lock") else []
+    extras = project["optional-dependencies"]
+    assert set(extras) == {extra for wanted in LOCKS.values() for extra in wanted}
+    for extra in extras if lock is None else LOCKS[lock]:
+        texts += extras[extra]
     return [Requirement(text) for text in texts]
 
 
-def test_every_line_is_a_plain_pinned_version():
-    problems = {line: problem for line in lock_lines(LOCK.read_text()) if (problem := problem_of(line))}
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_line_is_a_plain_pinned_version(lock: str):
+    problems = {line: problem for line in lock_lines((ROOT / lock).read_text()) if (problem := problem_of(line))}
     assert problems == {}
 
 
@@ -65,9 +69,11 @@ def test_lines_that_only_one_machine_could_install_are_refused(line: str):
     assert problem_of(line) is not None
 
 
-def test_every_direct_dependency_is_locked_inside_its_range():
-    locked = {line.split("==")[0]: line.split("==")[1].split(";")[0].strip() for line in lock_lines(LOCK.read_text())}
-    for requirement in direct_dependencies():
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_direct_dependency_is_locked_inside_its_range(lock: str):
+    pins = (line.split(";")[0].split("==") for line in lock_lines((ROOT / lock).read_text()))
+    locked = {name: version.strip() for name, version in pins}
+    for requirement in direct_dependencies(lock):
         name = canonicalize_name(requirement.name)
         if name in NOT_LOCKED:
             continue

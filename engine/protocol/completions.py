@@ -14,6 +14,7 @@ import msgspec
 from engine.protocol import alone, openai
 from engine.protocol.events import FinishReason, TokenLogprob, Usage
 from engine.protocol.fields import BadInput, boolean, integer
+from engine.protocol.outcome import Choice
 from engine.protocol.output_format import output_constraint
 from engine.protocol.tasks import Constraint, Sampling, TextGeneration
 
@@ -126,6 +127,18 @@ def completion_object(
         "choices": list(choices),
         "usage": openai.usage_object(usage),
     }
+
+
+def best_of(tries: Sequence[Choice], num_choices: int) -> Sequence[Choice]:
+    """Of a prompt's tries, those whose tokens were likeliest on average, the best first; all of them, in their order,
+    where all are asked for."""
+    if len(tries) <= num_choices:
+        return tries
+    return sorted(tries, key=_mean_logprob, reverse=True)[:num_choices]
+
+
+def _mean_logprob(choice: Choice) -> float:
+    return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))
 
 
 def choice_object(

@@ -13,6 +13,7 @@ from engine.protocol.events import (
     Finished,
     FinishReason,
     Result,
+    Started,
     Token,
     TokenLogprob,
     ToolCallDelta,
@@ -58,6 +59,7 @@ class Outcome:
     choices: list[Choice] = field(default_factory=lambda: [Choice()])
     embeddings: Embeddings | None = None
     end: Finished | Failed | None = None
+    started: Started = field(default_factory=Started)
 
     def add(self, event: Event) -> None:
         if isinstance(event, Token):
@@ -70,6 +72,8 @@ class Outcome:
             self._choice(event.choice).reason = event.reason
         elif isinstance(event, Result):
             self.embeddings = event.value
+        elif isinstance(event, Started):
+            self.started = event
         elif isinstance(event, Finished | Failed):
             self.end = event
             if isinstance(event, Finished):

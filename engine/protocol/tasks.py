@@ -103,6 +103,8 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     `num_choices` answers are given to the one prompt. The first is what a call for one would get; with a seed, the
     others have seeds that follow it.
 
+    `only_counts`: nothing is generated; the Started of such a call has the number of the prompt's tokens.
+
     `template_kwargs` are variables of the template that a caller may set (`enable_thinking`). `tells_reasoning`: what
     the model thinks first is to be told apart; otherwise it is text like any other, unless tools or a format are asked.
     """
@@ -121,6 +123,7 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     adapter: Adapter | None = None
     template_kwargs: dict[str, bool | str] = {}
     tells_reasoning: bool = False
+    only_counts: bool = False
 
 
 class TextEmbeddings(Struct, frozen=True, tag="text-embeddings", omit_defaults=True, kw_only=True):

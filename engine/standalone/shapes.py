@@ -130,16 +130,10 @@ class CompletionShape:
         usage = total_usage([outcome.finished.usage for outcome in outcomes])
         choices: list[dict[str, Any]] = []
         for echo, outcome in zip(self._echoes, outcomes, strict=True):
-            for choice in self._best(outcome.choices):
+            for choice in completions.best_of(outcome.choices, self._asked.num_choices):
                 logprobs = choice.logprobs if self._has_logprobs else None
                 choices.append(completions.choice_object(len(choices), echo + choice.text, choice.why, logprobs))
         return _encode(completions.completion_object(*self._head, choices, usage))
-
-    def _best(self, choices: Sequence[Choice]) -> Sequence[Choice]:
-        """Those whose tokens were likeliest on average, the best first; all of them in their order if all are asked."""
-        if self._asked.num_tries == self._asked.num_choices:
-            return choices
-        return sorted(choices, key=_mean_logprob, reverse=True)[: self._asked.num_choices]
 
     def frames(self, task: int, event: Event, next_event: Event | None) -> bytes:
         first = task * self._asked.num_tries  # of the task's choices
@@ -197,10 +191,6 @@ class EmbeddingShape:
 
     def end(self, _usage: Usage) -> bytes:
         raise AssertionError("this task does not stream")
-
-
-def _mean_logprob(choice: Choice) -> float:
-    return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))
 
 
 def _frame(document: bytes) -> bytes:

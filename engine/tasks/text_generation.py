@@ -20,6 +20,7 @@ from engine.config import EngineConfig
 from engine.constraints.checker import ConstraintChecker
 from engine.constraints.compile import ConstraintRefused
 from engine.detokenizer import Detokenizer, StopFinder
+from engine.protocol.events import Finished, Started, Usage
 from engine.protocol.tasks import Constraint, TextGeneration
 from engine.replica import Replica
 from engine.report import EngineInfo, EngineStatus
@@ -56,6 +57,13 @@ class Checker(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class _Counted:
+    """A run that was over when it had begun."""
+
+    def cancel(self) -> Usage:
+        return Usage()
 
 
 class TextGenerator:
@@ -127,6 +135,10 @@ class TextGenerator:
         _refuse_unsound(work, task)
         self._refuse_strange_tokens(task)
         prompt = await self.prompt_ids(task)
+        if task.only_counts:
+            emit(Started(prompt_tokens=len(prompt)))
+            emit(Finished("stop"))
+            return _Counted()
         try:
             is_turn = self._is_turn(task)
             plan = make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)

@@ -1,4 +1,7 @@
-"""`POST A/ai/v1/completions`: a text is continued as it is, without a chat template, for OpenAI clients."""
+"""`POST A/ai/v1/completions`: texts are continued as they are, without a chat template, for OpenAI clients.
+
+A body has one prompt or a list of them, each a text or token ids; each prompt is a call of its own.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,48 @@ from typing import Any
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
 from engine.protocol import openai
-from engine.protocol.completions import completions
+from engine.protocol.completions import Completions, completions
 from engine.protocol.fields import BadInput, boolean
 from gateway.api.text_models import check_is_text
 from gateway.call import Asked, Call, Door
 from gateway.completion_shape import CompletionText
 
+MAX_PROMPTS = 128
+_ANY_TOKEN_ID = 1 << 31  # which ids a model has, its node knows
+
 
 def read_completion(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:
     """A text completion body, for this door and for models that take it natively."""
     admitted = input_schema(card, "completions").coerce_and_validate(body)
-    asked = completions(admitted, context_window=card.context_window, vocab_size=0)
-    if asked.num_tries != asked.num_choices:
-        raise BadInput("'/best_of' must be '/n'")
-    (task,) = asked.tasks()
+    asked = completions(admitted, context_window=card.context_window, vocab_size=_ANY_TOKEN_ID)
+    if len(asked.prompts) > MAX_PROMPTS:
+        raise BadInput(f"'/prompt' must have <= {MAX_PROMPTS} items")
+    first, *others = asked.tasks()
     has_usage_chunk = openai.wants_usage_chunk(admitted)
-    echo = str(asked.prompts[0]) if asked.has_echo else ""
+    echoes = _echoes(asked)
 
     def make_shape(call: Call) -> CompletionText:
         return CompletionText(
             call.request_id,
             int(call.started_at.timestamp()),
             call.shown_model,
-            echo=echo,
-            num_choices=asked.num_choices,
+            asked,
+            echoes=echoes,
             has_usage_chunk=has_usage_chunk,
-            has_logprobs=task.sampling.logprobs is not None,
             is_bare=is_bare,
         )
 
-    return Asked(task, boolean(admitted, "stream", False), make_shape, lora=admitted.get("lora"))
+    is_stream = boolean(admitted, "stream", False)
+    return Asked(first, is_stream, make_shape, lora=admitted.get("lora"), others=tuple(others))
+
+
+def _echoes(asked: Completions) -> list[str]:
+    """What the choices of each prompt begin with. Raises BadInput for prompts whose text only a node could tell."""
+    if not asked.has_echo:
+        return [""] * len(asked.prompts)
+    if not all(isinstance(prompt, str) for prompt in asked.prompts):
+        raise BadInput("'/echo' needs prompts that are texts")
+    return [str(prompt) for prompt in asked.prompts]
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -7,10 +7,12 @@ from typing import Any
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
 from engine.protocol.fields import boolean
+from engine.protocol.outcome import Outcome
 from engine.protocol.responses import response_request
+from gateway import envelope
 from gateway.api.text_models import check_format, check_is_text
-from gateway.call import Asked, Call, Door
-from gateway.response_shape import ResponseText
+from gateway.call import Asked, Call, Door, Record
+from gateway.response_shape import ResponseText, input_items
 
 
 def read_response(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:
@@ -24,7 +26,11 @@ def read_response(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> As
             call.request_id, int(call.started_at.timestamp()), call.shown_model, admitted, is_bare=is_bare
         )
 
-    return Asked(request.task, boolean(admitted, "stream", False), make_shape, request)
+    def make_record(call: Call, outcome: Outcome) -> Record:
+        items = input_items(admitted["input"], call.request_id)
+        return Record(envelope.encode(make_shape(call).told(outcome)), envelope.encode(items))
+
+    return Asked(request.task, boolean(admitted, "stream", False), make_shape, request, make_record)
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -240,6 +240,11 @@ class NodeSide(asyncio.Protocol):
             if isinstance(execute.task, TextEmbeddings):
                 self.send(*(wire.Reply(call_id, event) for event in embedded(execute.task)))
                 return
+            if execute.task.only_counts:
+                self.send(
+                    wire.Reply(call_id, events.Started(prompt_tokens)), wire.Reply(call_id, events.Finished("stop"))
+                )
+                return
             await asyncio.sleep(script.first_s)
             if execute.num_deaths < script.deaths:
                 num_deaths = execute.num_deaths + 1

@@ -1,69 +1,154 @@
 """Runs the Cloudflare Python SDK's own test files against a gateway with fake nodes: `python -m tests.gateway.sdk_suite
-FOLDER [pytest arguments]`, where FOLDER is the unpacked source distribution (the wheel has no tests).
+FOLDER PYTHON [pytest arguments]`. FOLDER is the unpacked source distribution (the wheel has no tests), PYTHON has what
+its files need; `make test-full` makes both in `.venv-clients`.
 
-The suite's account, email and global key are made in a database of this run's own. By default it runs the families
-about accounts, tokens and the catalog. What fails there deletes an account by the literal id `account_id`, which is
-none; its clients over aiohttp need the package httpx-aiohttp. `test_ai.py` calls one text model with every task's
-input, which a model that checks its input refuses (400/5006).
+The suite's account, email and global key are made in a database of this run's own, as the gateway's test tenant. The
+suite deletes one account many times over: before each time `sdk_tenant.py`, which pytest loads beside the suite, has it
+be there again. Runs the files of every family whose routes there are.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.server
 import os
 import subprocess
 import sys
 import tempfile
+import threading
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
+from sqlalchemy import update
+
+from gateway.test_tenant import WORD_FOR_AN_ACCOUNT
 from storage.database import Database
+from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
-from tenants import accounts, users
+from tenants import accounts, decision_epoch, tables, users
 from tests.gateway.process import PEPPER
 from tests.gateway.site import Site
+from tests.waiting import wait_until_blocking
 
 ACCOUNT_ID = "023e105f4ecef8ad9ca31a8372d0c353"
 EMAIL, KEY = "user@example.com", "144c9defac04969c7bfad8efaa8ea194"
 FAMILIES = (
     "test_accounts.py", "accounts/test_tokens.py", "accounts/tokens", "user/test_tokens.py", "user/tokens",
-    "ai/models", "ai/test_models.py", "ai/test_authors.py", "ai/test_tasks.py",
+    "test_ai.py", "ai/models", "ai/test_models.py", "ai/test_authors.py", "ai/test_tasks.py",
+    "ai/test_finetunes.py", "ai/finetunes",
 )  # fmt: skip
 
 
-async def seed(database_url: str) -> None:
-    """The suite's tenant."""
+@dataclass(frozen=True)
+class Report:
+    """What became of the suite's tests, by name; `counts` has passed, skipped and failed."""
+
+    counts: dict[str, int]
+    failures: dict[str, str]
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
+        return "\n".join([told, *(f"{name}: {why}" for name, why in sorted(self.failures.items()))])
+
+
+async def seed(database_url: str) -> str:
+    """The suite's tenant, and the account that it deletes; gives its user's id."""
     database = Database.connect(database_url)
     await accounts.create(database, "SDK", ACCOUNT_ID)
-    await users.create(database, PEPPER, EMAIL, (ACCOUNT_ID,), global_key=KEY)
+    often = accounts.Account(WORD_FOR_AN_ACCOUNT, "deleted often", "active", "standard", datetime.now(UTC))
+    async with database.transaction() as connection:
+        await accounts.insert_account(connection, often, "sdk suite")
+    members = (ACCOUNT_ID, WORD_FOR_AN_ACCOUNT)
+    created = await users.create(database, PEPPER, EMAIL, members, global_key=KEY)
+    await database.close()
+    return created.user.user_id
+
+
+async def renew(database_url: str, redis_url: str, user_id: str) -> None:
+    """Have the account that was deleted be there again, and its member told."""
+    database, ephemeral = Database.connect(database_url), Ephemeral.connect(redis_url)
+    async with database.transaction() as connection:
+        epoch = await decision_epoch.raise_epoch(connection)
+        back = {"status": "active", "deleted_at": None, "decision_epoch": epoch}
+        is_it = tables.accounts.c.account_id == WORD_FOR_AN_ACCOUNT
+        await connection.execute(update(tables.accounts).where(is_it).values(**back))
+        is_member = tables.users.c.user_id == user_id
+        await connection.execute(update(tables.users).where(is_member).values(decision_epoch=epoch))
+    await decision_epoch.tell(ephemeral, user_id)
+    await ephemeral.close()
     await database.close()
 
 
-def main(folder: Path, arguments: list[str]) -> int:
-    with tempfile.TemporaryDirectory() as own:
-        database_file = Path(own) / "hearth.db"
-        asyncio.run(migrate(f"sqlite://{database_file}"))
-        asyncio.run(seed(f"sqlite://{database_file}"))
-        site = Site(database_file)
-        try:
-            site.add_node("n1")
-            gateway = site.gateway().start()
-            files = [f"tests/api_resources/{family}" for family in FAMILIES]
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-o",
-                "addopts=",
-                "-p",
-                "no:cacheprovider",
-                "-q",
-                *(arguments or files),
-            ]
-            environ = os.environ | {"TEST_API_BASE_URL": gateway.base_url, "PYTHONPATH": "src"}
-            return subprocess.run(command, cwd=folder, env=environ, check=False).returncode
-        finally:
-            site.close()
+@contextlib.contextmanager
+def renewing(site: Site, base_url: str, user_id: str) -> Iterator[str]:
+    """An address that has the account be there when it is asked for anything."""
+    headers = {"X-Auth-Email": EMAIL, "X-Auth-Key": KEY}
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asyncio.run(renew(site.database_url, site.redis.url, user_id))
+            account_url = f"{base_url}/accounts/{WORD_FOR_AN_ACCOUNT}"
+            wait_until_blocking(lambda: httpx.get(account_url, headers=headers).status_code == 200)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_args: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+def run(folder: Path, python: Path, arguments: list[str]) -> Report:
+    """The suite once, or what of it the arguments name."""
+    with tempfile.TemporaryDirectory() as own, contextlib.ExitStack() as stack:
+        database_url = f"sqlite://{own}/hearth.db"
+        asyncio.run(migrate(database_url))
+        user_id = asyncio.run(seed(database_url))
+        site = Site(Path(own) / "hearth.db")
+        stack.callback(site.close)
+        site.add_node("n1")
+        objects = f"file://{own}/objects"
+        gateway = site.gateway(HEARTH_TEST_TENANT=ACCOUNT_ID, OBJECTS_URL=objects).start()
+        told = Path(own) / "told.xml"
+        environ = os.environ | {
+            "TEST_API_BASE_URL": gateway.base_url,
+            "SDK_TENANT_URL": stack.enter_context(renewing(site, gateway.base_url, user_id)),
+            "PYTHONPATH": os.pathsep.join(["src", str(Path(__file__).parent)]),
+        }
+        command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "sdk_tenant", "-q"]
+        files = arguments or [f"tests/api_resources/{family}" for family in FAMILIES]
+        done = subprocess.run(
+            [*command, f"--junitxml={told}", *files], cwd=folder, env=environ, check=False, capture_output=True
+        )
+        if not told.exists():
+            raise RuntimeError((done.stdout + done.stderr).decode()[-4000:])
+        return read_report(told)
+
+
+def read_report(file: Path) -> Report:
+    """pytest's own account of a run."""
+    counts: Counter[str] = Counter()
+    failures: dict[str, str] = {}
+    for case in ElementTree.parse(file).iter("testcase"):
+        kinds = {child.tag for child in case}
+        word = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        counts[word] += 1
+        if word == "failed":
+            module, _, name = f"{case.get('classname')}.{case.get('name')}".partition(".Test")
+            why = next(child.get("message", "") for child in case if child.tag in ("failure", "error"))
+            failures[f"{module}.Test{name}"] = why.splitlines()[0]
+    return Report(dict(counts), failures)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve(), sys.argv[2:]))
+    report = run(Path(sys.argv[1]).resolve(), Path(sys.argv[2]).absolute(), sys.argv[3:])
+    sys.stdout.write(f"{report}\n")
+    sys.exit(1 if report.failures else 0)

@@ -7,8 +7,9 @@ import pytest
 from openai import OpenAI
 
 from tests.fakes.node import WORDS
-from tests.gateway.process import HANDY, PARROT, VECTORS
+from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running
+from tests.waiting import wait_until_blocking
 
 TEXT = "".join(WORDS)
 
@@ -21,6 +22,10 @@ def openai(running: Running):
 
 def complete(client: httpx.Client, running: Running, body: dict) -> httpx.Response:
     return client.post(f"{running.account_url}/ai/v1/completions", json={"model": PARROT} | body)
+
+
+def script(**fields) -> str:
+    return "!" + json.dumps(fields)
 
 
 def test_a_text_is_continued_without_a_template(openai: OpenAI, client: httpx.Client, running: Running):
@@ -64,7 +69,10 @@ def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"prompt": ""}, {"prompt": []}, {"prompt": ["a", "b"]}, {"prompt": [1, 2]}, {"prompt": [[1]]}, {"prompt": 1},
+    [{}, {"prompt": ""}, {"prompt": []}, {"prompt": ["a", 2]}, {"prompt": [1, -2]}, {"prompt": [[1], "a"]}, {"prompt": 1},
+     {"prompt": [[]]}, {"prompt": ["a", ""]}, {"prompt": ["a"] * 129}, {"prompt": [1], "echo": True}, {"prompt": [1.5]},
+     {"prompt": "x", "best_of": 2, "n": 2}, {"model": CHATTY, "prompt": "x", "best_of": 2, "n": 3},
+     {"model": CHATTY, "prompt": "x", "best_of": 2, "stream": True},
      {"prompt": "x", "max_tokens": 0}, {"prompt": "x", "suffix": "y"}, {"prompt": "x", "best_of": 9},
      {"prompt": "x", "echo": True, "logprobs": 1}, {"prompt": "x", "logprobs": 21}, {"prompt": "x", "n": 2}],
     ids=json.dumps,
@@ -72,6 +80,79 @@ def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running
 def test_what_does_not_fit_is_named(client: httpx.Client, running: Running, body: dict):
     answer = complete(client, running, body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006), answer.text
+
+
+# Lists of prompts
+
+
+def test_each_prompt_of_a_list_is_a_call_of_its_own(openai: OpenAI, running: Running):
+    before = running.site.num_executes
+    raw = openai.completions.with_raw_response.create(model=CHATTY, prompt=["one", "two words"], n=2, echo=True)
+    answer = raw.parse()
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in answer.choices]
+    assert (texts[0], texts[2]) == ("one" + TEXT, "two words" + TEXT)
+    assert texts[1] != texts[0]
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 24)
+    assert running.site.num_executes == before + 2
+    request_id = raw.headers["cf-ai-req-id"]
+    rows = [running.site.usage_row(request_id), running.site.usage_row(f"{request_id}-1")]
+    assert [row["prompt_tokens"] for row in rows] == [1, 2]
+    assert float(raw.headers["cf-ai-neurons"]) == round(sum(row["micro_neurons"] for row in rows) / 1e6, 2)
+
+
+def test_token_ids_reach_the_node_as_they_are(client: httpx.Client, running: Running):
+    assert running.site.execute_of(complete(client, running, {"prompt": [5, 6]})).task.prompt_token_ids == (5, 6)
+    answer = complete(client, running, {"prompt": [[5, 6], [7]], "max_tokens": 2})
+    assert [choice["text"] for choice in answer.json()["choices"]] == ["".join(WORDS[:2])] * 2
+
+
+def test_a_stream_of_a_list_tells_the_choices_apart(openai: OpenAI):
+    stream = openai.completions.create(
+        model=PARROT, prompt=["a", "b", "c"], stream=True, stream_options={"include_usage": True}
+    )
+    texts, ends, last = {0: "", 1: "", 2: ""}, [], None
+    for chunk in stream:
+        last = chunk
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+            ends += [choice.index] if choice.finish_reason else []
+    assert set(texts.values()) == {TEXT}
+    assert sorted(ends) == [0, 1, 2]
+    assert last is not None
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 18
+
+
+def test_one_prompt_that_fails_ends_the_others(client: httpx.Client, running: Running):
+    slow, bad = script(gap_s=0.2, repeat=20), script(tokens=[], end="internal")
+    answer = complete(client, running, {"prompt": [slow, bad]})
+    assert answer.json()["error"]["code"] == 3008
+    wait_until_blocking(lambda: sum(node.num_open_calls for node in running.site.nodes.values()) == 0)
+    request_id = answer.headers["cf-ai-req-id"]
+    assert running.site.usage_row(request_id)["status"] != "stop"
+    frames = complete(client, running, {"prompt": ["a", script(then_after=2, gap_s=0.05)], "stream": True}).text
+    assert json.loads(frames.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == 3008
+
+
+def test_a_client_that_leaves_ends_every_prompt_of_its_list(client: httpx.Client, running: Running):
+    slow = script(gap_s=0.2, repeat=20)
+    url, body = f"{running.account_url}/ai/v1/completions", {"model": PARROT, "prompt": [slow] * 3, "stream": True}
+    with client.stream("POST", url, json=body) as response:
+        next(response.iter_raw())
+    wait_until_blocking(lambda: sum(node.num_open_calls for node in running.site.nodes.values()) == 0)
+    request_id = response.headers["cf-ai-req-id"]
+    assert running.site.usage_row(request_id)["status"] == running.site.usage_row(f"{request_id}-2")["status"]
+
+
+def test_the_best_of_several_tries_are_told(client: httpx.Client, running: Running):
+    answer = complete(client, running, {"model": CHATTY, "prompt": ["a", "b"], "best_of": 3, "n": 2})
+    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in answer.json()["choices"])
+    assert answer.json()["usage"]["completion_tokens"] == 2 * 3 * 6
+    task = running.site.execute_of(answer).task
+    assert (task.num_choices, task.sampling.logprobs) == (3, 0)
 
 
 def test_a_model_of_another_task_is_no_model_of_this_route(client: httpx.Client, running: Running):

@@ -284,6 +284,17 @@ def test_every_refusal_of_the_route_is_anthropic_s_too(client: httpx.Client, run
     assert answer.json()["errors"]
 
 
+def test_tokens_are_counted_and_cost_nothing(client: httpx.Client, running: Running):
+    body = {"model": HANDY, "messages": [{"role": "user", "content": "three short words"}]}
+    answer = client.post(f"{running.account_url}/ai/v1/messages/count_tokens", json=body)
+    assert answer.json() == {"input_tokens": 3}
+    assert running.site.execute_of(answer).task.only_counts
+    row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+    assert (row["prompt_tokens"], row["completion_tokens"], row["micro_neurons"]) == (0, 0, 0)
+    refused = client.post(f"{running.account_url}/ai/v1/messages/count_tokens", json={"model": HANDY})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
 def test_the_token_may_come_as_anthropic_s_clients_send_it(running: Running):
     def status(**headers: str) -> int:
         body = {"model": PARROT, "max_tokens": 1, "messages": HELLO}

@@ -227,6 +227,48 @@ def test_what_is_not_stored_and_what_is_anothers_is_unknown(openai: OpenAI, runn
     assert httpx.post(other, json=body, headers=running.headers("other")).status_code == 400
 
 
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_response_is_told_again_and_forgotten(openai: OpenAI, running: Running, is_stream: bool):
+    items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    if is_stream:
+        with openai.responses.stream(model=PARROT, input=items) as stream:
+            made = stream.get_final_response()
+    else:
+        made = openai.responses.create(model=PARROT, input=items, metadata={"a": "b"})
+    again = openai.responses.retrieve(made.id)
+    assert (again.output_text, again.usage, again.metadata) == (TEXT, made.usage, made.metadata)
+    assert again.created_at == made.created_at
+    told = openai.responses.input_items.list(made.id, order="asc").data
+    assert [(item.role, item.content[0].text) for item in told] == [("user", "a"), ("assistant", "b"), ("user", "c")]
+    page = openai.responses.input_items.list(made.id, limit=2)
+    assert [item.content[0].text for item in page.data] == ["c", "b"]
+    assert page.has_more
+    assert [item.content[0].text for item in page.get_next_page().data] == ["a"]
+    others = OpenAI(
+        base_url=f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/v1",
+        api_key=running.tenants.secrets["other"],
+    )
+    with others, pytest.raises(openai_sdk.NotFoundError):
+        others.responses.retrieve(made.id)
+    openai.responses.delete(made.id)
+    for gone in (openai.responses.retrieve, openai.responses.delete, openai.responses.input_items.list):
+        with pytest.raises(openai_sdk.NotFoundError):
+            gone(made.id)
+    with pytest.raises(openai_sdk.BadRequestError, match="previous_response_id"):
+        openai.responses.create(model=PARROT, input="d", previous_response_id=made.id)
+
+
+def test_what_is_not_stored_is_not_told_again(openai: OpenAI, client: httpx.Client, running: Running):
+    made = openai.responses.create(model=PARROT, input="a", store=False)
+    with pytest.raises(openai_sdk.NotFoundError) as caught:
+        openai.responses.retrieve(made.id)
+    assert str(caught.value.code) == "7003"
+    kept = openai.responses.create(model=PARROT, input="a").id
+    for query in ("limit=0", "limit=101", "limit=x", "order=up"):
+        answer = client.get(f"{running.account_url}/ai/v1/responses/{kept}/input_items?{query}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, 3003)
+
+
 def test_what_is_kept_cannot_be_read_in_the_store(openai: OpenAI, running: Running):
     response = openai.responses.create(model=PARROT, input="s3cret-marker " * 50)
     dump = running.site.redis_dump()

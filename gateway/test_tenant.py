@@ -1,0 +1,39 @@
+"""The account that the official SDK's own test files use: the one place that echoes, off unless a setting names it.
+
+Those files call one text model with every task's input, which a model that checks its input refuses; here that id says
+what it was asked. And they delete an account by a word that is no account's id; where there is a test tenant, the word
+is taken for one. Knows nothing of models or of nodes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway import envelope
+from gateway.envelope import encode
+
+ECHOING_MODEL = "@cf/meta/llama-3.1-8b-instruct"
+WORD_FOR_AN_ACCOUNT = "account_id"
+
+
+class TestTenant:
+    """The account with this id; "" for none."""
+
+    __test__ = False  # this is no test, whatever its name begins with
+
+    def __init__(self, account_id: str) -> None:
+        self._account_id = account_id
+
+    @property
+    def words_for_accounts(self) -> frozenset[bytes]:
+        """What stands in a path for an account's id beside ids."""
+        return frozenset({WORD_FOR_AN_ACCOUNT.encode()} if self._account_id else ())
+
+    def echoes(self, account_id: str, model: str | None) -> bool:
+        """Whether a call of this account for this model is answered with its own input."""
+        return account_id == self._account_id and model == ECHOING_MODEL
+
+
+def echo(body: dict[str, Any]) -> bytes:
+    """The answer: what was asked, as the text of a response."""
+    return envelope.success({"response": encode(body).decode()})

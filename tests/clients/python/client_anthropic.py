@@ -1,0 +1,69 @@
+"""Anthropic's official SDK, sync and async, at `/ai/v1/messages`."""
+
+import anthropic
+import pytest
+from anthropic import Anthropic, AsyncAnthropic
+from asked import CITY, GREETING, NO_MODEL, QUESTION, RESULT
+
+TOOLS = [{"name": "get_weather", "description": "Get the weather in a city", "input_schema": CITY}]
+
+
+@pytest.fixture
+def client(hearth):
+    with Anthropic(base_url=hearth.ai_url, api_key=hearth.api_token) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(hearth):
+    async with AsyncAnthropic(base_url=hearth.ai_url, auth_token=hearth.api_token, api_key=None) as client:
+        yield client
+
+
+def text_of(message):
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_whole_and_streamed_say_the_same(hearth, client):
+    asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64, "temperature": 0}
+    whole = client.messages.create(**asked)
+    assert whole.stop_reason == "end_turn"
+    with client.messages.stream(**asked) as stream:
+        assert "".join(stream.text_stream) == text_of(whole) != ""
+        assert stream.get_final_message().usage.output_tokens == whole.usage.output_tokens
+
+
+async def test_async_streamed(hearth, async_client):
+    asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64}
+    async with async_client.messages.stream(**asked) as stream:
+        assert "".join([text async for text in stream.text_stream])
+
+
+def test_tools_in_two_steps(hearth, client):
+    asked = {"model": hearth.chat_model, "tools": TOOLS, "max_tokens": 64, "temperature": 0}
+    first = client.messages.create(messages=[QUESTION], **asked)
+    assert first.stop_reason == "tool_use"
+    (call,) = [block for block in first.content if block.type == "tool_use"]
+    assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": RESULT}
+    said = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
+    second = client.messages.create(messages=[QUESTION, said, {"role": "user", "content": [result]}], **asked)
+    assert "12" in text_of(second)
+
+
+def test_tokens_are_counted_before_they_are_paid_for(hearth, client):
+    asked = {"model": hearth.chat_model, "messages": GREETING}
+    counted = client.messages.count_tokens(**asked)
+    usage = client.messages.create(**asked, max_tokens=1).usage
+    assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens > 0
+    assert client.messages.count_tokens(**asked, tools=TOOLS).input_tokens > counted.input_tokens
+
+
+def test_errors_are_of_the_kinds_that_people_catch(hearth, client):
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(model=NO_MODEL, messages=GREETING, max_tokens=8)
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+    with pytest.raises(anthropic.AuthenticationError):
+        client.with_options(api_key="cfut_" + "a" * 46).messages.create(
+            model=hearth.chat_model, messages=GREETING, max_tokens=8
+        )

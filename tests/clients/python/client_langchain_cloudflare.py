@@ -1,0 +1,77 @@
+"""`langchain-cloudflare`: its chat model at both of its endpoints, its embeddings, structured output."""
+
+import httpx
+import pytest
+from asked import QUESTION, RESULT, TEXTS, WEATHER, is_sensible
+from langchain_cloudflare import ChatCloudflareWorkersAI, CloudflareWorkersAIEmbeddings
+from langchain_core.messages import HumanMessage, ToolMessage
+from pydantic import BaseModel
+
+TOOL = {"type": "function", "function": WEATHER}
+
+
+class Person(BaseModel):
+    """A person"""
+
+    name: str
+    age: int
+
+
+@pytest.fixture(params=["workers_ai", "openai_compatible"])
+def chat(hearth, request):
+    return ChatCloudflareWorkersAI(
+        model=hearth.chat_model,
+        cloudflare_api_token=hearth.api_token,
+        cloudflare_account_id=hearth.account_id,
+        cloudflare_api_base=hearth.base_url,
+        endpoint_format=request.param,
+        temperature=0,
+    )
+
+
+def test_chat_whole_and_streamed_say_the_same(chat):
+    whole = chat.invoke("Hello")
+    assert whole.content.strip()
+    assert whole.usage_metadata["output_tokens"] > 0
+    assert "".join(chunk.content for chunk in chat.stream("Hello")) == whole.content
+
+
+async def test_async_chat_whole_and_streamed_say_the_same(chat):
+    whole = await chat.ainvoke("Hello")
+    assert "".join([chunk.content async for chunk in chat.astream("Hello")]) == whole.content != ""
+
+
+def test_tools_in_two_steps(chat):
+    handy = chat.bind_tools([TOOL])
+    question = HumanMessage(QUESTION["content"])
+    first = handy.invoke([question])
+    (call,) = first.tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", {"city": "Paris"})
+    second = handy.invoke([question, first, ToolMessage(RESULT, tool_call_id=call["id"], name="get_weather")])
+    assert "12" in second.content
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_structured_output(chat, method):
+    found = chat.with_structured_output(Person, method=method).invoke("Anna is 31 years old. Give me the name and age.")
+    assert isinstance(found, Person)
+
+
+def test_embeddings(hearth):
+    embeddings = CloudflareWorkersAIEmbeddings(
+        account_id=hearth.account_id,
+        api_token=hearth.api_token,
+        model_name=hearth.embed_model,
+        api_base_url=f"{hearth.base_url}/accounts",
+    )
+    assert is_sensible(embeddings.embed_documents(TEXTS))
+    assert embeddings.embed_query(TEXTS[0]) == pytest.approx(embeddings.embed_documents(TEXTS)[0], abs=1e-5)
+
+
+def test_errors_have_the_words_of_the_api(hearth):
+    chat = ChatCloudflareWorkersAI(
+        model=hearth.chat_model, cloudflare_api_token="cfut_" + "a" * 46, cloudflare_account_id=hearth.account_id,
+        cloudflare_api_base=hearth.base_url,
+    )  # fmt: skip
+    with pytest.raises((httpx.HTTPStatusError, ValueError), match=r"401|Authentication"):
+        chat.invoke("Hello")

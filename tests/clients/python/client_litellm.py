@@ -1,0 +1,78 @@
+"""`litellm`, through each of its ways to such an API: OpenAI's, Cloudflare's own, Anthropic's."""
+
+import json
+
+import litellm
+import pytest
+from asked import ABOUT_ANNA, GREETING, NO_MODEL, PERSON, QUESTION, RESULT, TEXTS, TOOLS, is_person, is_sensible
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    litellm.telemetry = False
+    litellm.suppress_debug_info = True
+
+
+@pytest.fixture
+def openai_way(hearth):
+    return {"model": f"openai/{hearth.chat_model}", "api_base": f"{hearth.ai_url}/v1", "api_key": hearth.api_token}
+
+
+@pytest.fixture
+def cloudflare_way(hearth):
+    own = {"api_base": f"{hearth.ai_url}/run/", "api_key": hearth.api_token}
+    return own | {"model": f"cloudflare/{hearth.chat_model}"}
+
+
+@pytest.fixture
+def anthropic_way(hearth):
+    own = {"api_base": f"{hearth.ai_url}/v1/messages", "api_key": hearth.api_token}
+    return own | {"model": f"anthropic/{hearth.chat_model}", "max_tokens": 64}
+
+
+@pytest.mark.parametrize("way", ["openai_way", "cloudflare_way", "anthropic_way"])
+def test_chat_whole_and_streamed(way, request):
+    asked = {**request.getfixturevalue(way), "messages": GREETING}
+    assert litellm.completion(**asked).choices[0].message.content.strip()
+    chunks = list(litellm.completion(**asked, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks).strip()
+    assert chunks[-1].choices[0].finish_reason in ("stop", "length")
+
+
+async def test_async_chat_streamed(openai_way):
+    stream = await litellm.acompletion(**openai_way, messages=GREETING, stream=True)
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]).strip()
+
+
+@pytest.mark.parametrize("way", ["openai_way", "anthropic_way"])
+def test_tools_in_two_steps(way, request):
+    asked = {**request.getfixturevalue(way), "tools": TOOLS, "temperature": 0}
+    first = litellm.completion(messages=[QUESTION], **asked).choices[0].message
+    (call,) = first.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+    result = {"role": "tool", "tool_call_id": call.id, "name": "get_weather", "content": RESULT}
+    second = litellm.completion(messages=[QUESTION, first.model_dump(), result], **asked)
+    assert "12" in second.choices[0].message.content
+
+
+def test_a_schema_holds(openai_way):
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    answer = litellm.completion(**openai_way, messages=ABOUT_ANNA, response_format=wanted)
+    assert is_person(json.loads(answer.choices[0].message.content))
+
+
+def test_embeddings(hearth, openai_way):
+    answer = litellm.embedding(**openai_way | {"model": f"openai/{hearth.embed_model}"}, input=TEXTS)
+    assert is_sensible([row["embedding"] for row in answer.data])
+
+
+def test_responses(openai_way):
+    answer = litellm.responses(**openai_way, input="Hello")
+    assert answer.output[0].content[0].text.strip()
+
+
+def test_errors_are_of_the_kinds_that_people_catch(openai_way):
+    with pytest.raises(litellm.BadRequestError, match="No such model"):
+        litellm.completion(**openai_way | {"model": f"openai/{NO_MODEL}"}, messages=GREETING)
+    with pytest.raises(litellm.AuthenticationError):
+        litellm.completion(**openai_way | {"api_key": "cfut_" + "a" * 46}, messages=GREETING)

@@ -1,0 +1,156 @@
+"""The official `openai` SDK, sync and async."""
+
+import json
+
+import openai
+import pytest
+from asked import (
+    ABOUT_ANNA,
+    GREETING,
+    LISTED_MODEL,
+    NO_MODEL,
+    PERSON,
+    QUESTION,
+    RESULT,
+    TEXTS,
+    TOOLS,
+    WEATHER,
+    is_person,
+    is_sensible,
+)  # fmt: skip
+from openai import AsyncOpenAI, OpenAI
+from openai.lib.streaming.responses import ResponseCompletedEvent
+
+
+@pytest.fixture
+def client(hearth):
+    with OpenAI(base_url=f"{hearth.ai_url}/v1", api_key=hearth.api_token) as client:
+        yield client
+
+
+@pytest.fixture
+async def async_client(hearth):
+    async with AsyncOpenAI(base_url=f"{hearth.ai_url}/v1", api_key=hearth.api_token) as client:
+        yield client
+
+
+def test_chat_whole_and_streamed_say_the_same(hearth, client):
+    asked = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content != ""
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens > 0
+
+
+async def test_async_chat_whole_and_streamed_say_the_same(hearth, async_client):
+    asked = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
+    whole = await async_client.chat.completions.create(**asked)
+    stream = await async_client.chat.completions.create(**asked, stream=True)
+    text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+    assert text == whole.choices[0].message.content != ""
+
+
+def turns_after(message):
+    """The question, the calls in `message`, and a result for each of them."""
+    results = [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in message.tool_calls]
+    return [QUESTION, message, *results]
+
+
+def test_tools_in_two_steps(hearth, client):
+    asked = {"model": hearth.chat_model, "tools": TOOLS, "temperature": 0}
+    first = client.chat.completions.create(messages=[QUESTION], **asked).choices[0]
+    assert first.finish_reason == "tool_calls"
+    (call,) = first.message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
+    second = client.chat.completions.create(messages=turns_after(first.message), **asked).choices[0]
+    assert second.finish_reason == "stop"
+    assert "12" in second.message.content
+
+
+async def test_async_tools_in_two_steps_streamed(hearth, async_client):
+    asked = {"model": hearth.chat_model, "tools": TOOLS, "temperature": 0}
+    async with async_client.chat.completions.stream(messages=[QUESTION], **asked) as stream:
+        first = (await stream.get_final_completion()).choices[0]
+    assert first.message.tool_calls[0].function.name == "get_weather"
+    second = await async_client.chat.completions.create(messages=turns_after(first.message), **asked)
+    assert second.choices[0].message.content
+
+
+def test_a_schema_holds(hearth, client):
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
+    answer = client.chat.completions.create(model=hearth.chat_model, messages=ABOUT_ANNA, response_format=wanted)
+    assert is_person(json.loads(answer.choices[0].message.content))
+
+
+def test_embeddings_as_base64_and_as_floats(hearth, client):
+    packed = client.embeddings.create(model=hearth.embed_model, input=TEXTS)  # base64 is what this client asks for
+    plain = client.embeddings.create(model=hearth.embed_model, input=TEXTS, encoding_format="float")
+    assert is_sensible([row.embedding for row in packed.data])
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+
+
+async def test_async_embeddings(hearth, async_client):
+    answer = await async_client.embeddings.create(model=hearth.embed_model, input=TEXTS)
+    assert is_sensible([row.embedding for row in answer.data])
+
+
+def test_responses_go_on_from_each_other(hearth, client):
+    first = client.responses.create(model=hearth.chat_model, input="My name is Anna.", temperature=0)
+    assert (first.status, bool(first.output_text)) == ("completed", True)
+    with client.responses.stream(
+        model=hearth.chat_model, input="What is my name?", previous_response_id=first.id, temperature=0
+    ) as stream:
+        events = list(stream)
+    assert isinstance(events[-1], ResponseCompletedEvent)
+    assert "Anna" in events[-1].response.output_text
+
+
+async def test_async_responses_call_tools_in_two_steps(hearth, async_client):
+    asked = {"model": hearth.chat_model, "tools": [{"type": "function", **WEATHER}], "temperature": 0}
+    first = await async_client.responses.create(input=[QUESTION], **asked)
+    (call,) = first.output
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
+    second = await async_client.responses.create(input=[QUESTION, call, result], **asked)
+    assert "12" in second.output_text
+
+
+def test_a_response_is_retrieved_and_deleted(hearth, client):
+    made = client.responses.create(model=hearth.chat_model, input="Hello", temperature=0)
+    found = client.responses.retrieve(made.id)
+    assert (found.id, found.output_text) == (made.id, made.output_text)
+    (item,) = client.responses.input_items.list(made.id).data
+    assert (item.role, item.content[0].text) == ("user", "Hello")
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+
+
+def test_text_completions_of_several_prompts(hearth, client):
+    answer = client.completions.create(model=hearth.chat_model, prompt=["Once upon", "The sun"], n=2, max_tokens=4)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.usage.completion_tokens <= 16
+    chunks = list(client.completions.create(model=hearth.chat_model, prompt=["a", "b"], max_tokens=3, stream=True))
+    assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
+
+
+def test_models(hearth, client):
+    assert {hearth.chat_model, hearth.embed_model} <= {model.id for model in client.models.list()}
+    assert client.models.retrieve(hearth.chat_model).id == hearth.chat_model
+
+
+def test_errors_are_of_the_kinds_that_people_catch(hearth, client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=hearth.chat_model, messages=GREETING, temperature=9)
+    assert str(caught.value.code) == "5006"
+    assert "temperature" in caught.value.message
+    with pytest.raises(openai.BadRequestError):
+        client.chat.completions.create(model=NO_MODEL, messages=GREETING)
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="cfut_" + "a" * 46).models.list()
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=LISTED_MODEL, messages=GREETING)
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    assert "hearth model pull" in caught.value.message

@@ -1,0 +1,64 @@
+"""`/docs` in a real browser that can reach nothing but this machine: it shows every operation and tries one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.clients.browser import Browser, find_chromium
+from tests.clients.conftest import ROOT
+from tests.end_to_end.platform import Platform
+
+pytestmark = pytest.mark.full
+
+CHAT = (
+    "[...document.querySelectorAll('details.operation')]"
+    ".find((box) => box.querySelector('code').textContent.endsWith('/ai/v1/chat/completions'))"
+)
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    command = find_chromium(Path(os.environ.get("HEARTH_CLIENTS_ENV") or ROOT / ".venv-clients"))
+    if command is None:
+        pytest.skip("no Chromium: neither HEARTH_CHROMIUM nor on PATH, and `sh scripts/clients.sh` brought none")
+    browser = Browser(command)
+    yield browser
+    browser.close()
+
+
+def test_the_page_works_without_the_internet(platform: Platform, browser: Browser):
+    origin = platform.base_url.removesuffix("/client/v4")
+    document = httpx.get(f"{origin}/openapi.json").json()
+    browser.open(f"{origin}/docs")
+    count = "document.querySelectorAll('details.operation').length"
+    assert browser.wait_for(count) == sum(len(methods) for methods in document["paths"].values())
+    assert document["info"]["version"] in browser.value("document.getElementById('about').textContent")
+
+    fields = {"account": platform.account_id, "token": platform.api_token}
+    for name, text in fields.items():
+        browser.value(f"document.getElementById('{name}').value = {json.dumps(text)}")
+    browser.value(f"{CHAT}.open = true")
+    body = {"model": platform.chat_model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    browser.wait_for(f"{CHAT}.querySelector('textarea') !== null")
+    assert "temperature" in browser.value(f"{CHAT}.textContent")
+    browser.value(f"{CHAT}.querySelector('textarea').value = {json.dumps(json.dumps(body))}")
+    browser.value(f"{CHAT}.querySelector('form').requestSubmit()")
+    shown = f"[...{CHAT}.querySelectorAll('pre')].pop().textContent"
+    answer = browser.wait_for(shown, lambda text: "[DONE]" in text or text[:1] in "45")
+    assert answer.startswith("200")
+    assert "chat.completion.chunk" in answer
+    browser.value(f"{CHAT}.querySelector('button[type=button]').click()")
+    assert "curl -X POST" in browser.value(f"{CHAT}.querySelector('pre').textContent")
+
+    asked = {event["request"]["url"] for event in browser.told("Network.requestWillBeSent")}
+    assert {f"{origin}/docs", f"{origin}/docs/docs.js", f"{origin}/docs/docs.css", f"{origin}/openapi.json"} <= asked
+    assert all(url.startswith(origin) for url in asked)
+    assert browser.told("Runtime.exceptionThrown") == []
+    errors = [event["entry"] for event in browser.told("Log.entryAdded") if event["entry"]["level"] == "error"]
+    assert [entry for entry in errors if "favicon" not in entry.get("url", "")] == []

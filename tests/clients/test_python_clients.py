@@ -1,0 +1,36 @@
+"""Clients for Python as people install them, each in its newest form, against a live Hearth on spark and minilm.
+
+They are not of this environment: `python/` holds their tests, which an environment of the clients' own runs.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.platform import Platform
+
+FOLDER = Path(__file__).parent / "python"
+CLIENTS = sorted(path.stem.removeprefix("client_") for path in FOLDER.glob("client_*.py"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_client_gets_what_it_expects(platform: Platform, clients_env: Path, client: str):
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "HEARTH_BASE_URL": platform.base_url,
+        "HEARTH_ACCOUNT_ID": platform.account_id,
+        "HEARTH_API_TOKEN": platform.api_token,
+        "HEARTH_CHAT_MODEL": platform.chat_model,
+        "HEARTH_EMBED_MODEL": platform.embed_model,
+    }
+    command = [clients_env / "bin/python", "-m", "pytest", "-c", FOLDER / "pytest.ini", "--confcutdir", FOLDER, "-q"]
+    done = subprocess.run(
+        [*command, FOLDER / f"client_{client}.py"], env=environ, capture_output=True, text=True, check=False
+    )
+    print(done.stdout.splitlines()[-1:])  # noqa: T201 - its own count
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " skipped" not in done.stdout
