@@ -35,6 +35,7 @@ from gateway.api.message_tokens import MESSAGE_TOKENS
 from gateway.api.messages import MESSAGES
 from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
+from gateway.api.run_named import RUN_NAMED
 from gateway.call import Door
 from gateway.cors import Cors, preflight_headers
 from gateway.envelope import Dialect
@@ -69,6 +70,7 @@ def _token_routes(base: str, reading: Access, writing: Access) -> tuple[Route, .
 
 
 _ROUTES = (
+    Route("POST", ACCOUNT + "/ai/run", Access.RUN_MODELS, RUN_NAMED),
     Route("POST", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, RUN),
     Route("POST", ACCOUNT + "/ai/v1/chat/completions", Access.RUN_MODELS, CHAT_COMPLETIONS),
     Route("POST", ACCOUNT + "/ai/v1/completions", Access.RUN_MODELS, COMPLETIONS),
@@ -105,6 +107,7 @@ _ROUTES = (
     Route("GET", BASE + "/user", Access.USER, users.get),
     Route("GET", BASE + "/memberships", Access.USER, users.list_memberships),
     Route("GET", BASE + "/memberships/{membership_id}", Access.USER, users.get_membership),
+    Route("PUT", BASE + "/memberships/{membership_id}", Access.USER, users.answer_invitation),
     Route("DELETE", BASE + "/memberships/{membership_id}", Access.USER, users.leave),
     Route("POST", ACCOUNT + "/ai/finetunes", Access.WRITE_AI, finetunes.create, may_end_in_slash=True),
     Route("GET", ACCOUNT + "/ai/finetunes", Access.RUN_MODELS, finetunes.list_own, may_end_in_slash=True),

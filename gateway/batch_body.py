@@ -55,6 +55,11 @@ def options_in(query: bytes, body: Mapping[str, Any]) -> dict[str, Any]:
     return options | inner if isinstance(inner, dict) else options
 
 
+def rejects_if_busy(options: Mapping[str, Any]) -> bool:
+    """Whether a call would rather be refused than wait for its turn."""
+    return _is_true(options.get("rejectIfBusy"))
+
+
 def asked_of(options: Mapping[str, Any], body: Mapping[str, Any], max_requests: int) -> Queue | RunNow | Poll | None:
     """None for a body that is one plain call. Raises Refusal."""
     is_queued = _is_true(options.get("queueRequest"))

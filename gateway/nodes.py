@@ -42,10 +42,16 @@ class Candidate:
     is_loading: bool
     reported_tokens: int
     proven_pop: str = ""  # "" where it has proven none
+    num_waiting: int = 0
 
     @property
     def node_id(self) -> str:
         return self.link.node_id
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a call would run at once, as the node last reported."""
+        return self.is_hot and not self.num_waiting
 
     @property
     def load_tokens(self) -> int:
@@ -96,6 +102,7 @@ class Nodes:
                     is_loading=replica is not None and replica.state == "loading",
                     reported_tokens=0 if replica is None else replica.queued_tokens,
                     proven_pop=link.proven_pop,
+                    num_waiting=0 if replica is None else replica.num_waiting,
                 )
             )
         return found

@@ -91,6 +91,8 @@ async def serve(
             body_hash=hash(raw),
             is_retry=is_retry,
         )
+        if b"rejectIfBusy" in raw or b"rejectIfBusy" in exchange.query_string:
+            _refuse_if_busy(services, exchange, resolved, body)
         batch = _batch_in(services, door, exchange, body)
         if isinstance(batch, Poll):
             await quotas.pass_by(services, exchange, principal)
@@ -117,8 +119,9 @@ async def serve(
             await _answer_once(services, exchange, asked, order, answer)
 
 
-async def echo(services: Services, _door: Door, exchange: Exchange, account_id: str, _model: str | None) -> None:
+async def echo(services: Services, _door: Door, exchange: Exchange, account_id: str | None, _model: str | None) -> None:
     """Answer a call of the test tenant with what it asks, under the same laws but for the model's."""
+    assert account_id is not None, "a tenant is an account"
     settings = services.settings
     principal = await authentication.prove(services.verifier, exchange.headers, services.client_address(exchange.peer))
     exchange.trust_client()
@@ -313,6 +316,15 @@ def _check_may_queue(order: Order) -> None:
 def _may_keep(services: Services, order: Order) -> bool:
     """Whether anything of this call's content may be stored, to be found again."""
     return order.principal.residency.may_keep(services.places.stores)
+
+
+def _refuse_if_busy(services: Services, exchange: Exchange, resolved: Resolved, body: dict[str, Any]) -> None:
+    """Raises Refusal where the request would rather be told so than wait, and would have to wait."""
+    options = batch_body.options_in(exchange.query_string, body)
+    if batch_body.rejects_if_busy(options) and not any(
+        node.is_free for node in services.nodes.candidates(resolved.card)
+    ):
+        raise Refusal(Reason.OUT_OF_CAPACITY)
 
 
 def _place(services: Services, call: Call) -> list[NodeLink]:

@@ -29,9 +29,9 @@ class TestTenant:
         """What stands in a path for an account's id beside ids."""
         return frozenset({WORD_FOR_AN_ACCOUNT.encode()} if self._account_id else ())
 
-    def echoes(self, account_id: str, model: str | None) -> bool:
+    def echoes(self, account_id: str | None, model: str | None) -> bool:
         """Whether a call of this account for this model is answered with its own input."""
-        return account_id == self._account_id and model == ECHOING_MODEL
+        return model == ECHOING_MODEL and bool(account_id) and account_id == self._account_id
 
 
 def echo(body: dict[str, Any]) -> bytes:

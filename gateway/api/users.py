@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.api.accounts import shown_account
-from gateway.api.objects import answer, page_query, principal_of
+from gateway.api.objects import answer, body_of, invalid, page_query, principal_of
 from gateway.errors import Reason, Refusal
 from gateway.services import Services
 from storage.errors import Missing
@@ -50,10 +50,27 @@ async def get_membership(services: Services, request: Request) -> Response:
     return answer(await _find(services, request))
 
 
+async def answer_invitation(services: Services, request: Request) -> Response:
+    """Accept a membership, which changes nothing here, or reject it: that ends it."""
+    status = (await body_of(services, request)).get("status")
+    if status not in ("accepted", "rejected"):
+        raise invalid("status must be accepted or rejected")
+    found = await _find(services, request)
+    if status == "rejected":
+        await _end(services, request, found)
+    return answer(found | {"status": status})
+
+
 async def leave(services: Services, request: Request) -> Response:
     """End a user's membership. An account that is its own user cannot leave itself."""
-    principal = principal_of(request)
     found = await _find(services, request)
+    await _end(services, request, found)
+    return answer({"id": found["id"]})
+
+
+async def _end(services: Services, request: Request, found: dict[str, Any]) -> None:
+    """Raises Refusal where there is no user who could leave."""
+    principal = principal_of(request)
     if not principal.has_global_key:
         raise Refusal(Reason.NOT_PERMITTED)
     try:
@@ -67,7 +84,6 @@ async def leave(services: Services, request: Request) -> Response:
         )
     except Missing:
         raise Refusal(Reason.OBJECT_UNKNOWN) from None
-    return answer({"id": found["id"]})
 
 
 async def _find(services: Services, request: Request) -> dict[str, Any]:

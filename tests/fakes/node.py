@@ -77,6 +77,7 @@ class FakeNode:
         self.is_deaf = False  # hears everything and answers nothing, pings included
         self.state = "hot"
         self.queued_tokens = 0
+        self.num_waiting = 0
         self._models = models
         self.secret = wire.pop_key(secret, proves_pop) if proves_pop else secret
         self._redis_url = redis_url
@@ -154,7 +155,13 @@ class FakeNode:
             address=self.address,
             is_draining=self.state == "draining",
             replicas=tuple(
-                ReplicaStatus(model=name, revision=revision, state=self.state, queued_tokens=self.queued_tokens)  # type: ignore[arg-type]
+                ReplicaStatus(
+                    model=name,
+                    revision=revision,
+                    state=self.state,  # type: ignore[arg-type]
+                    queued_tokens=self.queued_tokens,
+                    num_waiting=self.num_waiting,
+                )
                 for name, revision in self._models.items()
             ),
             tasks=(),

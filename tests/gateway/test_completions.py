@@ -69,7 +69,8 @@ def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running
 
 @pytest.mark.parametrize(
     "body",
-    [{}, {"prompt": ""}, {"prompt": []}, {"prompt": ["a", 2]}, {"prompt": [1, -2]}, {"prompt": [[1], "a"]}, {"prompt": 1},
+    [{}, {"prompt": ""}, {"prompt": []}, {"prompt": ["a", 2]}, {"prompt": [1, -2]}, {"prompt": [[1], "a"]},
+     {"prompt": 1},
      {"prompt": [[]]}, {"prompt": ["a", ""]}, {"prompt": ["a"] * 129}, {"prompt": [1], "echo": True}, {"prompt": [1.5]},
      {"prompt": "x", "best_of": 2, "n": 2}, {"model": CHATTY, "prompt": "x", "best_of": 2, "n": 3},
      {"model": CHATTY, "prompt": "x", "best_of": 2, "stream": True},

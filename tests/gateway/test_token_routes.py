@@ -268,6 +268,12 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     assert made["id"] in {row["id"] for row in api(everywhere["value"]).result("GET", "/accounts")}
     assert [row["account"]["id"] for row in owner.result("GET", "/memberships?name=lab")] == [made["id"]]
 
+    other = owner.result("POST", "/accounts", {"name": "Other lab"})["id"]
+    (membership,) = owner.result("GET", "/memberships?name=other%20lab")
+    rejected = owner.result("PUT", f"/memberships/{membership['id']}", {"status": "rejected"})
+    assert (rejected["account"]["id"], rejected["status"]) == (other, "rejected")
+    wait_until_blocking(lambda: owner.call("GET", f"/accounts/{other}").status_code == 403, 20)
+
     changed = owner.result("PUT", path, {"name": "Lab 2", "type": "standard"})
     assert (changed["name"], changed["settings"]) == ("Lab 2", settings)
     assert owner.refusal("PUT", path, {"name": "Lab", "type": "enterprise"})[:2] == (400, 1004)
@@ -291,6 +297,10 @@ def test_who_am_i(running: Running, api: Callable[[str], Api]):
     assert good.result("GET", f"/memberships/{membership['id']}") == membership
     assert good.refusal("DELETE", f"/memberships/{membership['id']}")[:2] == (403, 10000)
     assert good.refusal("GET", "/memberships/none")[:2] == (404, 7003)
+    where = f"/memberships/{membership['id']}"
+    assert good.result("PUT", where, {"status": "accepted"}) == membership
+    assert good.refusal("PUT", where, {"status": "rejected"})[:2] == (403, 10000)
+    assert good.refusal("PUT", where, {"status": "maybe"})[:2] == (400, 1004)
     ids = {row["account"]["id"] for row in owner.result("GET", "/memberships")}
     assert {running.tenants.account_id, running.tenants.other_account_id} <= ids
     wrong = {"X-Auth-Email": USER_EMAIL, "X-Auth-Key": "0" * 37}

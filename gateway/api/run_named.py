@@ -1,0 +1,34 @@
+"""`POST A/ai/run`: any model, named in the body beside its input and options, in its own shape and the envelope."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gateway import json_body
+from gateway.api.run import RUN
+from gateway.errors import Reason, Refusal
+from gateway.exchange import Exchange
+
+
+def open_body(_exchange: Exchange, body: bytes) -> dict[str, Any]:
+    """The input, with the model and the options as `ai/run/{model}` takes them. Raises Refusal."""
+    told = json_body.parse(body)
+    if told.get("input") is None:
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'input'")
+    given, options = _object(told["input"], "input"), _object(told.get("options") or {}, "options")
+    if options.get("background") in (True, "true"):
+        raise Refusal(Reason.INPUT_INVALID, "'/options/background' is not supported: use '/options/queueRequest'")
+    for name in ("webhookUrl", "webhookFormat"):
+        if options.get(name) is not None:
+            raise Refusal(Reason.INPUT_INVALID, f"'/options/{name}' needs '/options/background'")
+    return given | {"model": told.get("model"), "options": options}
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Refusal(Reason.INPUT_INVALID, f"Type mismatch of '/{name}', expected 'object'")
+    return value
+
+
+RUN_NAMED = replace(RUN, schemas=("run_named",), open_body=open_body)

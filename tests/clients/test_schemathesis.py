@@ -1,0 +1,58 @@
+"""schemathesis over `/openapi.json`, with data that fits the document and data that does not: no answer is of the 5xx
+kind, every refusal has the envelope, and answers are what the document says. The seed is fixed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.process import HANDY
+from tests.gateway.site import Running, Site
+
+SEED, MAX_EXAMPLES = "20261122", "6"
+CHECKS = (
+    "not_a_server_error",
+    "content_type_conformance",
+    "response_schema_conformance",
+    "allow_header_conformance",
+    "refusals_have_the_envelope",
+)
+CONFIG = """
+[parameters]
+"path.account_id" = "{account_id}"
+"path.model" = "{model}"
+"""
+
+
+@pytest.fixture(scope="module")
+def running(migrated_sqlite_file: Path) -> Iterator[Running]:
+    """A gateway with a fake node, which answers at once."""
+    site = Site(migrated_sqlite_file)
+    site.add_node("n1")
+    yield Running(site, site.gateway(OBJECTS_URL=f"file://{site.folder / 'objects'}").start())
+    site.close()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_no_data_makes_a_defect(clients_env: Path, running: Running, tmp_path: Path):
+    config = tmp_path / "schemathesis.toml"
+    config.write_text(CONFIG.format(account_id=running.tenants.account_id, model=HANDY))
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "SCHEMATHESIS_HOOKS": "schemathesis_hooks",
+        "PYTHONPATH": str(Path(__file__).parent / "python"),
+        "HEARTH_CHAT_MODEL": HANDY,
+    }
+    command = [clients_env / "bin/schemathesis", "--config-file", config, "run", f"{running.gateway.url}/openapi.json",
+               "--checks", ",".join(CHECKS), "--phases", "examples,coverage,fuzzing", "--mode", "all", "--no-shrink",
+               "--seed", SEED, "--max-examples", MAX_EXAMPLES, "--suppress-health-check", "all", "--warnings", "off",
+               "--header", f"Authorization: Bearer {running.tenants.secrets['write']}", "--request-timeout", "30",
+               "--exclude-path-regex", "^/(metrics|readyz)$", "--continue-on-failure"]  # fmt: skip
+    done = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=False)
+    print(done.stdout[-1500:])  # noqa: T201 - its own counts
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-2000:]
+    assert running.gateway.metric("hearth_internal_errors_total") == 0
