@@ -11,6 +11,7 @@ import httpx
 from tests.catalog.adapters import config_bytes, weights_bytes
 from tests.gateway.process import HANDY, GatewayProcess
 from tests.gateway.site import Site
+from tests.waiting import wait_until_blocking
 
 AI_READ = "a92d2450e05d4e7bb7d0a64968f83d11"
 POLICIES = [
@@ -26,8 +27,8 @@ FILES = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": wei
 class Api:
     """A gateway as a user with a global key sees it."""
 
-    def __init__(self, gateway: GatewayProcess, headers: dict[str, str]) -> None:
-        self.client = httpx.Client(base_url=gateway.base_url, headers=headers, timeout=30)
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
 
     def result(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         answer = self.client.request(method, path, json=body, **options)
@@ -43,7 +44,8 @@ def make(api: Api, account: str) -> dict[str, dict[str, Any]]:
     """One of each family: where it is -> what it is."""
     lab = api.result("POST", "/accounts", {"name": "Lab"})
     made = {f"/accounts/{lab['id']}": lab}
-    (membership,) = api.result("GET", "/memberships?name=Lab")
+    api.result("POST", "/accounts", {"name": "Club"})
+    (membership,) = api.result("GET", "/memberships?name=Club")
     made[f"/memberships/{membership['id']}"] = membership
     for base in ("/user/tokens", f"{account}/tokens"):
         token = api.result("POST", base, {"name": "ci", "policies": POLICIES})
@@ -67,10 +69,20 @@ def test_what_was_made_is_there_after_a_restart_and_gone_once_deleted(new_site: 
     objects = f"file://{site.folder / 'objects'}"
 
     first = site.gateway(OBJECTS_URL=objects).start()
-    made = make(Api(first, headers), account)
+    with client_of(first, headers) as client:
+        made = make(Api(client), account)
     first.stop()
+    second = site.gateway(OBJECTS_URL=objects).start()
+    with client_of(second, headers) as client:
+        check(Api(client), account, made)
 
-    api = Api(site.gateway(OBJECTS_URL=objects).start(), headers)
+
+def client_of(gateway: GatewayProcess, headers: dict[str, str]) -> httpx.Client:
+    return httpx.Client(base_url=gateway.base_url, headers=headers, timeout=30)
+
+
+def check(api: Api, account: str, made: dict[str, dict[str, Any]]) -> None:
+    """All is there as it was, can be used and changed, and is gone once deleted."""
     for where, what in made.items():
         assert api.result("GET", where) == what, where
         if "/responses/" not in where:  # kept for a while, and not listed
@@ -83,7 +95,7 @@ def test_what_was_made_is_there_after_a_restart_and_gone_once_deleted(new_site: 
     assert api.result("POST", f"{account}/ai/run/{HANDY}", used)["response"]
     for where in reversed(made):
         api.result("DELETE", where)
-        assert api.status("GET", where) in (403, 404), where
+        wait_until_blocking(lambda where=where: api.status("GET", where) in (403, 404))
         if "/responses/" not in where:
             rows = api.result("GET", f"{where.rpartition('/')[0]}?per_page=1000")
             assert where.rpartition("/")[2] not in [row["id"] for row in rows], where
