@@ -21,6 +21,7 @@ from cli.token import app as token
 from cli.up import up
 from cli.usage import usage
 from cli.user import app as user
+from cli.worker import app as worker
 
 app = typer.Typer(
     name="hearth",
@@ -34,6 +35,7 @@ app.add_typer(account, name="account")
 app.add_typer(token, name="token")
 app.add_typer(user, name="user")
 app.add_typer(model, name="model")
+app.add_typer(worker, name="worker")
 app.command()(usage)
 app.command()(doctor)
 app.command("node-key")(node_key)
