@@ -50,6 +50,7 @@ test: $(STAMP)  ## every test that needs no GPU and no patience
 	@sh scripts/run_tests.sh "not full and not gpu" $(ARGS)
 
 test-full: $(STAMP) $(CLIENTS)  ## kill campaigns, clients of other languages and houses, browsers, long runs
+	@$(BIN)/python -m scripts.fetch_node_clients
 	@sh scripts/run_tests.sh "full and not gpu" $(ARGS)
 
 test-gpu: $(STAMP)  ## what needs a CUDA device
@@ -69,4 +70,4 @@ spark: $(STAMP)  ## train the built-in chat model from its generator
 	$(BIN)/python -m spark.train $(ARGS)
 
 clean:  ## remove the environment and every cache (not .hearth, which holds a platform's data)
-	rm -rf $(VENV) .venv-clients .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-clients .cache tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

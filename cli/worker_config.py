@@ -1,5 +1,6 @@
-"""What a Worker is to be started with, as its wrangler configuration says it; defaults where there is none. Reads that one
-file. Knows the names of fields, not how a Worker runs.
+"""What a Worker is to be started with, as its wrangler configuration says it; defaults where there is none.
+
+Reads that one file. Knows the names of its fields, not how a Worker runs.
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""Brings what the tests of Node clients need into git-ignored folders, once: Node where this machine has none that is
+new enough, and the packages of tests/clients/node. `make test-full` runs it first.
+
+Without any Node it says why and lets the tests skip; packages that cannot be had are a failure, after a second try.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from cli.node_tools import ToolsMissing, ensure_node, ensure_packages
+
+ROOT = Path(__file__).parent.parent
+NODE_FOLDER = ROOT / ".cache" / "node"
+PACKAGES = ROOT / "tests" / "clients" / "node"
+
+
+def main() -> int:
+    try:
+        node = ensure_node(NODE_FOLDER, _say)
+    except ToolsMissing as error:
+        _say(f"tests of Node clients will be skipped: {error}")
+        return 0
+    _say(f"Node {node.version} at {node.command}")
+    for is_last in (False, True):
+        try:
+            ensure_packages(node, PACKAGES, PACKAGES, _say)
+            return 0
+        except ToolsMissing as error:
+            _say(str(error))
+            if is_last:
+                return 1
+    return 1
+
+
+def _say(text: str) -> None:
+    print(f"node clients: {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Runs a suite of tests/clients/node with Node's own test runner and reads the counts that it prints."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+
+from cli.node_tools import Node
+from scripts.fetch_node_clients import PACKAGES
+from tests.end_to_end.platform import Platform
+
+TIMEOUT_S = 180
+
+_COUNT = re.compile(r"^# (tests|pass|fail|cancelled|skipped) (\d+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the runner printed at its end."""
+
+    tests: int
+    passed: int
+    skipped: int
+
+
+def environ_of(node: Node, platform: Platform) -> dict[str, str]:
+    """How a suite finds the platform."""
+    origin = platform.base_url.removesuffix("/client/v4")
+    told = {
+        "ORIGIN": origin,
+        "ACCOUNT": platform.account_id,
+        "TOKEN": platform.api_token,
+        "CHAT_MODEL": platform.chat_model,
+        "EMBED_MODEL": platform.embed_model,
+    }
+    return node.environ() | {f"HEARTH_CLIENT_{name}": value for name, value in told.items()}
+
+
+def run_suite(node: Node, platform: Platform, name: str) -> Counts:
+    """Every test of one file; its output is shown, and is the failure's text."""
+    command = [str(node.command), "--test", "--test-reporter=tap", f"{name}.test.mjs"]
+    environ = environ_of(node, platform)
+    done = subprocess.run(
+        command, cwd=PACKAGES, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    found = {kind: int(number) for kind, number in _COUNT.findall(done.stdout)}
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Counts(found["tests"], found["pass"], found["skipped"])
