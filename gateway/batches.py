@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from catalog.card import ModelCard
 from catalog.registry import Resolved
 from gateway import batch_answers, batch_body, envelope
 from gateway.batch_body import Poll, Queue
@@ -44,6 +45,7 @@ class Batches:
     sealer: Sealer
     clock: Clock
     max_waiting: int
+    client_stall_timeout_s: float
 
     async def submit(self, queue: Queue, batch_id: str, principal: Principal, resolved: Resolved) -> bytes:
         """Queue requests; the answer's body. With the id of one that is queued nothing is queued. Raises Refusal,
@@ -51,10 +53,7 @@ class Batches:
         account_id = principal.account_id
         if resolved.card.properties.get("async_queue") == "false":
             raise Refusal(Reason.BATCH_UNSUPPORTED, resolved.card.name)
-        chunks = [
-            NewChunk(first, len(requests), cost, self.sealer.seal(account_id, envelope.encode(requests)))
-            for first, requests, cost in batch_body.chunks_of(queue.requests, resolved.card)
-        ]
+        chunks = await asyncio.to_thread(self._sealed, queue, account_id, resolved.card)
         batch = NewBatch(
             batch_id=batch_id,
             account_id=account_id,
@@ -75,6 +74,12 @@ class Batches:
         told = {"status": "queued", "request_id": batch_id, "model": resolved.requested_name}
         return envelope.success(told)
 
+    def _sealed(self, queue: Queue, account_id: str, card: ModelCard) -> list[NewChunk]:
+        return [
+            NewChunk(first, len(requests), cost, self.sealer.seal(account_id, envelope.encode(requests)))
+            for first, requests, cost in batch_body.chunks_of(queue.requests, card)
+        ]
+
     async def answer(self, poll: Poll, account_id: str, resolved: Resolved, exchange: Exchange) -> None:
         """Say how a batch stands: with its answers, when it has them all. Raises Refusal, StoreUnavailable."""
         state = await batches.find(self.database, account_id, poll.batch_id, self.clock.now())
@@ -88,7 +93,8 @@ class Batches:
             await exchange.answer(200, b"".join(parts), [])
         else:
             is_bare = exchange.dialect == "binding"
-            await exchange.answer_parts(self._parts(poll.batch_id, account_id, state, is_bare=is_bare))
+            parts_of = self._parts(poll.batch_id, account_id, state, is_bare=is_bare)
+            await exchange.answer_parts(parts_of, self.client_stall_timeout_s)
 
     async def _parts(
         self, batch_id: str, account_id: str, state: BatchState, *, is_bare: bool = False

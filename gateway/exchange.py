@@ -131,19 +131,20 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         await self._send({"type": "http.response.body", "body": body})
 
-    async def answer_parts(self, parts: AsyncIterator[bytes]) -> None:
+    async def answer_parts(self, parts: AsyncIterator[bytes], client_stall_timeout_s: float) -> None:
         """Send a whole answer of JSON in parts. Should it break, the connection does: what was sent looks like no
-        answer."""
+        answer. A client that reads nothing for that long loses its connection."""
         self.has_started = True
         headers = [envelope.JSON_HEADER, *self.answer_headers]
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        self._watch_for_stall(client_stall_timeout_s)
+        await self._send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async for part in parts:
-                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+                await self._send_in_time({"type": "http.response.body", "body": part, "more_body": True})
         except BaseException:
             self._connection.abort()
             raise
-        await self._send({"type": "http.response.body", "body": b""})
+        await self._send_in_time({"type": "http.response.body", "body": b""})
 
     async def repeat(self, headers: Headers, body: bytes) -> None:
         """Send an answer that was kept."""

@@ -134,7 +134,7 @@ class IdempotencyKeys:
 
     async def keep(self, mine: Mine, answer: Answer) -> bool:
         """Keep what was answered; false when the key is not this request's any more."""
-        sealed = self._sealer.seal(mine.keyed.account_id, _encode(answer))
+        sealed = await asyncio.to_thread(self._sealer.seal, mine.keyed.account_id, _encode(answer))
         try:
             return await idempotency.keep(self._database, mine, sealed)
         except StoreUnavailable:

@@ -115,7 +115,9 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     document_limits = DocumentLimits(settings.document_timeout_s, settings.document_memory_bytes)
     documents = Documents(Converter(document_limits, settings.document_processes), settings.document_max_bytes)
     sealer = Sealer(settings.cache_secret, "batches")
-    batches = Batches(database, ephemeral, sealer, SYSTEM_CLOCK, settings.batch_max_waiting)
+    batches = Batches(
+        database, ephemeral, sealer, SYSTEM_CLOCK, settings.batch_max_waiting, settings.client_stall_timeout_s
+    )
     idempotency_keys = IdempotencyKeys(
         database,
         settings.cache_secret,

@@ -1,0 +1,59 @@
+"""Batches, keys and clients that leave, by the official clients against the whole platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cloudflare as cloudflare_sdk
+import pytest
+from cloudflare import Cloudflare
+from openai import OpenAI
+
+from tests.end_to_end.platform import Platform, wait_for
+from tests.end_to_end.test_faults import num_held_blocks, num_running
+
+
+def post(cloudflare: Cloudflare, platform: Platform, body: dict, model: str, **options: Any) -> Any:
+    """As the client posts to `ai/run`."""
+    path = f"/accounts/{platform.account_id}/ai/run/{model}"
+    return cloudflare.post(path, cast_to=object, body=body, options={"params": {"queueRequest": "true"}, **options})
+
+
+def test_a_batch_of_embeddings_says_what_each_call_would(platform: Platform, cloudflare: Cloudflare):
+    texts = [f"lamp number {number} of the old mill" for number in range(70)]
+    body = {"requests": [{"text": text, "external_reference": text} for text in texts]}
+    queued = post(cloudflare, platform, body, platform.embed_model)["result"]
+    assert queued["status"] == "queued"
+
+    def answers() -> Any:
+        poll = {"request_id": queued["request_id"]}
+        return post(cloudflare, platform, poll, platform.embed_model)["result"].get("responses")
+
+    found = wait_for("the batch", answers, 60)
+    assert [item["external_reference"] for item in found] == texts
+    direct = cloudflare.ai.run(platform.embed_model, account_id=platform.account_id, text=texts[3])
+    assert found[3]["result"]["data"][0] == pytest.approx(direct["data"][0], abs=1e-4)  # type: ignore[index]
+
+
+def test_a_key_makes_one_answer_of_two_requests(platform: Platform, openai: OpenAI):
+    def ask() -> Any:
+        return openai.chat.completions.with_raw_response.create(
+            model=platform.chat_model,
+            messages=[{"role": "user", "content": "Say something nobody said before."}],
+            temperature=1.5,
+            extra_headers={"idempotency-key": "a test of two requests"},
+        )
+
+    first, again = ask(), ask()
+    assert first.content == again.content
+    assert again.headers["idempotent-replayed"] == "true"
+    assert len(wait_for("the entry", lambda: platform.usage_rows(first.headers["cf-ai-req-id"]))) == 1
+
+
+def test_a_client_of_the_sdk_that_gives_up_frees_the_device(platform: Platform):
+    body = {"prompt": "Count.", "max_tokens": 1500, "ignore_eos": True}
+    path = f"/accounts/{platform.account_id}/ai/run/{platform.chat_model}"
+    sdk = Cloudflare(base_url=platform.base_url, api_token=platform.api_token, timeout=0.5, max_retries=0)
+    with sdk as client, pytest.raises(cloudflare_sdk.APITimeoutError):
+        client.post(path, cast_to=object, body=body)
+    wait_for("every block is free", lambda: num_held_blocks(platform) == 0 and num_running(platform) == 0, 10)
