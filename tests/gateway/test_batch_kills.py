@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 SEED = 7
 NUM_BATCHES, NUM_REQUESTS = 12, 60
-VICTIMS = ("gateway 0", "gateway 1", "redis", "postgres", "node", "everything") * 2
+VICTIMS = ("gateway 0", "gateway 1", "gateway 0", "redis", "postgres", "node", "everything", "everything")
 ENVIRON = {"HEARTH_BATCH_LEASE_S": "1.5", "HEARTH_BATCH_MAX_CALLS": "8"}
 
 
