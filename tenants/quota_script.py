@@ -48,7 +48,7 @@ if mode ~= 3 then
     if reserved then
       redis.call('HDEL', held, gone)
       for key, amount in string.gmatch(reserved, '(%S+) (%S+)') do
-        if redis.call('EXISTS', key) == 1 then redis.call('HINCRBY', key, 'r', -tonumber(amount)) end
+        if redis.call('EXISTS', key) == 1 then redis.call('HINCRBY', key, 'r', 0 - tonumber(amount)) end
       end
     end
   end
@@ -164,7 +164,7 @@ for i = 1, items do
       redis.call('HSET', key, 'n', string.format('%.0f', math.max(0, tonumber(found[1]) + more)))
     end
   elseif kind == 'b' and redis.call('EXISTS', key) == 1 then
-    if kept and string.find(kept, key .. ' ', 1, true) then redis.call('HINCRBY', key, 'r', -reserved.b) end
+    if kept and string.find(kept, key .. ' ', 1, true) then redis.call('HINCRBY', key, 'r', 0 - reserved.b) end
     redis.call('HINCRBY', key, 'u', actual.b)
   end
 end
