@@ -23,6 +23,7 @@ from pathlib import Path
 import uvloop
 
 from engine.protocol import events, wire
+from gateway.call import opening_of
 from storage.migrate import migrate
 from tests.fakes.node import FakeNode, NodeSide, count_prompt
 from tests.gateway.process import CLUSTER_SECRET, PARROT, cards
@@ -43,7 +44,7 @@ class QuickNode(FakeNode):
     def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
         self.executes.clear()
         call_id, prompt_tokens = execute.call_id, count_prompt(execute.task)
-        if (execute.task.prompt or "").startswith("stream"):  # type: ignore[union-attr]
+        if opening_of(execute.task).startswith("stream"):
             side.send(wire.Reply(call_id, events.Started(prompt_tokens)), wire.Reply(call_id, events.Token("word")))
             self.streams[side, call_id] = 1
             return True

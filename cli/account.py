@@ -28,11 +28,27 @@ AccountId = Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_de
 def create(
     name: Annotated[str, typer.Argument(help="What people call this account.", show_default=False)],
     account_id: Annotated[str | None, typer.Option("--id", help="32 hexadecimal digits; drawn unless given.")] = None,
+    plan: Annotated[str, typer.Option(help="free, paid or enterprise.")] = "paid",
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
     """Create an account."""
-    print_record(asyncio.run(_create(data, name, account_id)), is_json=json)
+    print_record(asyncio.run(_create(data, name, account_id, plan)), is_json=json)
+
+
+@app.command()
+def terms(
+    account_id: AccountId,
+    plan: Annotated[str | None, typer.Option(help="free, paid or enterprise; stays unless given.")] = None,
+    limits: Annotated[
+        str | None,
+        typer.Option(help="Limits of its own, such as account=100/60, account.calls=8; empty for none."),
+    ] = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Change an account's plan, or the limits that hold for it in place of the operator's; in force within seconds."""
+    print_record(asyncio.run(_set_terms(data, account_id, plan, limits)), is_json=json)
 
 
 @app.command("list")
@@ -78,13 +94,32 @@ def retention(
     print_record(asyncio.run(_set_residency(data, account_id, retention=rule)), is_json=json)
 
 
-async def _create(data: Path | None, name: str, account_id: str | None) -> dict[str, Any]:
+async def _set_terms(data: Path | None, account_id: str, plan: str | None, limits: str | None) -> dict[str, Any]:
+    from storage.errors import Missing
+    from tenants import accounts
+
+    if plan is None and limits is None:
+        raise CommandFailed("say what to change: --plan, --limits or both", exit_code=2)
+    target = Target.find(data)
+    async with target.database() as database, target.hints() as ephemeral:
+        try:
+            await accounts.set_terms(database, account_id, plan=plan, limits=limits, who="cli", ephemeral=ephemeral)
+        except Missing:
+            raise CommandFailed(f"there is no account {account_id}") from None
+        except ValueError as error:
+            raise CommandFailed(str(error), exit_code=2) from None
+        found = await accounts.find(database, account_id)
+        assert found is not None
+        return record(found)
+
+
+async def _create(data: Path | None, name: str, account_id: str | None, plan: str) -> dict[str, Any]:
     from storage.errors import Conflict
     from tenants import accounts
 
     async with Target.find(data).database() as database:
         try:
-            return record(await accounts.create(database, name, account_id))
+            return record(await accounts.create(database, name, account_id, plan=accounts.checked_plan(plan)))
         except Conflict:
             raise CommandFailed(f"there is an account {account_id} already") from None
         except ValueError as error:

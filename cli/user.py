@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,11 +19,23 @@ if TYPE_CHECKING:
     from storage.database import Database
     from tenants.users import User
 
-app = typer.Typer(help="Users: create, list, join, leave, roll.", no_args_is_help=True)
+app = typer.Typer(help="Users: create, list, join, role, leave, roll.", no_args_is_help=True)
 COLUMNS = ("user_id", "email", "name", "created_at", "account_ids")
 
 Email = Annotated[str, typer.Argument(help="The user's email.", show_default=False)]
 AccountId = Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_default=False)]
+
+
+class RoleName(StrEnum):
+    administrator = "administrator"
+    developer = "developer"
+    viewer = "viewer"
+
+
+class _Move(Enum):
+    join = "join"
+    role = "role"
+    leave = "leave"
 
 
 @app.command()
@@ -43,15 +56,33 @@ def list_(data: DataOption = None, json: JsonOption = False) -> None:
 
 
 @app.command()
-def join(email: Email, account: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
+def join(
+    email: Email,
+    account: AccountId,
+    role: Annotated[RoleName, typer.Option(help="What the member may do there at most.")] = RoleName.administrator,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
     """Make a user a member of an account."""
-    print_record(asyncio.run(_move(data, email, account, is_member=True)), is_json=json)
+    print_record(asyncio.run(_move(data, email, account, _Move.join, role)), is_json=json)
+
+
+@app.command("role")
+def set_role(
+    email: Email,
+    account: AccountId,
+    role: Annotated[RoleName, typer.Argument(help="What the member may do there at most.", show_default=False)],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Give a member another role; whatever the user holds is bounded by it within seconds."""
+    print_record(asyncio.run(_move(data, email, account, _Move.role, role)), is_json=json)
 
 
 @app.command()
 def leave(email: Email, account: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
     """End a user's membership of an account; what the user holds opens it no more, within seconds."""
-    print_record(asyncio.run(_move(data, email, account, is_member=False)), is_json=json)
+    print_record(asyncio.run(_move(data, email, account, _Move.leave)), is_json=json)
 
 
 @app.command()
@@ -84,15 +115,24 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
         return [await record(database, user) for user in await users.list_all(database)]
 
 
-async def _move(data: Path | None, email: str, account_id: str, *, is_member: bool) -> dict[str, Any]:
+async def _move(
+    data: Path | None, email: str, account_id: str, move: _Move, role: RoleName = RoleName.administrator
+) -> dict[str, Any]:
     from storage.errors import Conflict, Missing
     from tenants import users
+    from tenants.roles import parse_role
 
     target = Target.find(data)
     async with target.database() as database, target.hints() as ephemeral:
         user = await _find(database, email)
+        whom = (database, user.user_id, account_id)
         try:
-            await (users.join if is_member else users.leave)(database, user.user_id, account_id, ephemeral=ephemeral)
+            if move is _Move.join:
+                await users.join(*whom, role=parse_role(role.value), ephemeral=ephemeral)
+            elif move is _Move.role:
+                await users.set_role(*whom, parse_role(role.value), ephemeral=ephemeral)
+            else:
+                await users.leave(*whom, ephemeral=ephemeral)
         except Missing as error:
             raise CommandFailed(f"there is no {error}") from None
         except Conflict:

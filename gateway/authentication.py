@@ -106,6 +106,12 @@ def permit(principal: Principal, account_id: str, scope: str) -> Principal:
     return found
 
 
+def permit_model(principal: Principal, *names: str) -> None:
+    """Whether it may run the model that goes by one of these names. Raises Refusal."""
+    if principal.models is not None and principal.models.isdisjoint(names):
+        raise Refusal(Reason.NOT_PERMITTED)
+
+
 def permit_user(principal: Principal, scope: str = "") -> Principal:
     """Whether the principal stands for a user, and may use `scope` on the user's own things. Raises Refusal."""
     if principal.kind != "user":

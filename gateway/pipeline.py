@@ -240,6 +240,7 @@ async def _prepare(
 ) -> tuple[Asked, list[Call], tuple[ChatMessage, ...]]:
     """What the body asks, as one Call or several; and the turns of its thread."""
     card, account_id = order.resolved.card, order.principal.account_id
+    authentication.permit_model(order.principal, order.resolved.requested_name, card.name)
     asked = door.read(card, body)
     turns: tuple[ChatMessage, ...] = ()
     if asked.thread is not None:

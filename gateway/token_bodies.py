@@ -9,16 +9,19 @@ from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from catalog.card import parse_model_id
+from catalog.errors import InvalidModelId
 from gateway.api.objects import invalid, shown_time
 from storage.database import new_id_hex
 from tenants.api_tokens import ApiToken
 from tenants.conditions import AddressCondition, parse_networks
 from tenants.held_tokens import TokenSpec
+from tenants.limits import parse_own
 from tenants.policies import MAX_POLICIES, Policy, is_resource
 from tenants.residency import RegionRule, read_rule, shown_rule
 from tenants.scopes import GROUPS, PermissionGroup, find_group
 
-MAX_GROUPS = MAX_RESOURCES = 100
+MAX_GROUPS = MAX_RESOURCES = MAX_MODELS = 100
 
 _ACCOUNT_RESOURCE = "com.cloudflare.api.account."
 _USER_RESOURCE = "com.cloudflare.api.user."
@@ -44,6 +47,8 @@ def read_spec(body: Mapping[str, Any], *, account_ids: Collection[str], user_id:
         expires_at=_time(body, "expires_on"),
         is_disabled=status == "disabled",
         region=_region(body.get("region")),
+        models=_models(body.get("models")),
+        limits=_limits(body.get("limits")),
     )
     if spec.not_before is not None and spec.expires_at is not None and spec.not_before >= spec.expires_at:
         raise invalid("not_before must be before expires_on")
@@ -67,6 +72,10 @@ def shown_token(token: ApiToken) -> dict[str, Any]:
     for name, time in (("not_before", token.not_before), ("expires_on", token.expires_at)):
         if time is not None:
             shown[name] = shown_time(time)
+    if token.models is not None:
+        shown["models"] = list(token.models)
+    if token.limits:
+        shown["limits"] = token.limits
     if token.region is not None:
         shown["region"] = shown_rule(token.region)
     if token.condition is not None:
@@ -146,6 +155,34 @@ def _condition(value: Any) -> AddressCondition | None:
         raise invalid("condition/request_ip must be an object of in and not_in")
     within, not_within = (_network_list(addresses, name) for name in ("in", "not_in"))
     return AddressCondition(within, not_within) if within or not_within else None
+
+
+def _models(value: Any) -> tuple[str, ...] | None:
+    """The only models that a token may run; an empty list is none of them."""
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) > MAX_MODELS:
+        raise invalid(f"models must be a list of at most {MAX_MODELS} model ids")
+    found = []
+    for number, name in enumerate(value):
+        try:
+            found.append(parse_model_id(name if isinstance(name, str) else ""))
+        except InvalidModelId as error:
+            raise invalid(f"models/{number}: {error}") from None
+    return tuple(dict.fromkeys(found))
+
+
+def _limits(value: Any) -> str:
+    """Rules of the token's own."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise invalid("limits must be text such as token=100/60, token.calls=4")
+    try:
+        parse_own(value)
+    except ValueError as error:
+        raise invalid(f"limits: {error}") from None
+    return value
 
 
 def _region(value: Any) -> RegionRule | None:

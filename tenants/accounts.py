@@ -19,6 +19,7 @@ from storage.ephemeral import Ephemeral
 from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
+from tenants.limits import parse_own
 from tenants.residency import (
     RETENTION_RULES,
     RegionRule,
@@ -55,9 +56,11 @@ class Account:
     settings: AccountSettings = field(default_factory=AccountSettings)
     region: RegionRule | None = None
     retention: RetentionRule = "standard"
+    limits: str = ""
 
 
-_NAMES = ("account_id", "name", "status", "plan", "created_at", "settings", "region", "retention")
+PLANS = ("free", "paid", "enterprise")
+_NAMES = ("account_id", "name", "status", "plan", "created_at", "settings", "region", "retention", "limits")
 _COLUMNS = [accounts.c[name] for name in _NAMES]
 
 
@@ -144,6 +147,35 @@ async def set_region(
     Missing."""
     values = {"region": encode_rule(region)}
     await _set(database, account_id, values, "account.region", values["region"] or "anywhere", who, ephemeral, clock)
+
+
+async def set_terms(
+    database: Database,
+    account_id: str,
+    *,
+    plan: str | None = None,
+    limits: str | None = None,
+    who: str,
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """The account's plan, and rules of `limits.py` that hold for it in place of the operator's ("" for none); what is
+    None stays. In force in every process within seconds. Raises Missing, ValueError for what is no plan or no rules."""
+    values: dict[str, object] = {}
+    if plan is not None:
+        values["plan"] = checked_plan(plan)
+    if limits is not None:
+        parse_own(limits)
+        values["limits"] = limits
+    detail = ", ".join(f"{name}={value}" for name, value in values.items())
+    await _set(database, account_id, values, "account.terms", detail, who, ephemeral, clock)
+
+
+def checked_plan(plan: str) -> str:
+    """Raises ValueError for what is none."""
+    if plan not in PLANS:
+        raise ValueError(f"a plan is one of {', '.join(PLANS)}")
+    return plan
 
 
 async def set_retention(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+import msgspec
 from sqlalchemy import Select, insert, select, update
 
 from storage.database import Database, new_id_hex
@@ -59,6 +60,8 @@ class ApiToken:
     not_before: datetime | None = None
     modified_at: datetime | None = None
     region: RegionRule | None = None
+    models: tuple[str, ...] | None = None
+    limits: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,8 @@ def token_of(row: Mapping[Any, Any], now: datetime) -> ApiToken:
         fields["policies"] = decode_policies(fields["policies"])
     fields["condition"] = decode_condition(fields.get("condition"))
     fields["region"] = decode_rule(fields.get("region"))
+    models = fields.get("models")
+    fields["models"] = None if models is None else msgspec.json.decode(models, type=tuple[str, ...])
     token = ApiToken(**fields)
     if token.status == "active" and token.expires_at is not None and token.expires_at <= now:
         return ApiToken(**{**fields, "status": "expired"})

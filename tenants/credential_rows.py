@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import msgspec
 from sqlalchemy import select
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from tenants.conditions import decode_condition
 from tenants.policies import decode_policies, scopes_anywhere, scopes_on
-from tenants.principal import Grant, Principal, Refused
+from tenants.principal import AccountTerms, Grant, Principal, Refused
 from tenants.residency import RegionRule, decode_rule, residency_of
+from tenants.roles import Role, bounded
 from tenants.scopes import ALL_SCOPES, scopes_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
@@ -33,9 +35,13 @@ _TOKEN = select(
     api_tokens.c.not_before,
     api_tokens.c.expires_at,
     api_tokens.c.region,
+    api_tokens.c.limits,
+    api_tokens.c.models,
     accounts.c.status.label("account_status"),
     accounts.c.region.label("account_region"),
     accounts.c.retention,
+    accounts.c.plan,
+    accounts.c.limits.label("account_limits"),
     _EPOCH,
 ).join(accounts)
 _USER = select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
@@ -69,11 +75,12 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
     if row["status"] != "active":
         known = (row["api_token_id"], account_id, row["kind"], *window, condition)
         return Judged(Refused(row["status"], *known), frozenset(marks))
+    terms = row["plan"], row["account_limits"]
+    itself = _Standing(row["account_status"], row["account_region"], row["retention"], *terms)
     scopes, user_scopes = scopes_of(row["permission_groups"].split(",")), frozenset[str]()
     elsewhere: dict[str, Grant] = {}
     if row["policies"] is not None:
         policies = decode_policies(row["policies"])
-        itself = _Standing(row["account_status"], row["account_region"], row["retention"])
         held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
         marks |= held.keys()
         narrower = decode_rule(row["region"])
@@ -93,6 +100,9 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
         condition=condition,
         user_scopes=user_scopes,
         elsewhere=elsewhere,
+        account=itself.terms(),
+        limits=row["limits"],
+        models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),
         residency=residency_of(row["account_region"], row["retention"], row["region"]),
     )
     return Judged(principal, frozenset(marks))
@@ -121,16 +131,23 @@ class _Standing:
     status: str
     region: str | None
     retention: str
+    plan: str
+    limits: str
+    role: Role = "administrator"
+
+    def terms(self) -> AccountTerms:
+        """What its calls must know; an older version called what is paid `standard`."""
+        return AccountTerms("paid" if self.plan == "standard" else self.plan, self.limits)
 
 
 def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | None = None) -> Grant:
     residency = residency_of(standing.region, standing.retention).narrowed(narrower)
-    return Grant(scopes, standing.status == "blocked", residency=residency)
+    return Grant(bounded(scopes, standing.role), standing.status == "blocked", standing.terms(), residency)
 
 
 async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _Standing]:
     """Account id -> what is so of each account that a user is a member of."""
-    columns = (accounts.c.account_id, accounts.c.status, accounts.c.region, accounts.c.retention)
-    query = select(*columns).join(memberships)
+    columns = [accounts.c[name] for name in ("account_id", "status", "region", "retention", "plan", "limits")]
+    query = select(*columns, memberships.c.role).join(memberships)
     query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
     return {account_id: _Standing(*standing) for account_id, *standing in await connection.execute(query)}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -62,6 +63,8 @@ class TokenSpec:
     expires_at: datetime | None = None
     is_disabled: bool = False
     region: RegionRule | None = None
+    models: tuple[str, ...] | None = None
+    limits: str = ""
 
     def row(self) -> dict[str, Any]:
         """Raises ValueError for a bad name."""
@@ -72,6 +75,8 @@ class TokenSpec:
             "permission_groups": "",
             "condition": encode_condition(self.condition),
             "region": encode_rule(self.region),
+            "models": None if self.models is None else msgspec.json.encode(self.models).decode(),
+            "limits": self.limits,
             "not_before": self.not_before,
             "expires_at": self.expires_at,
         }

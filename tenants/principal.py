@@ -65,6 +65,7 @@ class Principal:
     has_global_key: bool = False
     account: AccountTerms = AccountTerms()
     limits: str = ""  # the credential's own
+    models: frozenset[str] | None = None  # the only ones that it may run; None is all
     residency: Residency = ANYWHERE
 
     @property

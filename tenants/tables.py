@@ -41,6 +41,8 @@ accounts = Table(
     Column("region", Text, nullable=True),
     # What may be kept of its calls' content: `standard`, or `zero` for nothing (tenants.retention).
     Column("retention", String(16), nullable=False, server_default="standard"),
+    # Rules of tenants.limits that hold for this account in place of the operator's.
+    Column("limits", Text, nullable=False, server_default=""),
     # A deleted account keeps its row, blocked: verifiers must hear of it, and usage and audit still name it.
     Column("deleted_at", UtcDateTime, nullable=True),
     CheckConstraint("status IN ('active', 'blocked')", name="status"),
@@ -67,6 +69,8 @@ memberships = Table(
     Column("user_id", ForeignKey(users.c.user_id), primary_key=True),
     Column("account_id", ForeignKey(accounts.c.account_id), primary_key=True, index=True),
     Column("created_at", UtcDateTime, nullable=False),
+    # One of tenants.roles: what the member may do there at most.
+    Column("role", String(16), nullable=False, server_default="administrator"),
 )
 
 api_tokens = Table(
@@ -98,6 +102,10 @@ api_tokens = Table(
     Column("modified_at", UtcDateTime, nullable=True),
     # JSON of tenants.regions.RegionRule, beside the account's; null adds nothing to that.
     Column("region", Text, nullable=True),
+    # Rules of tenants.limits that hold for this token in place of the operator's and the account's.
+    Column("limits", Text, nullable=False, server_default=""),
+    # JSON of a list of model ids, the only ones that it may run; null is all.
+    Column("models", Text, nullable=True),
     Index(None, "user_id"),
     CheckConstraint("kind IN ('user', 'account')", name="kind"),
     CheckConstraint("status IN ('active', 'disabled', 'revoked')", name="status"),

@@ -20,6 +20,7 @@ from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
 from tenants.accounts import Account, checked_name, insert_account
 from tenants.api_token_text import keyed_hash, mint_global_key
+from tenants.roles import Role, parse_role
 from tenants.tables import accounts, memberships, users
 
 _EMAIL = re.compile(r"[^@\s\x00-\x1f\x7f]{1,64}@[A-Za-z0-9.-]{1,189}")
@@ -141,14 +142,43 @@ async def join(
     user_id: str,
     account_id: str,
     *,
+    role: Role = "administrator",
     who: str = "cli",
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Make a user a member of an account. Raises Missing for either, Conflict for a member."""
     async with database.transaction() as connection:
-        await _join(connection, user_id, account_id, clock.now(), who)
+        await _join(connection, user_id, account_id, clock.now(), who, role)
     await decision_epoch.tell(ephemeral, user_id)
+
+
+async def set_role(
+    database: Database,
+    user_id: str,
+    account_id: str,
+    role: Role,
+    *,
+    who: str = "cli",
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Give a member another role; whatever the user holds is bounded by it within seconds. Raises Missing."""
+    async with database.transaction() as connection:
+        await _note_change(connection, user_id)
+        this = (memberships.c.user_id == user_id) & (memberships.c.account_id == account_id)
+        if (await connection.execute(update(memberships).where(this).values(role=role))).rowcount == 0:
+            raise Missing(f"membership of {user_id} in {account_id}")
+        ids = {"account_id": account_id, "subject_id": user_id}
+        await audit.append(connection, at=clock.now(), who=who, action="membership.role", detail=role, **ids)
+    await decision_epoch.tell(ephemeral, user_id)
+
+
+async def roles_of(database: Database, user_id: str) -> dict[str, Role]:
+    """Account id -> the user's role there."""
+    query = select(memberships.c.account_id, memberships.c.role).where(memberships.c.user_id == user_id)
+    async with database.connection() as connection:
+        return {account_id: parse_role(role) for account_id, role in await connection.execute(query)}
 
 
 async def leave(
@@ -176,15 +206,22 @@ def membership_id(holder_id: str, account_id: str) -> str:
     return hashlib.sha256(f"membership:{holder_id}:{account_id}".encode()).hexdigest()[:32]
 
 
-async def _join(connection: AsyncConnection, user_id: str, account_id: str, now: datetime, who: str) -> None:
+async def _join(
+    connection: AsyncConnection,
+    user_id: str,
+    account_id: str,
+    now: datetime,
+    who: str,
+    role: Role = "administrator",
+) -> None:
     is_there = select(accounts.c.account_id).where(accounts.c.account_id == account_id, accounts.c.deleted_at.is_(None))
     if (await connection.execute(is_there)).scalar_one_or_none() is None:
         raise Missing(f"account {account_id}")
     await _note_change(connection, user_id)
-    row = {"user_id": user_id, "account_id": account_id, "created_at": now}
+    row = {"user_id": user_id, "account_id": account_id, "created_at": now, "role": role}
     await connection.execute(insert(memberships).values(**row))
     ids = {"account_id": account_id, "subject_id": user_id}
-    await audit.append(connection, at=now, who=who, action="membership.create", **ids)
+    await audit.append(connection, at=now, who=who, action="membership.create", detail=role, **ids)
 
 
 async def _note_change(connection: AsyncConnection, user_id: str) -> None:

@@ -17,8 +17,7 @@ from gateway.services import Services
 from storage.errors import Missing
 from tenants import accounts, users
 from tenants.principal import Principal
-
-_ROLES = ["Administrator"]  # there is one role: what may be done is the credential's permission groups
+from tenants.roles import shown_role
 
 
 async def get(services: Services, request: Request) -> Response:
@@ -96,11 +95,12 @@ async def _find(services: Services, request: Request) -> dict[str, Any]:
 
 async def _memberships(services: Services, principal: Principal) -> list[dict[str, Any]]:
     opened = [account_id for account_id, grant in principal.accounts().items() if grant.scopes]
+    roles = await users.roles_of(services.database, principal.user_id) if principal.user_id else {}
     return [
         {
             "id": users.membership_id(principal.holder_id, account.account_id),
             "account": shown_account(account),
-            "roles": _ROLES,
+            "roles": [shown_role(roles.get(account.account_id, "administrator"))],
             "status": "accepted",
             "api_access_enabled": True,
         }
