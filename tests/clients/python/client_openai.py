@@ -19,7 +19,7 @@ from asked import (
     is_sensible,
 )  # fmt: skip
 from openai import AsyncOpenAI, OpenAI
-from openai.lib.streaming.responses import ResponseCompletedEvent
+from openai.types.responses import ResponseCompletedEvent
 
 
 @pytest.fixture
