@@ -15,7 +15,8 @@ PERSON = {
 ABOUT_ANNA = [{"role": "user", "content": "Give me the name and age as JSON: Anna is 31 years old."}]
 TEXTS = ["a cat", "a kitten", "tax law"]
 NO_MODEL = "@cf/no/such-model"
-LISTED_MODEL = "@cf/meta/llama-3.1-8b-instruct"  # public, and its weights are not here
+LISTED_MODEL = "@cf/meta/llama-3.3-70b-instruct-fp8-fast"  # public, and its weights are not here
+RETIRED_MODEL = "@cf/meta/llama-3.1-8b-instruct"  # public until 2026
 
 
 def is_person(value: object) -> bool:

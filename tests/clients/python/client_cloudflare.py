@@ -11,6 +11,7 @@ from asked import (
     PERSON,
     QUESTION,
     RESULT,
+    RETIRED_MODEL,
     TEXTS,
     WEATHER,
     is_person,
@@ -104,6 +105,9 @@ def test_errors_have_their_codes(hearth, client):
     with pytest.raises(cloudflare.BadRequestError) as caught:
         client.ai.run(LISTED_MODEL, account_id=hearth.account_id, prompt="x")
     assert caught.value.response.headers["x-should-retry"] == "false"
+    with pytest.raises(cloudflare.APIStatusError, match="Please use @cf/") as caught:
+        client.ai.run(RETIRED_MODEL, account_id=hearth.account_id, prompt="x")
+    assert (caught.value.status_code, caught.value.errors[0].code) == (410, 5028)
     with pytest.raises(cloudflare.PermissionDeniedError):
         client.ai.run(hearth.chat_model, account_id="0" * 32, prompt="x")
     with pytest.raises(cloudflare.AuthenticationError):
