@@ -77,6 +77,7 @@ class DataDir:
             "DATABASE_URL": f"sqlite://{quote(str(self.path / 'hearth.db'))}",
             "OBJECTS_URL": f"file://{quote(str(self.path / 'objects'))}",
             "HEARTH_SPOOL_DIR": str(self.path / "spool"),
+            "HEARTH_AUDIT_HEADS": str(self.path / "audit-heads.jsonl"),
         }
 
     def run_dir(self) -> Path:

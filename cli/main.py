@@ -11,7 +11,9 @@ import sys
 import typer
 
 from cli.account import app as account
+from cli.audit import app as audit
 from cli.doctor import doctor
+from cli.evidence import evidence
 from cli.migrate import migrate
 from cli.model import app as model
 from cli.node_key import node_key
@@ -34,10 +36,12 @@ app.command()(up)
 app.add_typer(account, name="account")
 app.add_typer(token, name="token")
 app.add_typer(user, name="user")
+app.add_typer(audit, name="audit")
 app.add_typer(model, name="model")
 app.add_typer(worker, name="worker")
 app.command()(usage)
 app.command()(doctor)
+app.command()(evidence)
 app.command("node-key")(node_key)
 app.command()(settings)
 app.command()(migrate)

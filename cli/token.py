@@ -150,4 +150,5 @@ def record(token: ApiToken) -> dict[str, Any]:
 
     groups = [group.name if (group := scopes.find_group(group_id)) else group_id for group_id in token.groups]
     shown = {"policies": msgspec.to_builtins(token.policies), "condition": msgspec.to_builtins(token.condition)}
+    shown["region"] = msgspec.to_builtins(token.region)
     return asdict(token) | {"groups": groups} | shown

@@ -17,6 +17,7 @@ from gateway import authentication, binding, pipeline, quotas
 from gateway.api import (
     accounts,
     api_tokens,
+    audit,
     docs,
     finetunes,
     health,
@@ -104,6 +105,7 @@ _ROUTES = (
     Route("GET", ACCOUNT, Access.READ_ACCOUNT, accounts.get),
     Route("PUT", ACCOUNT, Access.WRITE_ACCOUNT, accounts.update),
     Route("DELETE", ACCOUNT, Access.WRITE_ACCOUNT, accounts.delete),
+    Route("GET", ACCOUNT + "/audit_logs", Access.READ_ACCOUNT, audit.list_),
     Route("GET", BASE + "/user", Access.USER, users.get),
     Route("GET", BASE + "/memberships", Access.USER, users.list_memberships),
     Route("GET", BASE + "/memberships/{membership_id}", Access.USER, users.get_membership),

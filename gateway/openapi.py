@@ -63,6 +63,7 @@ _QUERIES: dict[str, dict[str, Json]] = {
     "/ai/tasks/search": {"search": _TEXT, **_PAGE},
     "/tokens": {**_PAGE, "include_expired": {"type": "boolean"}},
     "/permission_groups": {"name": _TEXT, "scope": _TEXT},
+    "/audit_logs": {**_PAGE, "action.type": _TEXT},
     "/client/v4/accounts": {"name": _TEXT, **_PAGE},
     "/memberships": {"name": _TEXT, **_PAGE},
     "/ai/finetunes/public": {"limit": _COUNT, "offset": {"type": "integer", "minimum": 0}, "orderBy": _TEXT},

@@ -18,6 +18,7 @@ from documents.converter import Converter
 from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
 from gateway.asked_again import UsefulReplies
+from gateway.audit_heads import AuditHeads
 from gateway.batches import Batches
 from gateway.blocked_inputs import BlockedInputs
 from gateway.client_address import ClientAddress
@@ -158,6 +159,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     async def watch_allowance() -> None:
         await allowance.watch(quota)
 
+    heads = AuditHeads(database, settings.audit_heads, settings.token_pepper, SYSTEM_CLOCK)
     loops = (
         nodes.run,
         registry.watch,
@@ -167,6 +169,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         watch_allowance,
         upkeep.run,
         idempotency_keys.run,
+        heads.run,
     )
     jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in loops]
     try:

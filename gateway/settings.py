@@ -125,6 +125,11 @@ class GatewaySettings:
         default=2,
         check=at_least(1),
     )
+    audit_heads: Path | None = setting(
+        "HEARTH_AUDIT_HEADS",
+        "file at whose end the head of the audit is noted once a minute, for `hearth audit verify`; copy it elsewhere",
+        default=None,
+    )
     host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)
     pop: str = setting("HEARTH_POP", "the place this process is in; near nodes are preferred", default="local")

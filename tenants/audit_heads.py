@@ -49,6 +49,11 @@ class Verified:
     problems: list[str] = field(default_factory=list)
 
 
+def key_from(pepper: bytes) -> bytes:
+    """The key of heads' proofs, from the one that API tokens are hashed under."""
+    return hmac.digest(pepper, b"the key of audit heads", "sha256")
+
+
 def note(head: Head, at: datetime, key: bytes) -> bytes:
     """A line to append to a file of heads."""
     noted = NotedHead(at, head.sequence, head.digest.hex(), _proof(key, at, head))

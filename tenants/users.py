@@ -108,7 +108,13 @@ async def account_ids_of(database: Database, user_id: str) -> list[str]:
 
 
 async def roll_global_key(
-    database: Database, pepper: bytes, user_id: str, *, ephemeral: Ephemeral | None = None
+    database: Database,
+    pepper: bytes,
+    user_id: str,
+    *,
+    who: str = "cli",
+    ephemeral: Ephemeral | None = None,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> str:
     """A fresh global key; the old one is refused within seconds. Raises Missing."""
     key = mint_global_key()
@@ -118,6 +124,8 @@ async def roll_global_key(
         done = await connection.execute(changed.values(global_key_digest=keyed_hash(pepper, key), decision_epoch=epoch))
         if done.rowcount == 0:
             raise Missing(f"user {user_id}")
+        ids = {"account_id": "", "subject_id": user_id}
+        await audit.append(connection, at=clock.now(), who=who, action="user.roll_global_key", **ids)
     await decision_epoch.tell(ephemeral, user_id)
     return key
 

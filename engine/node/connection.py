@@ -26,12 +26,13 @@ MIN_NONCE_BYTES = 16
 
 
 class Connection(asyncio.Protocol):
-    """The node's end. `connections` holds it from when it is made until it is lost."""
+    """The node's end. `connections` holds it from when it is made until it is lost. A gateway proves one of `keys`, and
+    is shown that we hold the same."""
 
-    def __init__(self, calls: Calls, secret: bytes, node_id: str, connections: set[Connection]) -> None:
+    def __init__(self, calls: Calls, keys: tuple[bytes, ...], node_id: str, connections: set[Connection]) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls = calls
-        self._secret = secret
+        self._keys = keys
         self._node_id = node_id
         self._connections = connections
         self._nonce = os.urandom(32)
@@ -120,11 +121,12 @@ class Connection(asyncio.Protocol):
             raise wire.WireError("a second Hello")
         if hello.version != wire.VERSION:
             raise wire.WireError(f"the gateway speaks version {hello.version}, we speak {wire.VERSION}")
-        if len(hello.nonce) < MIN_NONCE_BYTES or not wire.is_proven(self._secret, "gateway", hello, self._nonce):
+        proven = [key for key in self._keys if wire.is_proven(key, "gateway", hello, self._nonce)]
+        if len(hello.nonce) < MIN_NONCE_BYTES or not proven:
             raise wire.WireError("the peer could not prove that it holds the cluster secret")
         self._is_proven = True
         self.peer = hello.sender[:64]
-        proof = wire.proof(self._secret, "node", self._nonce, hello.nonce)
+        proof = wire.proof(proven[0], "node", self._nonce, hello.nonce)
         self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce, proof=proof))
         logger.info("gateway connected", extra={"gateway": self.peer})
 

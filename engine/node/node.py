@@ -47,7 +47,7 @@ class Node:
         wanted = parse_models(settings.models)
         self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
-        self._gateways = GatewayDoor(self._calls, settings.pop_key, settings.name, tls_context(settings))
+        self._gateways = GatewayDoor(self._calls, settings.keys, settings.name, tls_context(settings))
         door = HttpDoor(
             self._calls, store, settings.cluster_secret or settings.pop_key, self.status, lambda: self.is_ready
         )

@@ -36,11 +36,11 @@ class CannotListen(Exception):
 
 
 class GatewayDoor:
-    """Accepts gateways. `address` is where it really listens."""
+    """Accepts gateways that prove one of `keys`. `address` is where it really listens."""
 
-    def __init__(self, calls: Calls, secret: bytes, node_id: str, context: ssl.SSLContext | None) -> None:
+    def __init__(self, calls: Calls, keys: tuple[bytes, ...], node_id: str, context: ssl.SSLContext | None) -> None:
         self._calls = calls
-        self._secret = secret
+        self._keys = keys
         self._node_id = node_id
         self._context = context
         self._connections: set[Connection] = set()
@@ -76,7 +76,7 @@ class GatewayDoor:
         if len(self._connections) >= MAX_CONNECTIONS:
             logger.warning("a connection was refused", extra={"num_connections": len(self._connections)})
             return _Refusal()
-        return Connection(self._calls, self._secret, self._node_id, self._connections)
+        return Connection(self._calls, self._keys, self._node_id, self._connections)
 
 
 class _Refusal(asyncio.Protocol):

@@ -213,6 +213,11 @@ class NodeSettings:
         return self.given_pop_key or pop_key(self.cluster_secret, self.pop)
 
     @property
+    def keys(self) -> tuple[bytes, ...]:
+        """What a gateway may prove: this place's key, or (as gateways of the version before do) the cluster secret."""
+        return (self.pop_key, self.cluster_secret) if self.cluster_secret else (self.pop_key,)
+
+    @property
     def name(self) -> str:
         """The node's id, whoever chose it."""
         return self.node_id or socket.gethostname()

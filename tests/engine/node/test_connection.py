@@ -23,6 +23,8 @@ from tests.engine.node.wire_client import SECRET, Closed, WireClient, execute
 from tests.fakes.task_models import FakeLoaders, FakeModel, FakeRun, FakeStore
 from tests.waiting import wait_until
 
+POP_KEY = wire.pop_key(SECRET, "fra")
+
 
 class Served:
     """A door on a Unix socket, over a fake model."""
@@ -31,7 +33,7 @@ class Served:
         self.loaders = FakeLoaders()
         self.replicas = Replicas(FakeStore(), self.loaders, 4)
         self.calls = Calls(self.replicas, max_calls=4)
-        self.door = GatewayDoor(self.calls, SECRET, "node-under-test", None)
+        self.door = GatewayDoor(self.calls, (POP_KEY, SECRET), "node-under-test", None)
         self.folder = folder
 
     async def open(self) -> Served:
@@ -92,6 +94,14 @@ async def test_without_the_secret_nothing_is_answered(served: Served, secret: by
     with pytest.raises(Closed):
         await WireClient.connect(served.door.address, secret)
     assert served.loaders.num_loads == 0
+
+
+async def test_a_gateway_may_prove_the_places_key_and_no_other_places(served: Served) -> None:
+    """The client checks that the node answers under the same key."""
+    for key in (POP_KEY, SECRET):
+        await (await WireClient.connect(served.door.address, key)).close()
+    with pytest.raises(Closed):
+        await WireClient.connect(served.door.address, wire.pop_key(SECRET, "par"))
 
 
 async def test_a_call_before_the_handshake_closes_the_connection(served: Served) -> None:
@@ -251,7 +261,7 @@ async def test_closing_the_door_sends_what_was_said(served: Served, client: Wire
 
 
 async def test_a_living_nodes_socket_is_not_taken_and_a_stale_one_is(served: Served, short_tmp_path: Path) -> None:
-    second = GatewayDoor(served.calls, SECRET, "second", None)
+    second = GatewayDoor(served.calls, (SECRET,), "second", None)
     with pytest.raises(CannotListen, match="another process"):
         await second.open(parse_address(served.door.address))
     stale = short_tmp_path / "stale.sock"
@@ -268,7 +278,7 @@ async def test_over_tcp_only_holders_of_a_certificate_get_in(served: Served, tmp
     server_side.verify_mode = ssl.CERT_REQUIRED
     server_side.load_cert_chain(*node)
     server_side.load_verify_locations(ca)
-    door = GatewayDoor(served.calls, SECRET, "tls", server_side)
+    door = GatewayDoor(served.calls, (SECRET,), "tls", server_side)
     await door.open(parse_address("tcp://127.0.0.1:0"))
     mine = ssl.create_default_context(cafile=str(ca))
     mine.load_cert_chain(*gateway)
