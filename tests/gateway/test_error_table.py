@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
 import httpx
 import pytest
 
-from tests.gateway.process import HANDY, NOWHERE, PARROT, GatewayProcess
+from storage.database import Database
+from tenants import accounts, api_tokens
+from tests.gateway.process import HANDY, NOWHERE, OVER, PARROT, PEPPER, GatewayProcess
 from tests.gateway.site import Running
 
 HELLO = [{"role": "user", "content": "Hello"}]
+AI_READ = "a92d2450e05d4e7bb7d0a64968f83d11"
 SCHEMA = "AiError: Bad input: Error: "
 
 
@@ -28,6 +32,33 @@ def scripted(running: Running, **fields) -> httpx.Response:
 
 def verify(running: Running, token: str) -> httpx.Response:
     return httpx.get(f"{running.gateway.base_url}/user/tokens/verify", headers=running.headers(token))
+
+
+def from_elsewhere(running: Running) -> httpx.Response:
+    """A token that may be used from one other address only."""
+    policy = {
+        "effect": "allow",
+        "permission_groups": [{"id": AI_READ}],
+        "resources": {"com.cloudflare.api.account.*": "*"},
+    }
+    body = {"name": "x", "policies": [policy], "condition": {"request_ip": {"in": ["192.0.2.1/32"]}}}
+    made = httpx.post(f"{running.gateway.base_url}/user/tokens", json=body, headers=running.headers("keeper"))
+    return run(running, {"prompt": "x"}, headers={"Authorization": f"Bearer {made.json()['result']['value']}"})
+
+
+def through_an_empty_finetune(running: Running) -> httpx.Response:
+    """A finetune that was created, and whose files nobody brought."""
+    own = f"{running.account_url}/ai/finetunes"
+    made = httpx.post(own, json={"model": HANDY, "name": "empty"}, headers=running.headers("write"))
+    answer = run(running, {"prompt": "x", "lora": made.json()["result"]["id"]}, HANDY)
+    httpx.delete(f"{own}/{made.json()['result']['id']}", headers=running.headers("write"))
+    return answer
+
+
+def by_an_old_binding(running: Running) -> httpx.Response:
+    """As a Worker of years ago would ask."""
+    headers = {"host": "workers-binding.ai", "cf-consn-model-id": PARROT, **running.headers()}
+    return httpx.post(f"{running.gateway.url}/run?version=1", json={"inputs": {"prompt": "x"}}, headers=headers)
 
 
 Ask = Callable[[Running], httpx.Response]
@@ -65,6 +96,16 @@ ROWS: list[tuple[int, int, str, Ask]] = [
      lambda r: scripted(r, tokens=[], end="internal")),
     (3040, 429, "AiError: Capacity temporarily exceeded, please try again.",
      lambda r: run(r, {"prompt": "x"}, NOWHERE)),
+    (10001, 403, "This credential may not be used from this address", from_elsewhere),
+    (3039, 400, "AiError: The finetune lacks files: adapter_config.json, adapter_model.safetensors",
+     through_an_empty_finetune),
+    (3042, 404, "No such finetune", lambda r: run(r, {"prompt": "x", "lora": "nobody-s"}, HANDY)),
+    (5028, 410, "AiError: This model was deprecated on 2026-02-03. Please use @cf/test/parrot instead",
+     lambda r: run(r, {"prompt": "x"}, OVER)),
+    (5004, 415, "AiError: Content-Encoding is not supported",
+     lambda r: run(r, {"prompt": "x"}, headers={"content-encoding": "br"})),
+    (3003, 400, "x-session-affinity must be 1 to 128 of A-Z a-z 0-9 . _ : -",
+     lambda r: run(r, {"prompt": "x"}, headers={"x-session-affinity": "a b"})),
     (5024, 400, "AiError: JSON Mode couldn't be met", lambda r: run(
         r, {"prompt": '!{"tokens": ["no"]}', "response_format": {"type": "json_object"}}, HANDY)),
 ]  # fmt: skip
@@ -74,18 +115,16 @@ ELSEWHERE = {
     6003: "an older form of 9106",
     9109: "an older form of 10000",
     1031: "the binding's proxy",
-    10001: "conditions of API tokens: tests of tokens",
-    3030: "image models",
-    3039: "finetunes",
-    5016: "models with terms",
-    5018: "private models",
-    3041: "private models",
-    5035: "paid plans",
-    5019: "the binding",
-    3036: "the daily allocation of neurons",
-    4006: "the text of 3036",
+    3030: "image models, which nodes do not run yet",
+    5016: "models with terms: none has any here",
+    5018: "private models: there are none",
+    3041: "private models: there are none",
+    5035: "models of a paid plan: every model is for every plan",
+    5019: "below, as the binding tells it",
+    3036: "below, with its allocation used",
+    4006: "the text of 3036, which is told under that number",
     3046: "a variant of 3007",
-    2001: "named gateways",
+    2001: "named gateways, which there are not yet",
     971: "below, with limits set",
 }
 
@@ -104,11 +143,39 @@ def test_a_row_of_the_contract(running: Running, code: int, status: int, message
     assert not {row[0] for row in ROWS} & ELSEWHERE.keys()
 
 
+def test_an_old_binding_is_told_so_in_its_own_words(running: Running):
+    answer = by_an_old_binding(running)
+    told = answer.json()
+    assert (answer.status_code, told["internalCode"], told["errors"][0]["code"]) == (405, 5019, 5019)
+
+
 @pytest.fixture(scope="module")
 def limited(running: Running) -> GatewayProcess:
     """Another gateway of the same site, that sets limits."""
     rules = "text-generation=3/86400, text-embeddings=100/86400, token=6/86400"
-    return running.site.gateway(HEARTH_RATE_LIMITS=rules, HEARTH_QUOTA_TIMEOUT_S="10").start()
+    settings = {"HEARTH_RATE_LIMITS": rules, "HEARTH_QUOTA_TIMEOUT_S": "10", "HEARTH_FREE_NEURONS_PER_DAY": "1"}
+    return running.site.gateway(**settings).start()
+
+
+def test_the_daily_allocation_of_the_free_plan_is_told_to_be_used(running: Running, limited: GatewayProcess):
+    async def make() -> tuple[str, str]:
+        database = Database.connect(running.site.database_url)
+        account_id = (await accounts.create(database, "thrifty", plan="free")).account_id
+        secret = (await api_tokens.create(database, PEPPER, account_id, "x", [AI_READ])).secret
+        await database.close()
+        return account_id, secret
+
+    account_id, secret = asyncio.run(make())
+    url = f"{limited.base_url}/accounts/{account_id}/ai/run/{PARROT}"
+    body = {"prompt": "x", "max_tokens": 2000}  # more than a neuron's worth
+    refused = httpx.post(url, json=body, headers={"Authorization": f"Bearer {secret}"})
+    message = (
+        "AiError: you have used up your daily free allocation of 1 neurons, please upgrade to a paid plan if you would "
+        "like to continue usage."
+    )
+    assert (refused.status_code, refused.json()["errors"]) == (429, [{"code": 3036, "message": message}])
+    assert refused.headers["x-should-retry"] == "false"
+    assert int(refused.headers["retry-after"]) > 0
 
 
 def test_limits_are_told_and_refuse_with_their_own_codes(running: Running, limited: GatewayProcess):

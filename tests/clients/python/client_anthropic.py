@@ -5,6 +5,7 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from asked import CITY, GREETING, NO_MODEL, QUESTION, RESULT
 
+GREEDY = {"temperature": 0}  # this client has no name for it any more
 TOOLS = [{"name": "get_weather", "description": "Get the weather in a city", "input_schema": CITY}]
 
 
@@ -25,7 +26,7 @@ def text_of(message):
 
 
 def test_whole_and_streamed_say_the_same(hearth, client):
-    asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64, "temperature": 0}
+    asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64, "extra_body": GREEDY}
     whole = client.messages.create(**asked)
     assert whole.stop_reason == "end_turn"
     with client.messages.stream(**asked) as stream:
@@ -40,7 +41,7 @@ async def test_async_streamed(hearth, async_client):
 
 
 def test_tools_in_two_steps(hearth, client):
-    asked = {"model": hearth.chat_model, "tools": TOOLS, "max_tokens": 64, "temperature": 0}
+    asked = {"model": hearth.chat_model, "tools": TOOLS, "max_tokens": 64, "extra_body": GREEDY}
     first = client.messages.create(messages=[QUESTION], **asked)
     assert first.stop_reason == "tool_use"
     (call,) = [block for block in first.content if block.type == "tool_use"]
