@@ -16,6 +16,7 @@ from catalog.card import CardFacts
 from catalog.schemas import general_document
 from gateway.call import Door
 from gateway.routing import Access, Route
+from tenants import usage_export
 
 Json = dict[str, Any]
 
@@ -179,11 +180,21 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
             bodies = (body for suffix, body in _BODIES.items() if path.endswith(suffix))
             media_type, schema = next(bodies, ("application/json", {"type": "object"}))
             operation["requestBody"] = {"content": {media_type: {"schema": schema}}}
-        content = _json({"type": "object"} if tag == "OpenAI" else _reference("Envelope"))
+        content = _content_of(path, tag)
     else:
         content = {"*/*": {}}
     operation["responses"] = {"200": {"description": "It went well.", "content": content}, **_failures(tag)}
     return operation
+
+
+def _content_of(path: str, tag: str) -> Json:
+    """What a route that runs no model answers with."""
+    if path.endswith("/ai/usage/export"):
+        return {media_type: {} for media_type in usage_export.MEDIA_TYPES.values()}
+    if path.endswith("/models/search"):  # with `format=openrouter`
+        listed: Json = {"type": "object", "required": ["data"], "properties": {"data": {"type": "array"}}}
+        return _json(_one_of([_reference("Envelope"), listed]))
+    return _json({"type": "object"} if tag == "OpenAI" else _reference("Envelope"))
 
 
 def _documentation(endpoint: Any) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from catalog.card import ModelCard
 from gateway import json_body
 from gateway.api.run import RUN
+from gateway.call import Asked
 from gateway.errors import Reason, Refusal
 from gateway.exchange import Exchange
 
@@ -25,10 +27,15 @@ def open_body(_exchange: Exchange, body: bytes) -> dict[str, Any]:
     return given | {"model": told.get("model"), "options": options}
 
 
+def read(card: ModelCard, body: dict[str, Any]) -> Asked:
+    """As the route with the model in its path. Raises Refusal."""
+    return RUN.read(card, body)
+
+
 def _object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Refusal(Reason.INPUT_INVALID, f"Type mismatch of '/{name}', expected 'object'")
     return value
 
 
-RUN_NAMED = replace(RUN, schemas=("run_named",), open_body=open_body)
+RUN_NAMED = replace(RUN, read=read, schemas=("run_named",), open_body=open_body)

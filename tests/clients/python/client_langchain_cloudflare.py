@@ -1,8 +1,10 @@
 """`langchain-cloudflare`: its chat model at both of its endpoints, its embeddings, structured output."""
 
+import json
+
 import httpx
 import pytest
-from asked import QUESTION, RESULT, TEXTS, WEATHER, is_sensible
+from asked import ABOUT_ANNA, PERSON, QUESTION, RESULT, TEXTS, WEATHER, is_person, is_sensible
 from langchain_cloudflare import ChatCloudflareWorkersAI, CloudflareWorkersAIEmbeddings
 from langchain_core.messages import HumanMessage, ToolMessage
 from pydantic import BaseModel
@@ -15,6 +17,12 @@ class Person(BaseModel):
 
     name: str
     age: int
+
+
+class GetWeather(BaseModel):
+    """Get the weather in a city"""
+
+    city: str
 
 
 @pytest.fixture(params=["workers_ai", "openai_compatible"])
@@ -51,10 +59,22 @@ def test_tools_in_two_steps(chat):
     assert "12" in second.content
 
 
-@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
-def test_structured_output(chat, method):
-    found = chat.with_structured_output(Person, method=method).invoke("Anna is 31 years old. Give me the name and age.")
-    assert isinstance(found, Person)
+def test_structured_output(chat):
+    asked = chat.with_structured_output(GetWeather)  # this client leaves the model free to call or not
+    assert asked.invoke(QUESTION["content"]) == GetWeather(city="Paris")
+
+
+def test_a_tool_that_must_be_called_is_called_by_its_schema(chat):
+    answer = chat.bind_tools([Person], tool_choice="any").invoke("Anna is 31 years old.")
+    (call,) = answer.tool_calls
+    assert call["name"] == "Person"
+    assert is_person(call["args"])
+
+
+def test_a_schema_holds(chat):
+    wanted = {"type": "json_schema", "json_schema": PERSON}
+    answer = chat.bind(response_format=wanted).invoke(ABOUT_ANNA[0]["content"])
+    assert is_person(json.loads(answer.content))
 
 
 def test_embeddings(hearth):
