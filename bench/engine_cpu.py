@@ -1,16 +1,17 @@
 """Speed of the engine on this CPU beside other engines, taking turns.
 
     python -m bench.engine_cpu [--threads 1] [--repeats 3] [--models spark,stories260K,m15] [--temperature 0]
-                               [--peers PYTHON] [--only NAMES]
+                               [--peers PYTHON] [--vllm PYTHON] [--only NAMES]
 
 128 tokens in, 128 out, end tokens ignored. `dec1` is one stream, `agg16` sixteen at once with their prefill, `pre512`
 the tokens a second of one prompt of 512 until its first token, `warm2048` how long 2,048 tokens take to theirs when all
 but the last are in the prefix cache, as a part of the cold time. Ours is the whole Engine (scheduler, forward, sampler,
 commit), without prefix cache but for `warm2048`; `hearth_torch` is the same without compiled kernels, and
 `transformers` is `generate` with its default cache. `--peers` is the Python of an environment with
-`bench/peers/requirements.txt`, whose engines then take part greedily, each in a process of its own, with the same
-weights and prompts. Figures are the best of the repeats; absolute values mean something only on an idle machine, ratios
-nearly always. `same_first` counts the streams of `agg16` whose first token is ours.
+`bench/peers/requirements.txt`, `--vllm` that of one with `bench/peers/vllm.txt`: their engines then take part greedily,
+each in a process of its own, with the same weights and prompts. Figures are the best of the repeats; absolute values
+mean something only on an idle machine, ratios nearly always. `same_first` counts the streams of `agg16` whose first
+token is ours.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SCENARIOS = {"dec1": Scenario(1, 128, 128), "agg16": Scenario(16, 128, 128), "pr
 NUM_WARM = 2048
 SPARK = Path("catalog/builtin/spark")
 PEERS = Path(__file__).parent / "peers"
-PEER_FORMATS = {"llama_cpp": ("bf16", "q8_0"), "openvino": ("f32", "int8")}
+PEER_FORMATS = {"llama_cpp": ("bf16", "q8_0"), "openvino": ("f32", "int8"), "vllm": ("bf16",)}
 RANDOM_SHAPES: dict[str, dict[str, Any]] = {
     "spark": {
         "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -100,6 +101,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--models", default="spark,stories260K,m15")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--peers", help="Python of the peers' environment")
+    parser.add_argument("--vllm", help="Python of vLLM's environment")
     parser.add_argument("--only", help="contenders, comma separated, ours among them; all otherwise")
     return parser.parse_args()
 
@@ -147,10 +149,11 @@ def make_contenders(
         made["hearth_torch"] = lambda: hearth(model_dir, threads, temperature, is_native=False)
     contenders = {key: make() for key, make in made.items() if only is None or key in only}
     versions = {}
-    for engine, formats in PEER_FORMATS.items() if arguments.peers else ():
-        for kind in formats:
+    for engine, formats in PEER_FORMATS.items():
+        python = arguments.vllm if engine == "vllm" else arguments.peers
+        for kind in formats if python else ():
             if only is None or f"{engine}_{kind}" in only:
-                peer = stack.enter_context(open_peer(arguments.peers, engine, kind, model_dir, threads))
+                peer = stack.enter_context(open_peer(python, engine, kind, model_dir, threads))
                 contenders[f"{engine}_{kind}"], versions[engine] = peer
     return contenders, versions
 
