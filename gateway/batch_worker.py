@@ -69,12 +69,13 @@ class _HeldSince(Exception):
 
 
 class _Slip:
-    """Holds a call's usage entry, until that is written together with the answer."""
+    """Holds a request's usage entries, one for each prompt, until they are written together with the answer."""
 
-    entry: UsageEntry | None = None
+    def __init__(self) -> None:
+        self.entries: list[UsageEntry] = []
 
     async def record(self, entry: UsageEntry) -> None:
-        self.entry = entry
+        self.entries.append(entry)
 
 
 @dataclass(eq=False)
@@ -225,7 +226,7 @@ class BatchWorker:
         outcome = str(found.row.code) if isinstance(found, Refusal) else "finished"
         metrics.BATCH_ANSWERS.labels(chunk.leased.shown_model, outcome).inc()
         sealed = self._services.batches.sealer.seal(chunk.leased.account_id, content)
-        answered = Answered(number, sealed, prompt_tokens, completion_tokens, slip.entry)
+        answered = Answered(number, sealed, prompt_tokens, completion_tokens, tuple(slip.entries))
         self._outbox.setdefault(chunk.key, []).append(answered)
         self._has_answers.set()
 

@@ -77,13 +77,13 @@ class Leased:
 
 @dataclass(frozen=True)
 class Answered:
-    """One request's answer, sealed; without an entry where nothing was run for it."""
+    """One request's answer, sealed; without entries where nothing was run for it."""
 
     number: int
     answer: bytes
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    entry: UsageEntry | None = None
+    entries: tuple[UsageEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ async def answer(
                 lost.add(key)
                 continue
             new = await _write_answers(connection, key[0], answered[key])
-            entries += [one.entry for one in answered[key] if one.entry is not None and one.number in new]
+            entries += [entry for one in answered[key] if one.number in new for entry in one.entries]
             await _count(connection, row, len(new), now, lease_s=lease_s, ttl_s=ttl_s)
         if entries:
             await write_within(connection, entries)

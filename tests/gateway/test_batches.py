@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.fakes.node import WORDS
-from tests.gateway.process import ALIAS, CHATTY, HANDY, PARROT, VECTORS
+from tests.gateway.process import ALIAS, CHATTY, HANDY, MANIFOLD, PARROT, VECTORS
 from tests.gateway.site import Running
 from tests.gateway.test_text_generation import run, script
 from tests.waiting import wait_until_blocking
@@ -64,6 +64,14 @@ def test_each_request_of_a_batch_has_one_entry(client: httpx.Client, running: Ru
         (row,) = running.site.usage_rows(f"{batch_id}-{number}")
         assert (row["status"], row["prompt_tokens"], row["completion_tokens"]) == ("stop", prompt_tokens, 6)
         assert row["account_id"] == running.tenants.account_id
+
+
+def test_a_request_with_several_prompts_has_an_entry_for_each(client: httpx.Client, running: Running):
+    batch_id = queue(client, running, [{"prompt": ["one two", "three"]}], MANIFOLD)
+    (item,) = polled(client, running, batch_id, MANIFOLD)["responses"]
+    assert [choice["text"] for choice in item["result"]["choices"]] == [TEXT, TEXT]
+    entries = [running.site.usage_rows(f"{batch_id}-{name}") for name in ("0", "0-1")]
+    assert [row["prompt_tokens"] for (row,) in entries] == [2, 1]
 
 
 def test_a_request_that_is_wrong_is_answered_so_and_the_others_go_on(client: httpx.Client, running: Running):

@@ -43,7 +43,7 @@ def answered(leased: Leased, numbers: Sequence[int] | None = None) -> list[Answe
     first = leased.key[1]
     wanted = range(first, first + leased.num_requests) if numbers is None else numbers
     return [
-        Answered(n, b"answer", 1, 2, entry(f"{leased.key[0]}-{n}", account_id=leased.account_id))
+        Answered(n, b"answer", 1, 2, (entry(f"{leased.key[0]}-{n}", account_id=leased.account_id),))
         for n in wanted
         if n not in leased.answered
     ]
