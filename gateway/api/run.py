@@ -1,4 +1,6 @@
-"""`POST A/ai/run/{model}`: any model, its own shape, in the platform's envelope."""
+"""`POST A/ai/run/{model}`: any model, its own shape, in the platform's envelope. With `requests` it takes a batch of
+them, to be run later if the query says `queueRequest=true`; `request_id` asks how such a batch stands.
+"""
 
 from __future__ import annotations
 
