@@ -138,6 +138,8 @@ class BatchWorker:
         leased = await batches.take(services.database, self._owner, now, services.settings.batch_lease_s)
         if leased is None:
             return False
+        if leased.key in self._chunks:  # this process stood still for longer than its lease, and works on it already
+            return True
         numbers = range(leased.key[1], leased.key[1] + leased.num_requests)
         residency = await accounts.residency_of_calls(services.database, leased.account_id, leased.api_token_id)
         why: Refusal | None
