@@ -3,8 +3,8 @@
     python -m bench.usage_ledger --rows 10000000
 
 Fills a database of its own with a month of calls of 1,000 accounts, as the gateway would have left it (an entry for
-each call, sums by the minute for the last two days, by the hour before), and times what is asked of it: one account, 30
-days by day (goal: 50 ms), by model, by hour, its newest calls, its latencies, and the day of all accounts that a true-up
+each call, sums by the minute for the last two days, by the hour before), and times what is asked of it: one account,
+30 days by day (goal: 50 ms), by model, by hour, its newest calls, its latencies, the day of 200 accounts that a true-up
 reads; and how fast entries are written while all that is there. Prints one line of JSON.
 """
 

@@ -12,6 +12,7 @@ import typer
 
 from cli.account import app as account
 from cli.audit import app as audit
+from cli.budget import app as budget
 from cli.doctor import doctor
 from cli.evidence import evidence
 from cli.migrate import migrate
@@ -37,6 +38,7 @@ app.add_typer(account, name="account")
 app.add_typer(token, name="token")
 app.add_typer(user, name="user")
 app.add_typer(audit, name="audit")
+app.add_typer(budget, name="budget")
 app.add_typer(model, name="model")
 app.add_typer(worker, name="worker")
 app.command()(usage)

@@ -1,4 +1,4 @@
-"""`hearth usage`: what an account has used, summed. Asks `tenants.usage` and prints."""
+"""`hearth usage`: what accounts have used, summed, forecast, timed, or as a file. Asks `tenants` and prints."""
 
 from __future__ import annotations
 
@@ -12,35 +12,69 @@ from typing import Annotated, Any
 import typer
 
 from cli.data_dir import DataOption
-from cli.output import CommandFailed, JsonOption, print_rows
+from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
 from cli.token import AccountOption, account_of
 
-COLUMNS = ("num_calls", "prompt_tokens", "cached_tokens", "completion_tokens", "neurons")
+COLUMNS = (
+    "num_calls", "num_useful", "prompt_tokens", "cached_tokens", "completion_tokens", "neurons", "usd", "device_ms",
+    "usd_per_useful_reply",
+)  # fmt: skip
+_LATENCY_COLUMNS = ("model", "num_calls", "ttft_ms", "total_ms")
 
 
 class By(StrEnum):
     model = "model"
     day = "day"
+    hour = "hour"
     token = "token"  # noqa: S105 - a way to group
+    pop = "pop"
+    status = "status"
+    task = "task"
+    account = "account"
 
 
 def usage(
     account: AccountOption = None,
-    by: Annotated[By, typer.Option(help="One row for each of these.")] = By.model,
+    by: Annotated[By, typer.Option(help="One row for each of these; account is of all accounts.")] = By.model,
     since: Annotated[str | None, typer.Option(help="First day (UTC), as 2026-11-20; 30 days ago unless given.")] = None,
     until: Annotated[str | None, typer.Option(help="Last day (UTC); today unless given.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only calls of this model.")] = None,
+    token: Annotated[str | None, typer.Option(help="Only calls with the API token of this id.")] = None,
+    pop: Annotated[str | None, typer.Option(help="Only calls that this PoP's gateways took.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only calls that ended so, such as stop or timeout.")] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="P50, P95 and P99 by model instead, in ms.")] = False,
+    forecast: Annotated[bool, typer.Option("--forecast", help="What this month comes to instead.")] = False,
+    export: Annotated[
+        Path | None, typer.Option(help="Write each call to this file instead; its name ends in .csv or .parquet.")
+    ] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what an account has used, by model, day or API token."""
+    """Show what an account has used, by model, time, API token, PoP, status or task; or all accounts."""
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first = parse_day("--since", since) if since else today - timedelta(days=30)
     last = parse_day("--until", until) if until else today
     if last < first:
         raise CommandFailed("--until is before --since", exit_code=2)
-    rows = asyncio.run(_usage(data, account, by, first, last + timedelta(days=1)))
-    print_rows(rows, (by.value, *COLUMNS), is_json=json, empty="nothing used")
+    if export is not None and export.suffix not in (".csv", ".parquet"):
+        raise CommandFailed("--export must name a file that ends in .csv or .parquet", exit_code=2)
+    from tenants.usage_sums import Filter
+
+    span = (first, last + timedelta(days=1))
+    target = Target.find(data)
+    owner = None if by is By.account else account_of(target, account)
+    which = Filter(owner, api_token_id=token, model=model, pop=pop, status=status)
+    if export is not None:
+        num_bytes = asyncio.run(_export(target, which, span, export))
+        print_record({"file": str(export), "bytes": num_bytes}, is_json=json)
+    elif forecast:
+        print_record(asyncio.run(_forecast(target, which)), is_json=json)
+    elif latency:
+        print_rows(asyncio.run(_latency(target, which, span)), _LATENCY_COLUMNS, is_json=json, empty="no calls")
+    else:
+        rows = asyncio.run(_sums(target, which, span, by))
+        print_rows(rows, (by.value, *COLUMNS), is_json=json, empty="nothing used")
 
 
 def parse_day(option: str, text: str) -> datetime:
@@ -51,14 +85,61 @@ def parse_day(option: str, text: str) -> datetime:
         raise CommandFailed(f"{option}: {text!r} is not a day such as 2026-11-20", exit_code=2) from None
 
 
-async def _usage(
-    data: Path | None, account: str | None, by: By, since: datetime, until: datetime
-) -> list[dict[str, Any]]:
+async def _sums(target: Target, which: Any, span: tuple[datetime, datetime], by: By) -> list[dict[str, Any]]:
+    from catalog.pricing import usd
     from tenants import usage_sums
 
-    target = Target.find(data)
     async with target.database() as database:
-        which = usage_sums.Filter(account_of(target, account))
-        sums = await usage_sums.total(database, which, since, until, by=by.value)
-    rows = [asdict(row) for row in sums]
-    return [{by.value: row.pop("key"), **row, "neurons": row["micro_neurons"] / 1e6} for row in rows]
+        found = await usage_sums.total(database, which, *span, by=by.value)
+    rows = []
+    for total in found:
+        row = asdict(total)
+        per_useful = total.micro_neurons_per_useful
+        row = {by.value: row.pop("key"), **row, "neurons": total.micro_neurons / 1e6, "usd": usd(total.micro_neurons)}
+        row["device_ms"] = total.device_us / 1000
+        row["usd_per_useful_reply"] = None if per_useful is None else usd(per_useful)
+        rows.append(row)
+    return rows
+
+
+async def _latency(target: Target, which: Any, span: tuple[datetime, datetime]) -> list[dict[str, Any]]:
+    from tenants import usage as entries
+
+    async with target.database() as database:
+        return [asdict(each) for each in await entries.latencies(database, which, *span)]
+
+
+async def _forecast(target: Target, which: Any) -> dict[str, Any]:
+    from catalog.pricing import usd
+    from tenants import usage_sums
+    from tenants.allowance import forecast
+
+    now = datetime.now(UTC)
+    first, _ = usage_sums.month_of(now)
+    since = min(first, now - timedelta(days=7))
+    async with target.database() as database:
+        totals = await usage_sums.total(database, which, since, now + timedelta(days=1), by="day")
+    found = forecast({total.key: total.micro_neurons for total in totals}, now, 0)
+    return {
+        "month": found.month,
+        "used_neurons": found.used / 1e6,
+        "used_usd": usd(found.used),
+        "expected_neurons": found.expected / 1e6,
+        "expected_usd": usd(found.expected),
+        "days_left": round(found.days_left, 2),
+    }
+
+
+async def _export(target: Target, which: Any, span: tuple[datetime, datetime], file: Path) -> int:
+    from tenants import usage_export
+
+    format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"
+    num_bytes = 0
+    try:
+        with file.open("wb") as out:
+            async with target.database() as database:
+                async for piece in usage_export.export(database, which, *span, format):
+                    num_bytes += out.write(piece)
+    except OSError as error:
+        raise CommandFailed(f"{file}: {error.strerror}") from error
+    return num_bytes

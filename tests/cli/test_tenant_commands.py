@@ -112,6 +112,33 @@ def test_usage_is_summed_for_the_account_asked_for(hearth: Hearth, data: Path):
     assert hearth("usage", "--account", account_id, "--until", "2001-01-01", "--since", "2000-01-01") == []
 
 
+def test_usage_is_written_to_a_file_timed_and_forecast(hearth: Hearth, data: Path, tmp_path: Path):
+    account_id = hearth("account", "create", "files")["account_id"]
+    asyncio.run(_write_usage(data, account_id, num_calls=3))
+    of = ("--account", account_id)
+    for name in ("calls.csv", "calls.parquet"):
+        told = hearth("usage", *of, "--export", str(tmp_path / name))
+        assert told["bytes"] == (tmp_path / name).stat().st_size > 100
+    hearth("usage", *of, "--export", str(tmp_path / "calls.xls"), status=2)
+    (row,) = hearth("usage", *of, "--latency")
+    assert row["total_ms"] == [2.0, 2.0, 2.0]
+    assert hearth("usage", *of, "--forecast")["used_neurons"] == 4.5
+    assert account_id in {row["account"] for row in hearth("usage", "--by", "account")}
+    assert hearth("usage", *of, "--status", "timeout") == []
+
+
+def test_budgets_are_set_shown_and_removed(hearth: Hearth):
+    of = ("--account", hearth("account", "create", "thrifty")["account_id"])
+    made = hearth("budget", "set", "25.5", *of, "--unit", "usd", "--alerts", "90")
+    assert (made["amount"], made["refuses"], made["alert_percents"]) == (25.5, True, [90])
+    assert hearth("budget", "list", *of) == [made]
+    assert hearth("budget", "alerts", *of) == []
+    hearth("budget", "set", "0", *of, status=2)
+    hearth("budget", "remove", *of, status=1)
+    assert hearth("budget", "remove", *of, "--unit", "usd")["unit"] == "usd"
+    assert hearth("budget", "list", *of) == []
+
+
 @pytest.mark.parametrize("options", [("--since", "yesterday"), ("--since", "2026-02-02", "--until", "2026-02-01")])
 def test_a_span_that_makes_no_sense_is_refused(hearth: Hearth, options: tuple[str, ...]):
     hearth("usage", "--account", UNKNOWN, *options, status=2)
