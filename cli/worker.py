@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Workers: run one on this machine, with AI answered by Hearth.", no_args_is_help=True)
 
-_TOOLS = Path(__file__).parent / "worker_tools"
+TOOLS = Path(__file__).parent / "worker_tools"
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -60,12 +60,15 @@ def dev(
     url: Annotated[str, typer.Option(help="Base URL of a Hearth elsewhere, ending in /client/v4.")] = "",
     account: Annotated[str, typer.Option(help="Account id; with --url.", envvar="CLOUDFLARE_ACCOUNT_ID")] = "",
     token: Annotated[str, typer.Option(help="API token; with --url.", envvar="CLOUDFLARE_API_TOKEN")] = "",
+    tools: Annotated[
+        Path | None, typer.Option(help="Folder that Node and packages are brought into; DIR/worker unless given.")
+    ] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a Worker in workerd: `env.AI` is this Hearth; KV, D1 and R2 are local stores. Ctrl-C stops it."""
     from cli.node_tools import ToolsMissing, ensure_node, ensure_packages
-    from cli.up import free_port, why_not_listen
+    from cli.up import why_not_listen
     from cli.worker_config import find_config, read_config
 
     if not script.is_file():
@@ -81,19 +84,20 @@ def dev(
     if problem is not None:
         raise CommandFailed(f"cannot listen on {host} port {port}: {problem}; choose another with --port")
     folder = (data or DEFAULT_DATA).absolute() / "worker"
-    tools = folder / "tools"
+    tools = (tools or folder).absolute()
+    packages = tools / "packages"
     try:
-        node = ensure_node(folder / "node", _say)
-        ensure_packages(node, _TOOLS, tools, _say)
-        shutil.copyfile(_TOOLS / "dev.mjs", tools / "dev.mjs")
+        node = ensure_node(tools / "node", _say)
+        ensure_packages(node, TOOLS, packages, _say)
+        shutil.copyfile(TOOLS / "dev.mjs", packages / "dev.mjs")
     except ToolsMissing as error:
         raise CommandFailed(str(error)) from None
     except OSError as error:
         raise CommandFailed(f"{error.filename or tools}: {error.strerror or error}") from None
-    plan = plan_of(worker, gateway, script.absolute(), host, port or free_port(host), folder / "state" / worker.name)
+    plan = plan_of(worker, gateway, script.absolute(), host, port, folder / "state" / worker.name)
     if worker.left_out:
         _say(f"not done here, and left out of {path}: {', '.join(worker.left_out)}")
-    command = [str(node.command), str(tools / "dev.mjs")]
+    command = [str(node.command), str(packages / "dev.mjs")]
     with _started(command, plan, node.environ()) as process:
         _follow(process, worker, gateway, is_json=json)
 

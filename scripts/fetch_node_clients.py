@@ -1,5 +1,5 @@
 """Brings what the tests of Node clients need into git-ignored folders, once: Node where this machine has none that is
-new enough, and the packages of tests/clients/node. `make test-full` runs it first.
+new enough, and the packages of tests/clients/node and of `hearth worker dev`. `make test-full` runs it first.
 
 Without any Node it says why and lets the tests skip; packages that cannot be had are a failure, after a second try.
 """
@@ -10,9 +10,11 @@ import sys
 from pathlib import Path
 
 from cli.node_tools import ToolsMissing, ensure_node, ensure_packages
+from cli.worker import TOOLS
 
 ROOT = Path(__file__).parent.parent
-NODE_FOLDER = ROOT / ".cache" / "node"
+FOLDER = ROOT / ".cache" / "worker"  # as `hearth worker dev --tools` takes it
+NODE_FOLDER = FOLDER / "node"
 PACKAGES = ROOT / "tests" / "clients" / "node"
 
 
@@ -26,6 +28,7 @@ def main() -> int:
     for is_last in (False, True):
         try:
             ensure_packages(node, PACKAGES, PACKAGES, _say)
+            ensure_packages(node, TOOLS, FOLDER / "packages", _say)
             return 0
         except ToolsMissing as error:
             _say(str(error))

@@ -96,7 +96,7 @@ def test_a_change_starts_the_worker_anew_and_a_mistake_is_told(platform: Platfor
         script.write_text("export default {")
         assert worker.next_event()["event"] == "broken"
         script.write_text("export default { fetch: (request, env) => new Response(env.X) };")
-        assert worker.next_event()["event"] == "ready"
+        assert worker.next_event() == {"event": "ready", "url": worker.url}
         assert httpx.get(worker.url, timeout=60).text == "y"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import queue
 import signal
 import subprocess
@@ -14,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scripts.fetch_node_clients import NODE_FOLDER
+from scripts.fetch_node_clients import FOLDER
 from tests.end_to_end.platform import Platform
 
-READY_TIMEOUT_S = 120  # packages are brought the first time
+READY_TIMEOUT_S = 120
 
 
 class WorkerDev:
@@ -25,14 +24,11 @@ class WorkerDev:
 
     def __init__(self, platform: Platform, script: Path, *arguments: str) -> None:
         command = [sys.executable, "-m", "cli.main", "worker", "dev", str(script), "--data", str(platform.data)]
-        # The Node that `make test-full` brought counts as this environment's.
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(Path.cwd()), str(NODE_FOLDER))))
         self.process = subprocess.Popen(
-            [*command, "--port", "0", "--json", *arguments],
+            [*command, "--tools", str(FOLDER), "--port", "0", "--json", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": path},
         )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._said: list[str] = []
