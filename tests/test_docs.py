@@ -71,7 +71,7 @@ def test_every_make_verb_that_prose_names_exists():
 def test_every_hearth_command_that_prose_names_exists():
     known = hearth_commands()
     for file in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
-        for noun, verb in re.findall(r"`(?:\.venv/bin/)?hearth ([a-z]+)(?: ([a-z]+))?", file.read_text()):
+        for noun, verb in re.findall(r"`(?:\.venv/bin/)?hearth ([a-z]+(?:-[a-z]+)*)(?: ([a-z]+))?", file.read_text()):
             assert noun in known, f"{file.name} names `hearth {noun}`"
             assert not verb or not known[noun] or verb in known[noun], f"{file.name} names `hearth {noun} {verb}`"
 
