@@ -193,7 +193,7 @@ class GatewaySettings:
     usage_minutes_days: int = setting(
         "HEARTH_USAGE_MINUTES_DAYS",
         "days after which sums of minutes become sums of hours",
-        default=2,
+        default=1,
         check=at_least(1),
     )
     usage_hours_days: int = setting(

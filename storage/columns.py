@@ -87,24 +87,6 @@ def _utc_floor_postgresql(element: utc_floor, compiler: SQLCompiler, **kw: Any) 
     return f"date_trunc({compiler.process(unit)}, {compiler.process(column, **kw)}, 'UTC')"
 
 
-class utc_hour(FunctionElement[str]):  # noqa: N801
-    """The UTC hour of a UtcDateTime column, as `YYYY-MM-DDTHH:00Z` text, on either database."""
-
-    type = String()
-    name = "utc_hour"
-    inherit_cache = True
-
-
-@compiles(utc_hour, "sqlite")
-def _utc_hour_sqlite(element: utc_hour, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"strftime('%Y-%m-%dT%H:00Z', {compiler.process(element.clauses, **kw)})"
-
-
-@compiles(utc_hour, "postgresql")
-def _utc_hour_postgresql(element: utc_hour, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"""to_char({compiler.process(element.clauses, **kw)} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:00"Z"')"""
-
-
 def new_id_hex() -> str:
     """A fresh random id of 32 lowercase hex characters: accounts and API tokens."""
     return secrets.token_hex(16)

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.sql.dml import Insert
 from sqlalchemy.sql.schema import Table
 
-from storage.columns import UtcDateTime, new_id_hex, utc_day, utc_floor, utc_hour, uuid7, uuid7_floor
+from storage.columns import UtcDateTime, new_id_hex, utc_day, utc_floor, uuid7, uuid7_floor
 from storage.database_url import parse_database_url
 from storage.errors import Conflict, StoreUnavailable
 from storage.sqlite_engine import READ_ONLY, sqlite_engine
@@ -34,7 +34,6 @@ __all__ = [
     "new_id_hex",
     "utc_day",
     "utc_floor",
-    "utc_hour",
     "uuid7",
     "uuid7_floor",
 ]

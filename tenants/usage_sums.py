@@ -15,7 +15,7 @@ from typing import Any, Literal
 from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage.database import Database, insert_adding, utc_day, utc_floor, utc_hour, uuid7_floor
+from storage.database import Database, insert_adding, utc_floor, uuid7_floor
 from tenants.tables import usage_entries, usage_sums
 
 Period = Literal["minute", "hour", "day"]
@@ -166,12 +166,10 @@ async def total(
     """Sums over the calls of the minutes, or of the hours or days that they were folded into, that begin from `since`
     to before `until`; one for each value of `by`, in its order."""
     table = usage_sums.c
-    groups: dict[str, ColumnElement[str]] = {
-        "day": utc_day(table.starts_at),
-        "hour": utc_hour(table.starts_at),
-    }
-    group = groups.get(by)
-    if group is None:
+    group: ColumnElement[Any]
+    if by == "day" or by == "hour":
+        group = utc_floor(table.starts_at, by)
+    else:
         group = table.starts_at if by == "minute" else table[_COLUMNS.get(by, by)]
     sums = [cast(func.sum(table[name]), BigInteger).label(name) for name in SUMS]
     query = (
@@ -182,7 +180,7 @@ async def total(
     )
     async with database.connection() as connection:
         rows: Sequence[Mapping[str, Any]] = (await connection.execute(query)).mappings().all()  # type: ignore[assignment]
-    return [UsageTotal(**(dict(row) | {"key": _text(row["key"])})) for row in rows]
+    return [UsageTotal(**(dict(row) | {"key": _text(row["key"], by)})) for row in rows]
 
 
 async def micro_neurons(
@@ -226,5 +224,7 @@ def day_of(moment: datetime) -> tuple[datetime, datetime]:
     return first, first + timedelta(days=1)
 
 
-def _text(key: Any) -> str:
-    return key.strftime("%Y-%m-%dT%H:%MZ") if isinstance(key, datetime) else str(key)
+def _text(key: Any, by: Group) -> str:
+    if not isinstance(key, datetime):
+        return str(key)
+    return key.astimezone(UTC).strftime("%Y-%m-%d" if by == "day" else "%Y-%m-%dT%H:%MZ")

@@ -26,7 +26,7 @@ class Kept:
     """For how many days what is known: each call, the sums of each minute, those of each hour."""
 
     entries_days: int = 35
-    minutes_days: int = 2
+    minutes_days: int = 1
     hours_days: int = 92
 
 
