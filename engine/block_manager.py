@@ -87,6 +87,15 @@ class BlockManager:
         self._references[blocks] = 1
         return blocks
 
+    def discard(self, blocks: Ints) -> Ints:
+        """One holder less each, of blocks whose content is to be forgotten. Returns those that nobody holds any more:
+        free, and to be wiped before anyone writes to them."""
+        self.forget(blocks)
+        self.release(blocks)
+        is_left: NDArray[np.bool_] = self._references[blocks] == 0
+        left: Ints = blocks[is_left]
+        return left
+
     def release(self, blocks: Ints, owner: bytes = b"") -> None:
         """One holder less each. `blocks` are distinct and in the order of their sequence: of those that nobody holds
         any more the last is evicted first, so that a prefix outlives what follows it. What stays cached counts as

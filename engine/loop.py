@@ -57,6 +57,7 @@ class RunsSteps(Protocol):
     layout_tag: str
 
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
+    def wipe(self, block_ids: Ints) -> None: ...
 
 
 class HoldsAdapters(Protocol):
@@ -120,6 +121,7 @@ class Engine:
             )
         self._runner = runner
         self._adapters = adapters
+        self._num_ephemeral = 0  # open sequences of which nothing is to stay
         self._num_unadapted = 0  # sequences that wait for their adapter
         self._num_ranks = config.tensor_parallel
         self._sequences: dict[int, Sequence] = {}
@@ -153,6 +155,7 @@ class Engine:
             twin=self._find_twin(request),
         )
         self._sequences[request.sequence_id] = sequence
+        self._num_ephemeral += request.is_ephemeral
         self._max_open_tokens += sequence.max_total_len
         if request.adapter is not None and self._adapters is not None:
             sequence.adapter = self._adapters.prepare(request.sequence_id, request.adapter)
@@ -182,6 +185,14 @@ class Engine:
             elif not self.matchers.is_waiting(sequence_id):
                 self.scheduler.remove(sequence)
             self._forget(sequence, ABORTED)
+            if sequence.request.is_ephemeral:
+                self._wipe()
+
+    def _wipe(self) -> None:
+        """Nothing stays of what ephemeral sequences left. Before a step runs: its blocks may be among theirs."""
+        left = self.scheduler.take_wiped()
+        if left is not None:
+            self._runner.wipe(left)
 
     def step(self) -> StepReport:
         """Plan, run, and report every sequence that got a token or ended."""
@@ -197,12 +208,17 @@ class Engine:
         if not scheduled.num_rows:
             self._charged_s = 0.0
             return self._report(_NO_ROWS, None, _NO_ROWS, _NO_ROWS.astype(np.uint8))
+        if self._num_ephemeral:
+            self._wipe()
         step = inputs.build(scheduled, self.table, self.matchers)
         output = self._runner.run(step)
         num_tokens = int(scheduled.num_tokens.sum())
         self.num_computed_tokens += num_tokens
         self._charge(scheduled, num_tokens)
+        num_ephemeral = self._num_ephemeral
         report = self._commit(scheduled, output)
+        if num_ephemeral:
+            self._wipe()
         if not self._sequences:
             self._charged_s = 0.0
         return report
@@ -382,6 +398,7 @@ class Engine:
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
         sequence.is_over = True
+        self._num_ephemeral -= sequence.request.is_ephemeral
         self.matchers.forget(sequence.sequence_id)
         if sequence.request.adapter is not None and self._adapters is not None:
             self._adapters.forget(sequence.sequence_id)

@@ -24,13 +24,13 @@ from msgspec import Struct
 
 from engine import rank_wire
 from engine.config import EngineConfig
-from engine.inputs import StepInputs
+from engine.inputs import Ints, StepInputs
 from engine.kernels.collectives import Meeting
 from engine.layers.share import Share
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
 from engine.runner import Runner, settle_dtype
-from engine.step_wire import encode_step, receive_exactly, receive_step
+from engine.step_wire import encode_step, encode_wipe, receive_exactly, receive_step
 from engine.zygote import run_and_exit
 from telemetry.child_process import die_with_parent, how_it_ended, set_process_name
 
@@ -110,14 +110,19 @@ class Followers:
             _send(follower.channel, _Setup(rank_wire.encode_arguments(config, ""), meeting.port))
         share = Share(0, size, meeting.join(torch.device(config.device)))
         self._block_size = config.block_size
-        runner = Runner(config, share=share, announce=self._announce)
+        runner = Runner(config, share=share, announce=self._announce, announce_wipe=self._announce_wipe)
         for follower in self._followers:
             _await_ready(follower)
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         return runner
 
     def _announce(self, step: StepInputs) -> None:
-        message = encode_step(step, self._block_size)
+        self._tell(encode_step(step, self._block_size))
+
+    def _announce_wipe(self, block_ids: Ints) -> None:
+        self._tell(encode_wipe(block_ids))
+
+    def _tell(self, message: bytes) -> None:
         try:
             for follower in self._followers:
                 follower.channel.sendall(message)
@@ -152,7 +157,10 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
     gc.collect()
     gc.freeze()
     while (step := receive_step(channel)) is not None:
-        runner.forward(step)
+        if isinstance(step, StepInputs):
+            runner.forward(step)
+        else:
+            runner.wipe(step)
 
 
 def _await_ready(follower: _Follower) -> None:

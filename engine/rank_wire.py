@@ -71,6 +71,7 @@ class _Add(Struct, frozen=True, array_like=True):
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
     twin_of: int = 0
+    is_ephemeral: bool = False
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -122,6 +123,7 @@ def encode_request(request: SequenceRequest) -> Raw:
         request.constraint,
         request.adapter,
         request.twin_of,
+        request.is_ephemeral,
     )
     return Raw(_encoder.encode(add))
 
@@ -139,6 +141,7 @@ def decode_request(raw: Raw) -> SequenceRequest:
         constraint=add.constraint,
         adapter=add.adapter,
         twin_of=add.twin_of,
+        is_ephemeral=add.is_ephemeral,
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from engine import weights
 from engine.adapters.bank import AdapterBank
 from engine.config import EngineConfig
-from engine.inputs import StepInputs, StepOutput
+from engine.inputs import Ints, StepInputs, StepOutput
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.interface import Kernels, KvPool
@@ -46,11 +46,13 @@ class Runner:
         kernels: Kernels | None = None,
         share: Share = WHOLE,
         announce: Callable[[StepInputs], None] | None = None,
+        announce_wipe: Callable[[Ints], None] | None = None,
     ) -> None:
         if config.device != "cpu":
             raise ValueError(f"device={config.device!r}: this build runs on cpu")
         torch.set_num_threads(max(config.num_threads // share.size, 1))
         self._announce = announce
+        self._announce_wipe = announce_wipe
         self.model_config = read_config(config.model_dir)
         checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
         kernels = kernels or find_native_kernels() or CpuKernels()
@@ -108,6 +110,15 @@ class Runner:
             assert self.adapters is not None, "no row has an adapter where there are none"
             adapted = self.adapters.begin(inputs.adapters, inputs.query_starts)
         return self._model.forward(inputs, self._attention, adapted)
+
+    @torch.inference_mode()
+    def wipe(self, block_ids: Ints) -> None:
+        """Overwrite blocks with zeros, on every rank, and whatever attention copied from the pool, whosever it is."""
+        if self._announce_wipe is not None:
+            self._announce_wipe(block_ids)
+        slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
+        slots[:, torch.from_numpy(block_ids).long()] = 0
+        self._attention.wipe()
 
     @torch.inference_mode()
     def poison_kv(self, block_ids: Sequence[int] | None = None) -> None:

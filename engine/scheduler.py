@@ -74,6 +74,7 @@ class Scheduler:
         self._computing: dict[bytes, int] = {}  # names of blocks that a running sequence is about to compute -> slot
         self._num_reserved = 0  # blocks promised to protected sequences and not yet theirs
         self._copies: list[tuple[int, int]] = []  # for the next step
+        self._to_wipe: list[Ints] = []
 
     # ── what it holds ──
 
@@ -107,6 +108,14 @@ class Scheduler:
             self._release(sequence)
         elif self._preempted.pop(sequence.sequence_id, None) is None:
             self.waiting.remove(sequence)
+
+    def take_wiped(self) -> Ints | None:
+        """Blocks that ephemeral sequences left since the last call; None where there are none. Some may have a new
+        holder, who has written nothing yet."""
+        if not self._to_wipe:
+            return None
+        left, self._to_wipe = np.concatenate(self._to_wipe), []
+        return left
 
     def disown(self, sequence: Sequence) -> None:
         """What this running sequence computed or read cannot be trusted: nobody may find its blocks any more."""
@@ -181,7 +190,11 @@ class Scheduler:
         for slot, first in zip(slots.tolist(), needed.tolist(), strict=True):
             last = int(table.num_blocks[slot])
             if last > first:
-                self.blocks.release(table.block_table[slot, first:last])
+                behind = table.block_table[slot, first:last]
+                if self.sequence_at(slot).request.is_ephemeral:
+                    self._to_wipe.append(self.blocks.discard(behind))
+                else:
+                    self.blocks.release(behind)
                 table.num_blocks[slot] = first
 
     def _extend(self) -> None:
@@ -223,7 +236,12 @@ class Scheduler:
         table, slot = self.table, sequence.slot
         if table.is_protected[slot]:
             self._num_reserved -= self._max_blocks(sequence) - int(table.num_blocks[slot])
-        self.blocks.release(table.block_table[slot, : table.num_blocks[slot]], sequence.request.namespace)
+        held = table.block_table[slot, : table.num_blocks[slot]]
+        if sequence.request.is_ephemeral:
+            self._to_wipe.append(self.blocks.discard(held))
+            table.token_ids[slot] = 0
+        else:
+            self.blocks.release(held, sequence.request.namespace)
         for name in sequence.prefix_hashes[int(table.num_registered[slot]) :]:
             if self._computing.get(name) == slot:
                 del self._computing[name]

@@ -40,6 +40,8 @@ class SequenceRequest:
 
     `twin_of` names an open sequence with the same prompt, namespace and adapter: this one waits until that prompt is
     computed and then shares its blocks. Where there is no such sequence, it means nothing.
+
+    What an `is_ephemeral` sequence computed is wiped when it leaves its blocks, but for what its twins still hold.
     """
 
     sequence_id: int
@@ -51,6 +53,7 @@ class SequenceRequest:
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
     twin_of: int = 0
+    is_ephemeral: bool = False
 
 
 @dataclass(eq=False, slots=True)

@@ -17,6 +17,7 @@ from engine.inputs import Ints, Longs, SamplingInputs, StepInputs
 
 _NUM_SIZES = 8  # bytes in all, T, K, R, blocks of the longest row, decode rows, block copies, whether there are guesses
 HEADER_BYTES = 8 * _NUM_SIZES
+_IS_WIPE = -1  # as T
 _NO_FLOATS, _NO_INTS = np.empty(0, np.float32), np.empty(0, np.int32)
 _NO_SAMPLING = SamplingInputs(
     temperature=_NO_FLOATS,
@@ -49,8 +50,14 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
     return np.array([len(data), *sizes], np.int64).tobytes() + data
 
 
-def receive_step(channel: socket.socket) -> StepInputs | None:
-    """The next step, waited for; None once the leader is gone."""
+def encode_wipe(block_ids: Ints) -> bytes:
+    """Blocks to wipe, as a message in a step's place."""
+    data = block_ids.astype(np.int32).tobytes()
+    return np.array([len(data), _IS_WIPE, *[0] * (_NUM_SIZES - 2)], np.int64).tobytes() + data
+
+
+def receive_step(channel: socket.socket) -> StepInputs | Ints | None:
+    """The next step, waited for, or blocks to wipe; None once the leader is gone."""
     header = receive_exactly(channel, HEADER_BYTES)
     if header is None:
         return None
@@ -59,6 +66,8 @@ def receive_step(channel: socket.socket) -> StepInputs | None:
     data = receive_exactly(channel, num_bytes)
     if data is None:
         return None
+    if num_tokens == _IS_WIPE:
+        return np.frombuffer(data, np.int32)
     longs = (num_tokens, num_tokens, num_tokens, num_sampled, num_rows)
     token_ids, positions, slot_mapping, logit_rows, sequence_ids = _split(data, 0, longs)
     ints = (num_rows + 1, num_rows, num_rows * num_blocks)

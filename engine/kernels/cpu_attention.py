@@ -59,6 +59,10 @@ class CpuAttention:
             [_PrefillRow(step, row, self._block_size, reach, tile_dtype) for row in rows] for reach in self._reaches
         ]
 
+    def wipe(self) -> None:
+        self._workspace.wipe()
+        self._contexts.wipe()
+
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         if self._is_guessed:
             return self._contexts.attend(layer, qkv)

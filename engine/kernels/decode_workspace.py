@@ -157,6 +157,13 @@ class DecodeWorkspace:
         self._make_views(num_rows)
         return num_rows
 
+    def wipe(self) -> None:
+        """Between steps: overwrite every row; what is needed again is copied from the pool."""
+        self._data.zero_()
+        self._query.zero_()
+        self._num_offered = -1
+        self._drop_all()
+
     def _drop_all(self) -> int:
         self._sequence_ids, self._lengths, self._places = self._sequence_ids[:0], self._lengths[:0], self._places[:0]
         return 0

@@ -62,6 +62,12 @@ class DenseContexts:
         self._slot_mapping = torch.empty(0, dtype=torch.int64)
         self._now = 0
 
+    def wipe(self) -> None:
+        """Between steps: overwrite every context; what is needed again is copied from the pool."""
+        for context in self._contexts.values():
+            context.data.zero_()
+        self._contexts, self._rows = {}, []
+
     def pass_by(self, step: AttentionStep) -> None:
         """A step that does not use these contexts: what it writes is missing here."""
         self._now += 1

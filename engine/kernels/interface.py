@@ -160,11 +160,12 @@ class Attention(Protocol):
 
     `begin` is called once a step, then `attend` for each layer in order. `attend` gets rotated queries and keys and the
     values as `qkv` [T, (H + planes × G) × D], stores keys and values in the pool at `slot_mapping`, and returns
-    [T, H × mixed head size].
+    [T, H × mixed head size]. `wipe`, between steps, overwrites whatever it has beside the pool.
     """
 
     def begin(self, step: AttentionStep) -> None: ...
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor: ...
+    def wipe(self) -> None: ...
 
 
 class Kernels(Protocol):

@@ -125,6 +125,9 @@ class ReferenceAttention:
     def begin(self, step: AttentionStep) -> None:
         self._step = step
 
+    def wipe(self) -> None:
+        """It has nothing beside the pool."""
+
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         shape, step, pool = self._shape, self._step, self._pool.data[layer]  # pool [slots, planes G D]
         pool.index_copy_(0, step.slot_mapping, qkv[:, shape.query_width :])

@@ -70,7 +70,13 @@ class Call:
                 execute.model, execute.revision, _task_name(execute.task)
             )
             self._load = self._resident.num_loads
-            work = Work(execute.task, execute.namespace, execute.tenant, await self._take_adapter())
+            work = Work(
+                execute.task,
+                execute.namespace,
+                execute.tenant,
+                await self._take_adapter(),
+                execute.is_ephemeral,
+            )
             self._run = await self._resident.ready_model.start(work, self._on_event)
         except Refused as refusal:
             self._end(refusal.failure)

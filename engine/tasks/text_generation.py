@@ -161,6 +161,7 @@ class TextGenerator:
             stop_token_ids=(*controls, *task.sampling.stop_token_ids),
             constraint=constraint,
             adapter=work.adapter,
+            is_ephemeral=work.is_ephemeral,
         )
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:

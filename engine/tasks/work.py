@@ -21,12 +21,14 @@ Emit = Callable[[Event], None]
 @dataclass(frozen=True)
 class Work:
     """One call's share of a model: the task's input, the 32 bytes that key its prefix cache, a number for fairness, and
-    the task's adapter, where it asks for one and this node has it."""
+    the task's adapter, where it asks for one and this node has it. With `is_ephemeral` nothing of it stays in caches
+    once it has ended."""
 
     task: TaskInput
     namespace: bytes
     tenant: int
     adapter: LocalAdapter | None = None
+    is_ephemeral: bool = False
 
 
 class Refused(Exception):

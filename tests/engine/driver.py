@@ -54,6 +54,7 @@ class Driver:
         constraint: Constraint | None = None,
         adapter: LocalAdapter | None = None,
         twin_of: int = 0,
+        is_ephemeral: bool = False,
         **sampling: object,
     ) -> int:
         """Returns the new sequence's id."""
@@ -70,6 +71,7 @@ class Driver:
             constraint=constraint,
             adapter=adapter,
             twin_of=twin_of,
+            is_ephemeral=is_ephemeral,
         )
         self.engine.add(request)
         self.check()

@@ -14,7 +14,7 @@ from engine import inputs
 from engine.inputs import StepInputs
 from engine.scheduler import ScheduledStep
 from engine.sequence import SlotTable
-from engine.step_wire import encode_step, receive_step
+from engine.step_wire import encode_step, encode_wipe, receive_step
 from tests.engine import one_thread  # noqa: F401
 
 BLOCK_SIZE = 16
@@ -86,6 +86,14 @@ def test_blocks_to_copy_come_with_the_step() -> None:
     assert np.array_equal(received.block_copies, copies)
     assert without.block_copies is None
     assert not without.is_guessed
+
+
+def test_blocks_to_wipe_come_in_a_steps_place() -> None:
+    step = a_step((1, 2))
+    wiped, received, _ = through(encode_wipe(np.array([3, 9], np.int32)), encode_step(step, BLOCK_SIZE))
+    assert isinstance(wiped, np.ndarray)
+    assert wiped.tolist() == [3, 9]
+    assert_same(received, step)
 
 
 def test_a_leader_that_leaves_in_the_middle_of_a_step_is_one_that_left() -> None:

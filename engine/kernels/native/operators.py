@@ -190,6 +190,9 @@ class NativeAttention:
             call.slots, call.block_tables, call.context_lens, call.query_starts = slots.data_ptr(), tables, lens, starts
             call.num_rows, call.table_stride = len(arrays[1]), arrays[0].shape[1]
 
+    def wipe(self) -> None:
+        self._by_products.wipe()
+
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         if self._is_long:
             return self._by_products.attend(layer, qkv)

@@ -1,0 +1,110 @@
+"""Of ephemeral sequences nothing stays: not in the KV pool, beside it, or under any name; and nobody else notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.interface import Kernels
+from engine.kernels.native import build, library
+from engine.kernels.native.operators import NativeKernels
+from engine.runner import Runner
+from tests.engine.checkpoints import runner_of, save_random
+from tests.engine.driver import OTHER_NAMESPACE, Driver
+
+KIND = "llama 3 with scaled positions"
+KERNELS = ["compiled", "torch"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_random(KIND, folder)
+    return folder
+
+
+def new_runner(folder: Path, kernels: str, **settings: object) -> Runner:
+    if kernels == "compiled" and build.find_compiler() is None:
+        pytest.skip("no C++ compiler")
+    found: Kernels = CpuKernels() if kernels == "torch" else NativeKernels(library.load(build.build()))
+    runner = runner_of(folder, kernels=found, **settings)
+    with torch.inference_mode():
+        runner._pool.data.zero_()
+    return runner
+
+
+def left_in(runner: Runner) -> set[int]:
+    """Blocks in which anything is written."""
+    blocks = runner._pool.data.unflatten(1, (runner.num_blocks, runner.block_size))
+    return set(torch.nonzero(blocks.abs().amax((0, 2, 3))).flatten().tolist())
+
+
+def is_clean_beside_the_pool(runner: Runner) -> bool:
+    attention = getattr(runner._attention, "_by_products", runner._attention)
+    return not attention._workspace._data.any() and not attention._contexts._contexts
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, 199, int(rng.integers(1, 50))).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_nothing_is_left_of_a_crowd_that_was_preempted_and_aborted(folder: Path, kernels: str) -> None:
+    driver = Driver(new_runner(folder, kernels, num_blocks=20))
+    ids = [driver.add(each, max_tokens=30, ignore_eos=True, is_ephemeral=True) for each in prompts(10)]
+    driver.add(prompts(10)[-1], max_tokens=5, ignore_eos=True, is_ephemeral=True, twin_of=ids[-1])
+    for _ in range(6):
+        driver.step()
+    driver.abort(ids[0])
+    driver.run()
+    assert driver.engine.scheduler.num_preemptions > 0
+    assert driver.engine.blocks.num_cached == 0
+    assert left_in(driver.runner) == set()  # type: ignore[arg-type]
+    assert is_clean_beside_the_pool(driver.runner)  # type: ignore[arg-type]
+    assert not driver.engine.table.token_ids.any()
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_what_one_leaves_is_gone_at_once_and_its_mates_answers_stay_the_same(folder: Path, kernels: str) -> None:
+    def run(is_ephemeral: bool) -> tuple[Driver, Runner]:
+        runner = new_runner(folder, kernels, num_blocks=64)
+        driver = Driver(runner)
+        for index, prompt in enumerate(prompts(3)):
+            driver.add(prompt, max_tokens=40, temperature=0.7, seed=index, ignore_eos=True)
+        for prompt in prompts(5):
+            sampling = {"max_tokens": 6, "temperature": 0.7, "seed": 5}
+            driver.add(
+                prompt, namespace=OTHER_NAMESPACE, ignore_eos=True, is_ephemeral=is_ephemeral, **sampling
+            )  # fmt: skip
+        while len(driver.finishes) < 5:
+            driver.step()
+        if is_ephemeral:
+            table = driver.engine.table
+            held = {
+                block
+                for slot in driver.engine.scheduler.running.tolist()
+                for block in table.block_table[slot, : table.num_blocks[slot]].tolist()
+            }
+            assert left_in(runner) <= held
+        driver.run()
+        return driver, runner
+
+    (wiped, runner), (kept, _) = run(True), run(False)
+    assert wiped.tokens == kept.tokens
+    assert wiped.engine.blocks.num_cached < kept.engine.blocks.num_cached
+    assert len(left_in(runner)) > 0  # the others' stay, as they should
+
+
+def test_what_is_not_ephemeral_is_found_again(folder: Path) -> None:
+    """The same prompt twice: cached, unless the first was to leave nothing."""
+    for is_ephemeral, num_cached in ((False, 32), (True, 0)):
+        driver = Driver(new_runner(folder, "torch"))
+        for _ in range(2):
+            driver.add([7] * 40, max_tokens=2, ignore_eos=True, is_ephemeral=is_ephemeral)
+            driver.run()
+        assert driver.num_cached[2] == num_cached
