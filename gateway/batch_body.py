@@ -66,8 +66,7 @@ def asked_of(options: Mapping[str, Any], body: Mapping[str, Any], max_requests: 
     if "requests" in body:
         requests = _requests_in(body["requests"], max_requests if is_queued else min(MAX_NOW, max_requests))
         return Queue(requests) if is_queued else RunNow(requests)
-    fields = body.keys() - {"options"}
-    if "request_id" in fields and (is_queued or fields == {"request_id"}):
+    if "request_id" in body and (is_queued or body.keys() <= {"request_id", "options"}):
         batch_id = body["request_id"]
         if not isinstance(batch_id, str):
             raise Refusal(Reason.INPUT_INVALID, "Type mismatch of '/request_id', expected 'string'")

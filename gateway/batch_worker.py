@@ -311,6 +311,7 @@ class BatchWorker:
             free_at = now + timedelta(seconds=pause_s)
             await batches.give_back(self._services.database, self._owner, [chunk.key], free_at)
             del self._chunks[chunk.key]
+            asyncio.get_running_loop().call_later(pause_s, self._is_wanted.set)
 
     async def _renew_all(self) -> None:
         """Keep what this worker knows that it has, for ever."""
