@@ -387,8 +387,12 @@ class Quota:
             await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))
             found = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
             epoch = found.decode() if isinstance(found, bytes) else ""
+            under_way = [entered for entered in self._under_way.values() if entered.is_counted]
+            for budget in dict.fromkeys(budget for entered in under_way for budget in entered.plan.budgets):
+                with contextlib.suppress(StoreUnavailable):  # a reservation needs a budget to be taken of
+                    await self._seed_now(budget)
             replies = []
-            for entered in [entered for entered in self._under_way.values() if entered.is_counted]:
+            for entered in under_way:
                 replies.append(link.send(self._enter_bytes(entered, epoch, script.AGAIN)))
             for reply in replies:
                 raise_refused(await reply)
