@@ -137,7 +137,7 @@ class JoinedCalls:
         """End every part that has not ended by itself, and have each settled."""
         self._has_ended = True
         self._room.set()
-        self.abandon()  # what has ended does not hear of it; nobody is interrupted while it settles
+        self.stop()  # what has ended does not hear of it; nobody is interrupted while it settles
         await asyncio.gather(*self._pumps)
         await asyncio.gather(*(part.events.close() for part in self._parts))
 

@@ -132,7 +132,7 @@ def test_one_prompt_that_fails_ends_the_others(client: httpx.Client, running: Ru
     assert answer.json()["error"]["code"] == 3008
     wait_until_blocking(lambda: sum(node.num_open_calls for node in running.site.nodes.values()) == 0)
     request_id = answer.headers["cf-ai-req-id"]
-    assert running.site.usage_row(request_id)["status"] != "stop"
+    assert running.site.usage_row(request_id)["status"] == "aborted"
     frames = complete(client, running, {"prompt": ["a", script(then_after=2, gap_s=0.05)], "stream": True}).text
     assert json.loads(frames.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == 3008
 
@@ -144,7 +144,8 @@ def test_a_client_that_leaves_ends_every_prompt_of_its_list(client: httpx.Client
         next(response.iter_raw())
     wait_until_blocking(lambda: sum(node.num_open_calls for node in running.site.nodes.values()) == 0)
     request_id = response.headers["cf-ai-req-id"]
-    assert running.site.usage_row(request_id)["status"] == running.site.usage_row(f"{request_id}-2")["status"]
+    for name in (request_id, f"{request_id}-1", f"{request_id}-2"):
+        assert running.site.usage_row(name)["status"] == "client_left"
 
 
 def test_the_best_of_several_tries_are_told(client: httpx.Client, running: Running):
