@@ -202,3 +202,25 @@ def test_limits_are_told_and_refuse_with_their_own_codes(running: Running, limit
     assert ask("good", "vectors").json()["errors"][0]["code"] == 971
     assert ask("write", "vectors").status_code == 200
     assert "ratelimit" not in run(running, {"prompt": "x"}).headers
+
+
+@pytest.mark.full
+def test_two_hundred_calls_through_three_gateways_find_room_for_fifty(running: Running):
+    rules = "account=50/86400"
+    site = running.site
+    gateways = [site.gateway(HEARTH_RATE_LIMITS=rules, HEARTH_QUOTA_TIMEOUT_S="30").start() for _ in range(3)]
+    other = running.tenants.other_account_id
+
+    async def ask_all() -> list[int]:
+        async with httpx.AsyncClient(headers=running.headers("other"), timeout=60) as client:
+
+            async def ask(number: int) -> int:
+                url = f"{gateways[number % 3].base_url}/accounts/{other}/ai/run/{PARROT}"
+                return (await client.post(url, json={"prompt": "x"})).status_code
+
+            return await asyncio.gather(*(ask(number) for number in range(200)))
+
+    statuses = asyncio.run(ask_all())
+    assert (statuses.count(200), statuses.count(429)) == (50, 150)
+    for gateway in gateways:
+        gateway.stop()
