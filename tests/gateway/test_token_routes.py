@@ -259,8 +259,9 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     """Made by a user, seen by what the user holds, changed, and gone with its tokens."""
     owner = api("global key")
     everywhere = owner.result("POST", "/user/tokens", {"name": "x", "policies": [policy(AI_READ, SETTINGS_READ)]})
-    settings = {"enforce_twofactor": True, "abuse_contact_email": "abuse@example.com"}
-    made = owner.result("POST", "/accounts", {"name": "Lab", "type": "standard", "settings": settings})
+    given = {"enforce_twofactor": True, "abuse_contact_email": "abuse@example.com"}
+    settings = given | {"region": None, "retention": "standard"}  # what it says when nobody decided
+    made = owner.result("POST", "/accounts", {"name": "Lab", "type": "standard", "settings": given})
     assert (made["name"], made["type"], made["settings"]) == ("Lab", "standard", settings)
     path = f"/accounts/{made['id']}"
     assert owner.result("GET", path) == made
