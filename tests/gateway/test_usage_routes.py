@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 from collections.abc import Callable, Iterator
@@ -9,6 +10,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from storage.database import Database
+from tenants import accounts
 from tests.gateway.process import PARROT
 from tests.gateway.site import Running, Site
 from tests.storage.test_parquet import read
@@ -19,7 +22,7 @@ from tests.waiting import wait_until_blocking
 def running(new_site: Callable[..., Site]) -> Running:
     site = new_site()
     site.add_node("n1")
-    return Running(site, site.gateway().start())
+    return Running(site, site.gateway(HEARTH_FREE_NEURONS_PER_DAY="1").start())
 
 
 @pytest.fixture
@@ -121,6 +124,28 @@ def test_a_budget_that_is_used_refuses_until_it_is_taken_away(running: Running, 
         assert keeper.delete("usage/budgets", params={"unit": "neurons"}).status_code == 200
     wait_until_blocking(lambda: run(running).status_code == 200)
     assert keeper.delete("usage/budgets", params={"unit": "neurons"}).status_code == 404
+
+
+def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running):
+    async def be_free() -> None:
+        database = Database.connect(running.site.database_url)
+        await accounts.set_terms(database, running.tenants.other_account_id, plan="free", who="test")
+        await database.close()
+
+    asyncio.run(be_free())
+    url = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/run/{PARROT}"
+
+    def ask(max_tokens: int) -> httpx.Response:
+        headers = running.headers("other")
+        return httpx.post(url, json={"prompt": "hello", "max_tokens": max_tokens}, headers=headers, timeout=20)
+
+    assert ask(1).status_code == 200
+    refused = wait_until_blocking(lambda: (answer := ask(2000)).status_code == 429 and answer)
+    [error] = refused.json()["errors"]
+    assert error["code"] == 3036
+    assert "you have used up your daily free allocation of 1 neurons" in error["message"]
+    assert 1 <= int(refused.headers["retry-after"]) <= 86_400
+    assert ask(1).status_code == 200, "what is left is still there"
 
 
 @pytest.mark.parametrize(
