@@ -107,9 +107,9 @@ async def delete(services: Services, request: Request) -> Response:
 
 
 def shown_account(account: Account) -> dict[str, Any]:
-    """The object of the API."""
+    """The object of the API; a region and a retention are among the settings where they are not the usual ones."""
     settings = account.settings
-    return {
+    shown: dict[str, Any] = {
         "id": account.account_id,
         "name": account.name,
         "type": shown_type(account),
@@ -117,10 +117,11 @@ def shown_account(account: Account) -> dict[str, Any]:
         "settings": {
             "enforce_twofactor": settings.enforce_twofactor,
             "abuse_contact_email": settings.abuse_contact_email,
-            "region": shown_rule(account.region),
-            "retention": account.retention,
         },
     }
+    rules = {"region": shown_rule(account.region), "retention": account.retention}
+    shown["settings"] |= {name: rule for name, rule in rules.items() if rule not in (None, "standard")}
+    return shown
 
 
 def shown_type(account: Account) -> str:

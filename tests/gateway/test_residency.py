@@ -130,7 +130,7 @@ def test_the_api_shows_and_changes_an_accounts_rules(running: Running):
     keeper = running.headers("keeper")
     with httpx.Client(headers=keeper, timeout=20) as client:
         shown = client.get(running.account_url).json()["result"]
-        assert (shown["settings"]["region"], shown["settings"]["retention"]) == (None, "standard")
+        assert not shown["settings"].keys() & {"region", "retention"}
         region = {"countries": ["DE"], "jurisdictions": ["eu"]}
         body = {"name": "main", "settings": {"region": region, "retention": "zero"}}
         changed = client.put(running.account_url, json=body).json()["result"]["settings"]
@@ -142,7 +142,7 @@ def test_the_api_shows_and_changes_an_accounts_rules(running: Running):
             assert code_of(answer) == (400, 1004), bad
         body = {"name": "main", "settings": {"region": None, "retention": "standard"}}
         shown = client.put(running.account_url, json=body).json()["result"]["settings"]
-        assert (shown["region"], shown["retention"]) == (None, "standard")
+        assert not shown.keys() & {"region", "retention"}
 
 
 def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, client: httpx.Client):
