@@ -244,7 +244,8 @@ class Quota:
     def _repeat_refusal(self, plan: Plan) -> None:
         if plan.refusal is not None:
             if self._loop.time() < plan.refused_until_s:
-                raise plan.refusal
+                known = plan.refusal
+                raise QuotaExceeded(known.item, known.retry_after_s, known.standings)  # another: it keeps its traceback
             plan.refusal = None
 
     async def _ask(self, entered: Entered, how: int) -> list[int]:

@@ -262,7 +262,8 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     server.wait_ready()
     await wait_until(lambda: all(quota._link.is_open for quota in gateways), deadline_s=10)
     # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
-    assert int(redis.hget("quota:r:chat:a", "n") or 0) == 10 + len(seen)
+    # Whoever comes back first gives back what it saw last, which may be one call less.
+    assert 9 + len(seen) <= int(redis.hget("quota:r:chat:a", "n") or 0) <= 10 + len(seen)
     assert int(redis.hget("quota:r:chat:b", "n") or 0) == 8
     assert isinstance(await enter(two, two.plan("b", plain), "late"), QuotaExceeded)
 
