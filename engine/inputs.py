@@ -44,16 +44,17 @@ class LogitBias:
 
 
 class ConstrainedRows(Protocol):
-    """The C of the K sampling rows whose text is held to a constraint."""
+    """Those of the K sampling rows whose text is held to a constraint, of which C draw what it allows."""
 
     rows: list[int]  # [C], indices among the K
 
-    def ruled_out(self) -> NDArray[np.bool_]:
-        """[C, at least V]: which tokens each may not draw. Begun before the forward pass, waited for here."""
+    def allowed(self) -> NDArray[np.uint8]:
+        """[C, at least V / 8]: a bit for each token that may be drawn, the lowest first. Begun before the forward pass,
+        waited for here."""
 
     def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
-        """Hear what all K rows drew; a token after which a text could not be closed in time is replaced in place, and
-        a row whose constraint failed is marked."""
+        """Hear what all K rows drew; what a constraint forces, and what it wants in place of a token after which a text
+        could not be closed in time, is written over it, and a row whose constraint failed is marked."""
 
 
 class BeginsConstraints(Protocol):
@@ -137,11 +138,11 @@ class StepOutput:
     top_ids: Ints | None = None  # [K, most asked]
     top_logprobs: Floats | None = None  # [K, most asked]
 
-    def only(self, is_wanted: NDArray[np.bool_]) -> StepOutput:
-        """Of the rows that `is_wanted` [K] marks."""
+    def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> StepOutput:
+        """Of those of the K rows that are marked or listed; a copy."""
         columns = (self.is_failed, self.logprobs, self.top_ids, self.top_logprobs)
-        kept: list[Any] = [None if column is None else column[is_wanted] for column in columns]
-        return StepOutput(self.token_ids[is_wanted], *kept)
+        kept: list[Any] = [None if column is None else column[rows] for column in columns]
+        return StepOutput(self.token_ids[rows], *kept)
 
 
 def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints | None = None) -> StepInputs:

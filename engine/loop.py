@@ -18,6 +18,7 @@ from engine import inputs
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.constraints.matchers import Matchers
+from engine.forced_tokens import ForcedTokens
 from engine.local_adapter import LocalAdapter
 from engine.prefix_hash import PrefixHasher
 from engine.report import (
@@ -55,6 +56,7 @@ class RunsSteps(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     layout_tag: str
+    has_cheap_runs: bool  # whether several tokens of a row cost little more than one, beside any number of rows
 
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
     def wipe(self, block_ids: Ints) -> None: ...
@@ -118,7 +120,9 @@ class Engine:
                 free_step_tokens=min(config.free_step_tokens, config.max_step_tokens),
                 vocab_size=runner.vocab_size,
                 is_held=lambda sequence_id: self.matchers.find(sequence_id) is not None,
+                has_cheap_runs=runner.has_cheap_runs,
             )
+        self._forced = ForcedTokens(self.scheduler, self.matchers.find) if runner.has_cheap_runs else None
         self._runner = runner
         self._adapters = adapters
         self._num_ephemeral = 0  # open sequences of which nothing is to stay
@@ -352,13 +356,15 @@ class Engine:
     def _conclude(self, sampled: Ints, output: inputs.StepOutput, codes: NDArray[np.uint8]) -> StepReport:
         """Report the tokens drawn for the slots `sampled`, and let those go that end with them. A slot may be there
         several times, in a row; only its last token can end it."""
+        if self._forced is not None and self.matchers.has_forced:
+            sampled, output, codes = self._forced.append(sampled, output, codes)
         tokens = output.token_ids
         if output.is_failed is not None:
             for slot in sampled[output.is_failed].tolist():  # its KV may be what is broken
                 self.scheduler.disown(self.scheduler.sequence_at(slot))
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
         is_over = codes != RUNNING
-        if self.matchers.num_held:
+        if self.matchers.has_forced or self.matchers.has_ended or (self.matchers.num_held and is_over.any()):
             is_over |= self._end_constrained(sampled, codes)
         report = self._report(sampled, output, tokens, codes)
         for slot in sampled[is_over].tolist():
@@ -381,9 +387,10 @@ class Engine:
         """Correct the finish codes of constrained rows. Returns which of them have said all there is to say: their last
         token is text like any other, so their end is an entry of its own."""
         is_complete = np.zeros(len(slots), dtype=np.bool_)
-        for row, sequence_id in enumerate(self.table.sequence_id[slots].tolist()):
+        ids = self.table.sequence_id[slots].tolist()
+        for row, sequence_id in enumerate(ids):
             hold = self.matchers.find(sequence_id)
-            if hold is None or codes[row] in (ERROR, STOP):
+            if hold is None or codes[row] in (ERROR, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
                 continue
             if hold.is_over:
                 codes[row], is_complete[row] = RUNNING, True

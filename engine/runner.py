@@ -69,6 +69,7 @@ class Runner:
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
+        self.has_cheap_runs = kernels.has_cheap_runs
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{share.size}-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0

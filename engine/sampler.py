@@ -25,6 +25,11 @@ _SPAN = 128  # ids summed together when the whole vocabulary is drawn from
 _LEAST_REPETITION = np.float32(1e-3)  # it divides
 _LEAST_TEMPERATURE = 1e-5  # below, the division overflows and the draw is the greedy one anyway
 
+# [256, 8]: for each byte of a mask, what is added to the logits of its eight tokens. Adding is ten times as fast as
+# filling where a mask says so.
+_RULED_OUT = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"), 0, -np.inf)
+_RULED_OUT = _RULED_OUT.astype(np.float32)
+
 Reals = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
@@ -67,12 +72,14 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _rule_out(logits: torch.Tensor, constrained: ConstrainedRows) -> None:
     """Leave the constrained rows of logits [K, V] only what they may draw."""
-    is_ruled_out = torch.from_numpy(constrained.ruled_out())[:, : logits.shape[1]]  # [C, V]
-    if len(is_ruled_out) == len(logits):
-        logits.masked_fill_(is_ruled_out, -torch.inf)
-        return
-    for row, mask in zip(constrained.rows, is_ruled_out, strict=True):
-        logits[row].masked_fill_(mask, -torch.inf)
+    if constrained.rows:
+        bits = constrained.allowed()  # [C, bytes]
+        ruled_out = _RULED_OUT.take(bits, axis=0).reshape(len(bits), -1)[:, : logits.shape[1]]  # [C, V]
+        every = logits.numpy()
+        if len(bits) == len(every):
+            np.add(every, ruled_out, out=every)
+        else:
+            every[constrained.rows] += ruled_out
 
 
 def _penalise(logits: Floats, history: TokenHistory, inputs: SamplingInputs) -> None:

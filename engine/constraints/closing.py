@@ -22,20 +22,19 @@ _MAX_CHOICES = 2_000  # of one search; what needs more is taken for endless
 _PATIENCE = 64  # times a bracket, comma or quote may be taken before it counts as part of a loop
 _SPELLED = -2
 _ENDINGS = b'}],:"'
+_QUOTE = ord('"')
+_MAX_USES = 1 << 30
 
 
-def _ranks(order: bytes) -> NDArray[np.int64]:
-    """[256], the place of each byte in `order`; those not in it come after, white space and escapes last."""
-    ranks = np.arange(256) + 1000
-    ranks[[*b" \t\r\n\\"]] = 5000
-    for place, byte in enumerate(order):
-        ranks[byte] = place
-    return ranks
+def _order(first: bytes) -> tuple[int, ...]:
+    """All bytes, those in `first` first and white space and escapes last."""
+    last = b"\t\n\r \\"
+    return (*first, *(byte for byte in range(256) if byte not in first + last), *last)
 
 
-_BETWEEN = _ranks(b'}],:0123456789"[ntf-{')
-_WITHIN_STRING = _ranks(b'"@.-_/:+#0a1A')
-_LOWERCASE = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", dtype=np.uint8)
+_BETWEEN = _order(b'}],:0123456789"[ntf-{')
+_WITHIN_STRING = _order(b'"@.-_/:+#0a1A')
+_LOWERCASE = b"abcdefghijklmnopqrstuvwxyz"
 
 
 def find_close(
@@ -65,7 +64,8 @@ class _Walk:
         self._words = list(words)
         self._matcher = matcher
         self._view = view
-        self._uses = np.zeros(256, dtype=np.int64)
+        self._byte_ids: list[int] = view.byte_ids.tolist()
+        self._uses = [0] * 256
 
     def go(self, max_choices: int) -> bool:
         for _ in range(max_choices):
@@ -88,26 +88,29 @@ class _Walk:
 
     def _choose(self) -> int:
         """The next token where more than one may follow; -1 if none may; _SPELLED if a word was taken instead."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        ids = self._view.byte_ids
-        is_allowed = (ids >= 0) & (mask[ids >> 3] >> (ids & 7) & 1 > 0)  # [256]
-        if not is_allowed.any():
-            return self._first_other(mask)
-        is_in_string = bool(is_allowed[ord('"')]) and np.count_nonzero(is_allowed[_LOWERCASE]) > 13
-        is_free = is_in_string or bool(is_allowed[_LOWERCASE].all())
-        if self._words and is_free and not is_allowed[ord('"')] and self._spell():
+        mask, ids = self._matcher.compute_bitmask(), self._byte_ids
+
+        def is_allowed(byte: int) -> bool:
+            token_id = ids[byte]
+            return token_id >= 0 and mask[token_id >> 3] >> (token_id & 7) & 1 > 0
+
+        is_quote_allowed, num_letters = is_allowed(_QUOTE), sum(map(is_allowed, _LOWERCASE))
+        is_free = num_letters == 26 or (is_quote_allowed and num_letters > 13)
+        if self._words and is_free and not is_quote_allowed and self._spell():
             return _SPELLED
-        ranks = _WITHIN_STRING if is_free else _BETWEEN
-        penalty = self._uses.copy()
-        penalty[[*_ENDINGS]] = np.maximum(penalty[[*_ENDINGS]] - _PATIENCE, 0)
-        scores = np.where(is_allowed, penalty * 10_000 + ranks, np.iinfo(np.int64).max)
-        byte = int(scores.argmin())
-        if byte in _ENDINGS:
-            kept = self._uses[[*_ENDINGS]]
-            self._uses[:] = 0
-            self._uses[[*_ENDINGS]] = kept
-        self._uses[byte] += 1
-        return int(ids[byte])
+        chosen, fewest = -1, _MAX_USES
+        for byte in filter(is_allowed, _WITHIN_STRING if is_free else _BETWEEN):
+            num_uses = max(0, self._uses[byte] - _PATIENCE) if byte in _ENDINGS else self._uses[byte]
+            if num_uses < fewest:
+                chosen, fewest = byte, num_uses
+            if not num_uses:
+                break
+        if chosen < 0:
+            return self._first_other(np.frombuffer(mask, dtype=np.uint8))
+        if chosen in _ENDINGS:
+            self._uses = [uses if byte in _ENDINGS else 0 for byte, uses in enumerate(self._uses)]
+        self._uses[chosen] += 1
+        return ids[chosen]
 
     def _spell(self) -> bool:
         """Take a word, if there is one after which the text or the string it stands in can end."""

@@ -7,6 +7,7 @@ no tokens and no sequences. The library is imported when first needed, since mos
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -175,7 +176,9 @@ def _choices(text: str) -> list[str]:
     return choices
 
 
+@functools.lru_cache(maxsize=4)
 def _schema(text: str) -> dict[str, Any]:
+    """Not to be changed: it is read several times while one constraint is compiled."""
     schema = _parsed(text, "the JSON schema")
     if schema is True:
         return {}

@@ -1,9 +1,12 @@
-"""One sequence held to its constraint: what may come next, and whether what came still closes in time.
+"""One sequence held to its constraint: what may come next, what must, and whether what came still closes in time.
 
 The matcher's state is a function of the completion's tokens and of nothing else, so preemption, batch mates and cached
-prefixes leave it alone. Near the limit every token is tried before it is accepted: one after which no known close would
-fit is replaced by the next token of the close in hand. Far from it, the close is looked up now and then, the more often
-the less room there is. Knows tokens and one limit; no logits, no batches.
+prefixes leave it alone. Where only one text may follow, its tokens are settled at once, in the tokenizer's own way of
+writing it: they come without being drawn, together or one by one.
+
+Near the limit every token is tried before it is accepted: one after which no known close would fit is replaced by the
+next token of the close in hand. Far from it, the close is looked up now and then, the more often the less room there
+is. Knows tokens and one limit; no logits, no batches.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ _HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was 
 
 class Hold:
     """`is_over`: nothing may follow. `is_failed`: the matcher gave up at one of its limits, and the sequence with it.
+    `forced`: tokens that must come next and that the matcher has consumed already. `num_free`: tokens that may be taken
+    before the close is looked at again.
 
     `close` must close the text as it stands; None where none is known. `words` help to find others. `largest_step` is
     what one token may add to the tokens that closing needs.
@@ -38,48 +43,61 @@ class Hold:
         self.matcher = matcher
         self.is_failed = False
         self.is_over = False
+        self.forced: list[int] = []
         self._view = view
         self._words = words
         self._close = close
         self._is_current = True  # whether `_close` closes the text as it stands now
         self._margin = max(largest_step, len(close or ())) + _LEAST_MARGIN
-        self._num_free = 0  # tokens that may be taken before the close is looked at again
+        self.num_free = 0
         self._is_tight = False
 
     @property
     def is_match(self) -> bool:
         """Whether the text as it stands is one that the constraint allows."""
-        return bool(self.matcher.is_accepting())
+        return not self.forced and bool(self.matcher.is_accepting())
 
     def review(self, remaining: int) -> None:
-        """Before a token is drawn, when `remaining` of them are left: decide how closely to watch."""
-        if self._num_free > 0:
-            return
+        """Before a token is drawn, when `num_free` is 0 and `remaining` are left: decide how closely to watch."""
         if not self._is_current:
             self._look_for_close()
         room = remaining - len(self._close) if self._close is not None else -1
         self._is_tight = 0 <= room <= self._margin
         if room < 0:
-            self._num_free = _HOPELESS_PAUSE
+            self.num_free = _HOPELESS_PAUSE
         elif room > self._margin:
-            self._num_free = 1 + (room - self._margin) // 4
+            self.num_free = 1 + (room - self._margin) // 4
 
     def take(self, token_id: int, remaining: int) -> int:
         """Accept `token_id`, which the mask allowed, as one of the `remaining` that are left; or another in its place,
-        so that the text can be closed. Returns the one accepted."""
+        so that the text can be closed. Returns the one accepted. Not while something is forced."""
         if self._is_tight:
             token_id = self._take_if_it_closes(token_id, remaining - 1)
         else:
-            self._num_free -= 1
             self._is_current = False
+            self.num_free -= 1
             self._consume(token_id)
-        self.is_over = not self.is_failed and bool(self.matcher.is_stopped())
+            if self.num_free > 0 and (forced := self.matcher.compute_ff_tokens()):
+                self._settle(forced[: self.num_free])
+        self.is_over = self.matcher.is_stopped() and not (self.forced or self.is_failed)
         return token_id
+
+    def spend(self, num_tokens: int) -> None:
+        """The first `num_tokens` of those forced have come."""
+        del self.forced[:num_tokens]
+        self.is_over = self.matcher.is_stopped() and not (self.forced or self.is_failed)
+
+    def _settle(self, forced: list[int]) -> None:
+        """Consume what must follow."""
+        num_taken = self.matcher.try_consume_tokens(forced)
+        self.forced = forced[:num_taken]
+        self.num_free -= num_taken
+        self.is_failed = self.is_failed or self.matcher.is_error()
 
     def _take_if_it_closes(self, token_id: int, room: int) -> int:
         """`room` is what is left after this token."""
         assert self._close is not None
-        known, before = self._close, self.matcher.deep_copy()
+        known = self._close
         self._consume(token_id)
         if self.is_failed or self.matcher.is_stopped():
             return token_id
@@ -89,9 +107,8 @@ class Hold:
             self._look_for_close()
         if self._close is not None and len(self._close) <= room:
             return token_id
-        self.matcher = before
         instead, *self._close = known or self._view.eos_token_ids[:1]
-        self._consume(instead)
+        self.is_failed = not (self.matcher.rollback(1) and self.matcher.consume_token(instead))
         return instead
 
     def _look_for_close(self) -> None:

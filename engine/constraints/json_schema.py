@@ -68,9 +68,13 @@ def words_of_regex(pattern: str) -> tuple[str, ...]:
 
 
 def least_chars_of_parts(schema: dict[str, Any]) -> int:
-    """The most characters that the shortest text of any schema in `schema` has, roughly; in time linear in its size."""
+    """The most characters that the shortest text of any schema in `schema` has, roughly; in time linear in its size.
+    `schema` itself counts where it is a part of itself."""
     sizer = _Sizer(schema)
-    return max(sizer.least(part) for part in _walk(schema))
+    whole, *parts = _walk(schema)
+    if any(part.get("$ref") == "#" for part in parts):
+        parts.append(whole)
+    return max(map(sizer.least, parts), default=0)
 
 
 class _Sizer:

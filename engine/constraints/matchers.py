@@ -29,7 +29,7 @@ from engine.protocol.tasks import Constraint
 logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
-_MANY_BITS = 1 << 14  # masks of as much in one step are filled by a thread, beside the forward pass
+_MANY_BITS = 1 << 20  # masks of as much in one step are filled by a thread, beside the forward pass
 _STEPS_INLINE = 256  # steps without that thread, once it was late: this machine's cores are busy
 
 Ints = NDArray[np.int32]
@@ -51,25 +51,28 @@ class _Compiled:
 
 
 class ConstrainedRows:
-    """The C constrained rows among the K that sample in one step."""
+    """The constrained ones among the K rows that sample in one step: C of them draw under a mask, the others get what
+    their constraint forces."""
 
-    def __init__(
-        self,
-        rows: list[int],
-        holds: list[Hold],
-        remaining: list[int],
-        num_tokens: int,
-        filler: ThreadPoolExecutor | None,
-    ) -> None:
-        self.rows = rows
-        self.holds = holds
-        self._remaining = remaining
-        self._num_tokens = num_tokens
+    def __init__(self, held: list[tuple[int, Hold]], remaining: Ints, num_tokens: int) -> None:
+        """`held`: rows, and whose they are. `has_forced` and `has_ended` are known when the rows are settled."""
+        self.has_forced = False
+        self.has_ended = False
+        self.rows = [row for row, hold in held if not hold.forced]
         self.was_late = False
-        self._filling: Future[NDArray[np.bool_]] | None = filler.submit(self._fill) if filler else None
+        self._holds = [hold for _, hold in held if not hold.forced]
+        self._forced = [each for each in held if each[1].forced]
+        self._remaining: list[int] = remaining[self.rows].tolist()
+        self._num_tokens = num_tokens
+        self._filling: Future[NDArray[np.uint8]] | None = None
 
-    def ruled_out(self) -> NDArray[np.bool_]:
-        """[C, bits], bits at least the vocabulary: what each row may not draw. A row that failed may draw anything."""
+    def fill_beside(self, filler: ThreadPoolExecutor) -> None:
+        """Have the masks filled by a thread."""
+        self._filling = filler.submit(self._fill)
+
+    def allowed(self) -> NDArray[np.uint8]:
+        """[C, bytes], bits at least the vocabulary, the lowest first: what each row may draw. A row that failed may
+        draw anything."""
         if self._filling is None:
             return self._fill()
         self.was_late = not self._filling.done()
@@ -78,33 +81,47 @@ class ConstrainedRows:
     def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
         """Tell the matchers what the K rows drew, write over in `token_ids` what must not stand, and mark in
         `is_failed` whose matcher failed."""
-        for row, hold, remaining in zip(self.rows, self.holds, self._remaining, strict=True):
-            if not (hold.is_failed or is_failed[row]):
+        for row, hold in self._forced:
+            token_ids[row] = hold.forced[0]
+            hold.spend(1)
+            self._note(hold)
+        drawn, has_failed = token_ids[self.rows].tolist(), is_failed[self.rows].tolist()
+        for index, (hold, remaining) in enumerate(zip(self._holds, self._remaining, strict=True)):
+            if not (hold.is_failed or has_failed[index]):
                 try:
-                    token_ids[row] = hold.take(int(token_ids[row]), remaining)
+                    drawn[index] = hold.take(drawn[index], remaining)
                 except Exception as error:
                     _fail(hold, error)
-            is_failed[row] |= hold.is_failed
+            has_failed[index] |= hold.is_failed
+            self._note(hold)
+        token_ids[self.rows], is_failed[self.rows] = drawn, has_failed
 
-    def _fill(self) -> NDArray[np.bool_]:
-        masks = np.full(
-            (len(self.rows), -(-self._num_tokens // 32)), -1, dtype=np.int32
-        )  # a bit for each that may come
+    def _note(self, hold: Hold) -> None:
+        if hold.forced:
+            self.has_forced = True
+        if hold.is_over:
+            self.has_ended = True
+
+    def _fill(self) -> NDArray[np.uint8]:
+        masks = np.full((len(self.rows), -(-self._num_tokens // 32)), -1, dtype=np.int32)
         address, stride = masks.ctypes.data, masks.strides[0]
-        for hold, remaining in zip(self.holds, self._remaining, strict=True):
+        for hold, remaining in zip(self._holds, self._remaining, strict=True):
             try:
-                hold.review(remaining)
+                if hold.num_free <= 0:
+                    hold.review(remaining)
                 hold.matcher.unsafe_compute_mask_ptr(address, stride)
                 hold.is_failed = hold.is_failed or hold.matcher.is_error()
             except Exception as error:
                 _fail(hold, error)
             address += stride
-        for index in np.flatnonzero(~masks.any(axis=1)).tolist():
-            self.holds[index].is_failed = True
-        for index, hold in enumerate(self.holds):
+        is_open = masks.any(axis=1)
+        if not is_open.all():
+            for index in np.flatnonzero(~is_open).tolist():
+                self._holds[index].is_failed = True
+        for index, hold in enumerate(self._holds):
             if hold.is_failed:
                 masks[index] = -1
-        return np.unpackbits((~masks).view(np.uint8), axis=1, bitorder="little").view(np.bool_)
+        return masks.view(np.uint8)
 
 
 class Matchers:
@@ -138,6 +155,16 @@ class Matchers:
     def num_held(self) -> int:
         """Sequences that have a matcher."""
         return len(self._holds)
+
+    @property
+    def has_forced(self) -> bool:
+        """Whether something is forced after what the latest rows drew."""
+        return self._latest is not None and self._latest.has_forced
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether one of the latest rows has said all there is to say."""
+        return self._latest is not None and self._latest.has_ended
 
     @property
     def is_warm(self) -> bool:
@@ -194,21 +221,22 @@ class Matchers:
     def begin(self, sequence_ids: NDArray[np.int64], remaining: Ints) -> ConstrainedRows | None:
         """The constrained rows among K that will sample, each of which may draw `remaining` [K] more tokens; None if
         there are none. Their masks are begun."""
-        if not self._holds:
+        holds, latest = self._holds, self._latest
+        self._latest = None
+        if not holds:
             return None
-        found = [(row, self._holds[id_]) for row, id_ in enumerate(sequence_ids.tolist()) if id_ in self._holds]
-        if not found:
+        held = [(row, holds[id_]) for row, id_ in enumerate(sequence_ids.tolist()) if id_ in holds]
+        if not held:
             return None
-        rows, holds = [row for row, _ in found], [hold for _, hold in found]
         assert self._view is not None
         num_tokens = self._view.result().num_tokens
-        if self._latest is not None and self._latest.was_late:
+        if latest is not None and latest.was_late:
             self._num_inline = _STEPS_INLINE
-        is_beside = len(rows) * num_tokens >= _MANY_BITS and self._num_inline == 0
+        self._latest = rows = ConstrainedRows(held, remaining, num_tokens)
+        if len(rows.rows) * num_tokens >= _MANY_BITS and self._num_inline == 0:
+            rows.fill_beside(self._filler)
         self._num_inline = max(0, self._num_inline - 1)
-        filler = self._filler if is_beside else None
-        self._latest = ConstrainedRows(rows, holds, remaining[rows].tolist(), num_tokens, filler)
-        return self._latest
+        return rows
 
     def _compile(self, constraint: Constraint) -> _Compiled:
         assert self._view is not None

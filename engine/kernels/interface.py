@@ -171,6 +171,9 @@ class Attention(Protocol):
 class Kernels(Protocol):
     """The factories. Residual streams are float32 [T, C]; everything between norms and residuals has `dtype`."""
 
+    has_cheap_runs: bool
+    """Whether attention takes several tokens of a decode row at little more than the cost of one, beside any others."""
+
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         """x [T, C] -> x @ weight.T + bias. The factory may release `weight`."""
 

@@ -1,11 +1,14 @@
-"""Guesses that cost nothing: what followed the last time that the same tokens stood in a row.
+"""Guesses that cost next to nothing: what followed the last time that the same tokens stood in a row.
 
-Answers that quote, correct, translate or summarise say much of their prompt again. The longest match with the end of a
-sequence wins, the latest of equals; a match that runs into that end is a loop, and is taken for one. Knows tokens only.
+Answers that quote, correct, translate or summarise say much of their prompt again. The tokens that end a sequence are
+looked up among all before them; a long run that is there wins over a short one, the latest place over earlier ones, and
+one that runs into the end is a loop, and is taken for one. Shorter runs than the least come back in any text and say
+little of what follows. Each token is read once, and only the latest of a very long text. Knows tokens only.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +16,9 @@ import numpy as np
 from engine.sequence import Ints
 from engine.speculation.speculator import Asked
 
-_LEAST_MATCH = 2  # tokens in a row
-_LONGEST_MATCH = 8
+RUNS = (8, 4)  # tokens that must be the same, the better first
+MOST_READ = 16_384  # tokens of a sequence, when it is first asked for: 5 ms
+_MAX_SEQUENCES = 8  # remembered
 
 _NOTHING = np.empty(0, dtype=np.int32)
 
@@ -22,27 +26,50 @@ _NOTHING = np.empty(0, dtype=np.int32)
 class PromptLookup:
     """See `engine.speculation.speculator.Guesses`."""
 
+    def __init__(self) -> None:
+        self._memories: OrderedDict[int, _Memory] = OrderedDict()
+
     def guess(self, asked: Sequence[Asked]) -> list[Ints]:
-        return [find_continuation(each.token_ids, each.most) for each in asked]
+        return [self._memory(each.sequence_id).continuation(each.token_ids, each.most) for each in asked]
+
+    def _memory(self, sequence_id: int) -> _Memory:
+        memory = self._memories.get(sequence_id)
+        if memory is None:
+            memory = self._memories[sequence_id] = _Memory()
+            if len(self._memories) > _MAX_SEQUENCES:
+                self._memories.popitem(last=False)
+        return memory
 
 
-def find_continuation(token_ids: Ints, most: int) -> Ints:
-    """What may follow `token_ids` [length], up to `most` tokens; empty if its end was never there before."""
-    length = len(token_ids)
-    if length <= _LEAST_MATCH:
+class _Memory:
+    """Where each run of one sequence, which only grows, was last followed by something."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, ...], int] = {}
+        self._num_read = 0  # runs that end before this place are known
+
+    def continuation(self, token_ids: Ints, most: int) -> Ints:
+        """What may follow `token_ids` [length], up to `most` tokens; empty if its end was never there before."""
+        length, num_read = len(token_ids), self._num_read
+        first = max(0, num_read - RUNS[0], length - MOST_READ)
+        recent: list[int] = token_ids[first:].tolist()
+        if length - num_read > RUNS[0]:
+            self._read_many(recent, first)
+        else:
+            for end in range(num_read - first, length - first):  # in `recent`, of the runs before the place
+                for size in RUNS:
+                    if end >= size:
+                        self._places[tuple(recent[end - size : end])] = first + end
+        self._num_read = length
+        for size in RUNS:
+            place = self._places.get(tuple(recent[-size:]), -1)
+            if place >= 0:
+                found = token_ids[place : place + most]
+                return found if len(found) == most else np.resize(token_ids[place:], most)
         return _NOTHING
-    last, before = token_ids[-1], token_ids[-2]
-    ends = np.flatnonzero((token_ids[1:-1] == last) & (token_ids[:-2] == before)) + 2  # where what follows begins
-    if not len(ends):
-        return _NOTHING
-    for size in range(_LEAST_MATCH + 1, _LONGEST_MATCH + 1):
-        if len(ends) == 1 or size > length:
-            break
-        longer = ends[ends >= size]
-        longer = longer[token_ids[longer - size] == token_ids[-size]]
-        if not len(longer):
-            break
-        ends = longer
-    start = int(ends[-1])
-    found = token_ids[start : start + most]
-    return found if len(found) == most else np.resize(token_ids[start:], most)
+
+    def _read_many(self, recent: list[int], first: int) -> None:
+        """The same for all of `recent`, whose first token is at the place `first`."""
+        for size in RUNS:
+            runs = zip(*(recent[offset : len(recent) - size + offset] for offset in range(size)), strict=True)
+            self._places.update(zip(runs, range(first + size, first + len(recent)), strict=False))

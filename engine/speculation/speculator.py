@@ -24,6 +24,7 @@ from engine.speculation.pace import Pace
 
 _LEAST_SHARE = 8  # of a step's free tokens for one row: with less it is not worth while
 _STAY_STEPS = 16
+_MAX_PAUSE = 3  # steps in which nobody is asked, after nothing came to mind
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,8 @@ class Guesses(Protocol):
 
 
 class Speculator:
-    """Belongs to one engine. `is_held` says which sequences are held to a constraint."""
+    """Belongs to one engine. `is_held` says which sequences are held to a constraint; `has_cheap_runs` whether a row
+    may have several tokens in one step and one in the next at no cost."""
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Speculator:
         free_step_tokens: int,
         vocab_size: int,
         is_held: Callable[[int], bool],
+        has_cheap_runs: bool,
     ) -> None:
         self.num_guessed = 0
         self.num_right = 0
@@ -63,33 +66,42 @@ class Speculator:
         self._vocab_size = vocab_size
         self._is_held = is_held
         self._num_since = _STAY_STEPS  # steps since there was a guess
+        self._stay_steps = 0 if has_cheap_runs else _STAY_STEPS
+        self._pause = 0
         self._pace = Pace(scheduler.table.num_slots)
 
     def extend(self, step: ScheduledStep) -> ScheduledStep:
         """`step` with guesses for its rows, if it only decodes and leaves room for them."""
-        table, slots = self._table, step.slots
-        num_rows = len(slots)
+        if self._pause and self._num_since >= self._stay_steps:
+            self._pause -= 1
+            return step
+        num_rows = len(step.slots)
         if not 0 < num_rows <= self._max_rows or step.block_copies is not None:
             return step
-        if not np.array_equal(table.num_computed[slots] + 1, table.length[slots]):
+        table, slots = self._table, step.slots.tolist()
+        if any(table.num_computed[slot] + 1 < table.length[slot] for slot in slots):
             return step
         share = self._free_step_tokens // num_rows - 1
-        asked = [each for slot in slots.tolist() if (each := self._ask(slot, share)) is not None]
+        asked = [each for slot in slots if (each := self._ask(slot, share)) is not None]
         if not asked:
             return self._unguessed(step)
-        found = dict(zip((each[0] for each in asked), self._guesses.guess([each[1] for each in asked]), strict=True))
-        num_drafts = np.array([self._write(slot, found.get(slot)) for slot in slots.tolist()], dtype=np.int32)
+        guesses = self._guesses.guess([each[1] for each in asked])
+        if not any(map(len, guesses)):
+            self._pause = min(self._num_since, _MAX_PAUSE)
+            return self._unguessed(step)
+        found = {slot: guess for (slot, _), guess in zip(asked, guesses, strict=True)}
+        num_drafts = np.array([self._write(slot, found.get(slot)) for slot in slots], dtype=np.int32)
         if not num_drafts.any():
             return self._unguessed(step)
         self._num_since = 0
         order = np.argsort(num_drafts > 0, kind="stable")
-        return ScheduledStep(slots[order], 1 + num_drafts[order], num_drafts=num_drafts[order])
+        return ScheduledStep(step.slots[order], 1 + num_drafts[order], num_drafts=num_drafts[order])
 
     def _unguessed(self, step: ScheduledStep) -> ScheduledStep:
-        """`step` without a guess. Soon after one it goes on in the form of those, so that the device need not move
+        """`step` without a guess. Soon after one it goes on in the form of those where the device would have to move
         contexts to and fro."""
         self._num_since += 1
-        if self._num_since > _STAY_STEPS:
+        if self._num_since > self._stay_steps:
             return step
         return ScheduledStep(step.slots, step.num_tokens, num_drafts=np.zeros_like(step.slots))
 

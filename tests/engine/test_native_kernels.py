@@ -38,6 +38,7 @@ def test_attention_over_the_pool_equals_the_reference_through_joins_departures_c
     name: str, guessed_share: float, dtype: torch.dtype, max_context: int, native: NativeKernels, monkeypatch
 ) -> None:
     monkeypatch.setattr("engine.kernels.native.operators._MAX_CONTEXT", max_context)
+    monkeypatch.setattr("engine.kernels.native.operators._MANY_TOKENS", max_context // 5)
     shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
     pools = pool_of(shape, dtype), pool_of(shape, dtype)
     twins = ReferenceAttention(pools[0], shape, sinks), native.attention(pools[1], shape, sinks)

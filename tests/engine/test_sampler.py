@@ -293,9 +293,10 @@ class Allowing:
         self._allowed = allowed
         self._instead = instead
 
-    def ruled_out(self) -> np.ndarray:
+    def allowed(self) -> np.ndarray:
         padded = -(-VOCAB // 32) * 32
-        return np.array([[token_id not in allowed for token_id in range(padded)] for allowed in self._allowed])
+        bits = np.array([[token_id in allowed for token_id in range(padded)] for allowed in self._allowed])
+        return np.packbits(bits, axis=1, bitorder="little")
 
     def settle(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
         self.heard = token_ids.tolist()

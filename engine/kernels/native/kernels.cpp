@@ -419,6 +419,60 @@ void attend(const AttentionCall& call) {
     }
 }
 
+// -------------------------------------------------------------------------------------------------------- adapters
+
+// What low-rank adapters add: for each token the weighted sums of rows of a table, `bag` rows to a sum. Token i reads the
+// rows of adapter slots[i], `num_rows` of them, in one pass over memory.
+struct RowSums {
+    const void* table;       // [slots × num_rows, width]
+    const void* weights;     // [·, num_rows], rows weights_stride apart
+    void* out;               // [·, num_rows / bag × width], rows out_stride apart
+    const int32_t* slots;    // [n]
+    const int64_t* sources;  // [n], rows of weights; null: 0, 1, 2 …
+    const int64_t* targets;  // [n], rows of out; null: 0, 1, 2 …
+    int64_t num_tokens, num_rows, bag, width, weights_stride, out_stride;
+    int32_t is_added;        // to what out has; else that is written over
+};
+
+template <class E>
+void sum_rows(const RowSums& call) {
+    constexpr int64_t AT_ONCE = 8;  // rows of the table
+    const int64_t width = call.width, whole = width / LANES * LANES;
+#pragma omp parallel if (call.num_tokens * call.num_rows * width > ALONE)
+    {
+        std::vector<float> sums(width);
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < call.num_tokens; ++i) {
+            const E* row = static_cast<const E*>(call.table) + call.slots[i] * call.num_rows * width;
+            const E* weights = static_cast<const E*>(call.weights) +
+                               (call.sources ? call.sources[i] : i) * call.weights_stride;
+            E* out = static_cast<E*>(call.out) + (call.targets ? call.targets[i] : i) * call.out_stride;
+            for (int64_t first = 0; first < call.num_rows; first += call.bag, out += width) {
+                std::fill(sums.begin(), sums.end(), 0.0f);
+                const int64_t last = first + call.bag;
+                int64_t j = first;
+                for (; j + AT_ONCE <= last; j += AT_ONCE, row += AT_ONCE * width) {
+                    float w[AT_ONCE];
+                    for (int k = 0; k < AT_ONCE; ++k) w[k] = widen(weights[j + k]);
+                    int64_t c = 0;
+                    for (; c < whole; c += LANES) {
+                        Floats total = load(sums.data() + c);
+#pragma GCC unroll 8
+                        for (int k = 0; k < AT_ONCE; ++k) total += load(row + k * width + c) * w[k];
+                        store(total, sums.data() + c);
+                    }
+                    for (; c < width; ++c)
+                        for (int k = 0; k < AT_ONCE; ++k) sums[c] += widen(row[k * width + c]) * w[k];
+                }
+                for (; j < last; ++j, row += width)
+                    for (int64_t c = 0; c < width; ++c) sums[c] += widen(row[c]) * widen(weights[j]);
+                for (int64_t c = 0; c < width; ++c)
+                    narrow(call.is_added ? widen(out[c]) + sums[c] : sums[c], out + c);
+            }
+        }
+    }
+}
+
 // --------------------------------------------------------------------------------------------------------- linear
 
 // Outputs in panels of WIDTH, inputs in pairs: packed[panel][k / 2][WIDTH][2], zeros where there is no output.
@@ -548,6 +602,9 @@ void hearth_gate_silu_f32(const float* gate_up, float* out, int64_t tokens, int6
 void hearth_gate_silu_bf16(const bf16* gate_up, bf16* out, int64_t tokens, int64_t width) {
     gate_silu(gate_up, out, tokens, width);
 }
+
+void hearth_sum_rows_f32(const RowSums* call) { sum_rows<float>(*call); }
+void hearth_sum_rows_bf16(const RowSums* call) { sum_rows<bf16>(*call); }
 
 void hearth_accumulate_bf16(float* stream, const bf16* x, float factor, int64_t size) {
     accumulate(stream, x, factor, size);

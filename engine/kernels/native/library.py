@@ -32,6 +32,16 @@ class AttentionCall(ctypes.Structure):
     ]
 
 
+class RowSums(ctypes.Structure):
+    """The struct of that name in `kernels.cpp`, field for field."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("table", "weights", "out", "slots", "sources", "targets")),
+        *((name, c_int64) for name in ("num_tokens", "num_rows", "bag", "width", "weights_stride", "out_stride")),
+        ("is_added", c_int),
+    ]
+
+
 _ROTATE = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64)
 _NORM = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float)
 _GATE = (c_void_p, c_void_p, c_int64, c_int64)
@@ -49,6 +59,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "read_finite": (c_int64, (c_int, c_void_p, c_int64, c_int64, c_int64, c_uint64)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
     **{f"attend_{kind}": (None, (POINTER(AttentionCall),)) for kind in ("f32", "bf16")},
+    **{f"sum_rows_{kind}": (None, (POINTER(RowSums),)) for kind in ("f32", "bf16")},
     **{f"rms_norm_{kind}": (None, _NORM) for kind in ("f32", "bf16")},
     **{f"rotate_{kind}": (None, _ROTATE) for kind in ("f32", "bf16")},
     **{f"gate_silu_{kind}": (None, _GATE) for kind in ("f32", "bf16")},

@@ -33,7 +33,8 @@ from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
-_MAX_CONTEXT = 768  # of a row with several tokens; beyond, torch's products win
+_MAX_CONTEXT = 768  # of a row with many tokens; beyond, torch's products win
+_MANY_TOKENS = 16
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -45,6 +46,8 @@ def find_native_kernels() -> NativeKernels | None:
 
 class NativeKernels(CpuKernels):
     """See `engine.kernels.interface.Kernels` for the law of each."""
+
+    has_cheap_runs = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -175,7 +178,8 @@ class NativeAttention:
         self._is_long = False  # this step
 
     def begin(self, step: AttentionStep) -> None:
-        self._is_long = not step.is_guessed and bool((step.context_lens[step.num_decode_rows :] > _MAX_CONTEXT).any())
+        has_many = np.diff(step.query_starts) > _MANY_TOKENS
+        self._is_long = not step.is_guessed and bool((has_many & (step.context_lens > _MAX_CONTEXT)).any())
         if self._is_long:
             self._by_products.begin(step)
             return

@@ -12,7 +12,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.protocol.tasks import Constraint, Sampling
-from engine.report import FINISHES
+from engine.report import FINISHES, StepReport
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
 from engine.tokenizer import Tokenizer
@@ -44,7 +44,13 @@ class Speaker:
         self.said: dict[int, Said] = defaultdict(Said)
 
     def ask(
-        self, prompt: str, constraint: Constraint | None = None, *, namespace: bytes = NAMESPACE, **sampling: object
+        self,
+        prompt: str,
+        constraint: Constraint | None = None,
+        *,
+        namespace: bytes = NAMESPACE,
+        stop_token_ids: tuple[int, ...] = (),
+        **sampling: object,
     ) -> int:
         """Returns the new sequence's id."""
         sequence_id = next(_ids)
@@ -55,12 +61,13 @@ class Speaker:
             sampling=Sampling(**sampling),  # type: ignore[arg-type]
             namespace=namespace,
             tenant=1,
+            stop_token_ids=stop_token_ids,
             constraint=constraint,
         )
         self.engine.add(request)
         return sequence_id
 
-    def step(self) -> None:
+    def step(self) -> StepReport:
         report = self.engine.step()
         for sequence_id, token_id, code in zip(report.sequence_ids, report.token_ids, report.finishes, strict=True):
             said = self.said[int(sequence_id)]
@@ -68,6 +75,7 @@ class Speaker:
             if token_id >= 0 and FINISHES[code] != "stop":
                 said.token_ids.append(int(token_id))
             said.finish = FINISHES[code]
+        return report
 
     def run(self, max_steps: int = 20_000) -> None:
         """Step until every sequence has ended."""
@@ -79,7 +87,14 @@ class Speaker:
         for said in self.said.values():
             said.text = self.tokenizer.decode(said.token_ids)
 
-    def answer(self, prompt: str, constraint: Constraint | None = None, **sampling: object) -> Said:
-        sequence_id = self.ask(prompt, constraint, **sampling)
+    def answer(
+        self,
+        prompt: str,
+        constraint: Constraint | None = None,
+        *,
+        stop_token_ids: tuple[int, ...] = (),
+        **sampling: object,
+    ) -> Said:
+        sequence_id = self.ask(prompt, constraint, stop_token_ids=stop_token_ids, **sampling)
         self.run()
         return self.said[sequence_id]

@@ -100,14 +100,17 @@ def test_a_hold_closes_in_time_whatever_is_drawn(name: str, spare: int, data: st
     assert close is not None
     hold = Hold(matcher, close, VIEW, words_of(constraint), largest_step_of(constraint))
     said: list[int] = []
-    for remaining in range(len(close) + spare, 0, -1):
-        hold.review(remaining)
+    while (remaining := len(close) + spare - len(said)) > 0 and not hold.is_over:
+        if hold.num_free <= 0:
+            hold.review(remaining)
         mask = hold.matcher.compute_bitmask()
         allowed = [i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1]
         said.append(hold.take(data.draw(st.sampled_from(allowed)), remaining))
+        said += hold.forced
+        hold.spend(len(hold.forced))
         assert not hold.is_failed
-        if hold.is_over:
-            break
+    assert len(said) <= len(close) + spare
+    assert closes(compile_matcher(constraint, VIEW), said)
     assert hold.is_match, VIEW.tokenizer.decode_str(said)
 
 
@@ -122,16 +125,17 @@ def test_a_large_part_is_not_opened_where_it_could_not_be_closed() -> None:
         wish = VIEW.tokenizer.greedy_tokenize('{"note":"') + VIEW.tokenizer.greedy_tokenize("Q") * size
         wish += VIEW.tokenizer.greedy_tokenize('",') + opened
         said: list[int] = []
-        for remaining in range(110, 0, -1):
-            hold.review(remaining)
+        while (remaining := 110 - len(said)) > 0 and not hold.is_over:
+            if hold.num_free <= 0:
+                hold.review(remaining)
             wanted = wish[0] if wish else -1
             if hold.matcher.validate_tokens([wanted] if wanted >= 0 else []) != 1:
                 close = find_close(hold.matcher, VIEW)
                 wanted = close[0] if close else VIEW.eos_token_ids[0]
-            said.append(hold.take(wanted, remaining))
-            wish = wish[1:] if wish and said[-1] == wish[0] else []
-            if hold.is_over:
-                break
+            for token_id in [hold.take(wanted, remaining), *hold.forced]:
+                said.append(token_id)
+                wish = wish[1:] if wish and token_id == wish[0] else []
+            hold.spend(len(hold.forced))
         text = VIEW.tokenizer.decode_str(said)
         assert hold.is_match, (size, text)
         fates.add('"detail"' in text)

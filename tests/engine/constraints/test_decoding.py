@@ -177,6 +177,76 @@ def test_the_limit_on_the_very_last_token_is_no_failure(speaker: Speaker) -> Non
     assert (again.finish, again.text) == ("stop", "abc def ghi")
 
 
+# ── what is forced ──
+
+
+def steps_and_answers(
+    runner: Runner, *, has_cheap_runs: bool, temperature: float
+) -> tuple[int, list[Said], list[tuple[str, ...]]]:
+    """Of schemas with fixed parts, beside a free sequence: how many steps it took, what each said, and the
+    log-probabilities of the one that asked for them."""
+    runner.has_cheap_runs = has_cheap_runs
+    speaker = Speaker(runner)
+    wanted = [PERSON, SCHEMAS["a flat record"], record(constant={"const": "one and the same " * 4}), SCHEMAS["a tree"]]
+    sampling = {"temperature": temperature, "max_tokens": 70}
+    asked = [speaker.ask(PROMPT, schema(value), seed=seed, **sampling) for seed, value in enumerate(wanted)]
+    speaker.ask("Say something.", max_tokens=30, ignore_eos=True, temperature=1.0, seed=5)
+    curious = speaker.ask(PROMPT, schema(wanted[2]), seed=9, logprobs=2, **sampling)
+    logprobs = []
+    while speaker.engine.has_work:
+        report = speaker.step()
+        for row in np.flatnonzero((report.sequence_ids == curious) & (report.token_ids >= 0)):
+            assert report.logprobs is not None
+            assert report.top_logprobs is not None
+            logprobs.append(tuple(f"{value:.1f}" for value in (report.logprobs[row], *report.top_logprobs[row])))
+    speaker.run()
+    assert all(is_valid(speaker.said[each], value) for each, value in zip(asked, wanted, strict=True))
+    assert len(logprobs) == len(speaker.said[curious].token_ids)
+    assert "nan" not in str(logprobs)
+    return speaker.engine.scheduler.num_steps, list(speaker.said.values()), logprobs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_forced_is_computed_together_and_is_the_same_one_by_one(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    monkeypatch.setattr(runner, "has_cheap_runs", True)
+    few, *ahead = steps_and_answers(runner, has_cheap_runs=True, temperature=temperature)
+    many, *one_by_one = steps_and_answers(runner, has_cheap_runs=False, temperature=temperature)
+    assert ahead == one_by_one
+    assert few < many
+
+
+def test_a_constant_takes_a_few_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "has_cheap_runs", True)
+    speaker = Speaker(runner)
+    said = speaker.answer(PROMPT, schema(record(constant={"const": "one and the same " * 4})), temperature=0.0)
+    assert speaker.engine.scheduler.num_steps < len(said.token_ids) / 2
+    assert speaker.engine.blocks.num_held == 0
+
+
+@pytest.mark.parametrize("max_tokens", range(3, 24))
+def test_the_limit_is_the_limit_in_the_middle_of_what_is_forced(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, max_tokens: int
+) -> None:
+    monkeypatch.setattr(runner, "has_cheap_runs", True)
+    value = record(constant={"const": "one and the same one and the same"}, more=INTEGER)
+    said = []
+    for has_cheap_runs in (True, False):
+        runner.has_cheap_runs = has_cheap_runs
+        said.append(Speaker(runner).answer(PROMPT, schema(value), temperature=0.0, max_tokens=max_tokens))
+    assert said[0] == said[1]
+    assert len(said[0].token_ids) <= max_tokens
+    assert (said[0].finish == "unclosed") == (not said[0].text.endswith("}"))
+
+
+def test_a_stop_token_in_the_middle_of_what_is_forced_ends_the_sequence(speaker: Speaker) -> None:
+    value = schema(record(constant={"const": "one and the same"}))
+    whole = speaker.answer(PROMPT, value, temperature=0.0).token_ids
+    cut = speaker.answer(PROMPT, value, temperature=0.0, stop_token_ids=(whole[-4],))
+    assert (cut.token_ids, cut.finish) == (whole[: whole.index(whole[-4])], "stop")  # the speaker leaves out the end
+
+
 # ── others in the batch ──
 
 

@@ -75,13 +75,13 @@ async def test_the_end_of_a_value_comes_after_its_last_token_and_brings_none(doo
     text, outputs = await door.ask(PERSON, temperature=0.0)
     assert set(json.loads(text)) == {"name", "age"}
     assert (outputs[-1].finish, outputs[-1].token_ids) == ("stop", ())
-    assert all(len(output.token_ids) == 1 for output in outputs[:-1])
+    assert all(output.token_ids for output in outputs[:-1])
 
 
 async def test_a_value_cut_short_by_the_limit_says_so(door: Door) -> None:
     text, outputs = await door.ask(PERSON, max_tokens=3)
     assert text.startswith("{")
-    assert (outputs[-1].finish, len(outputs)) == ("unclosed", 3)
+    assert (outputs[-1].finish, sum(len(output.token_ids) for output in outputs)) == ("unclosed", 3)
 
 
 async def test_what_no_checker_passed_ends_with_an_error_and_the_rank_goes_on(door: Door) -> None:

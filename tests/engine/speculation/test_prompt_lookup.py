@@ -6,31 +6,57 @@ import numpy as np
 import pytest
 
 from engine.speculation.pace import FIRST, LEAST, MOST, RESTS, Pace
-from engine.speculation.prompt_lookup import find_continuation
+from engine.speculation.prompt_lookup import MOST_READ, PromptLookup
+from engine.speculation.speculator import Asked
+
+RUN = [1, 2, 3, 4]
+LONG_RUN = [11, 12, 13, 14, *RUN]
 
 
 def found(token_ids: list[int], most: int = 4) -> list[int]:
-    return find_continuation(np.array(token_ids, dtype=np.int32), most).tolist()
+    """Asked for at once, and again as it grew a few tokens at a time."""
+    whole = np.array(token_ids, dtype=np.int32)
+    (at_once,) = PromptLookup().guess([Asked(1, whole, most)])
+    growing = PromptLookup()
+    for length in range(1, len(whole), 3):
+        growing.guess([Asked(1, whole[:length], most)])
+    (grown,) = growing.guess([Asked(1, whole, most)])
+    assert grown.tolist() == at_once.tolist()
+    return at_once.tolist()
 
 
-@pytest.mark.parametrize("token_ids", [[], [1], [1, 2], [1, 2, 3], [1, 2, 1], [2, 1, 3, 1]])
+@pytest.mark.parametrize("token_ids", [[], [1], RUN, [*RUN, 5, *RUN[:3]], [*RUN, 5, *RUN, 6], [9, *RUN[1:], 5, *RUN]])
 def test_an_end_that_was_never_there_before_says_nothing(token_ids: list[int]) -> None:
     assert found(token_ids) == []
 
 
 def test_what_followed_the_same_tokens_is_guessed() -> None:
-    assert found([5, 6, 7, 8, 9, 1, 2, 5, 6]) == [7, 8, 9, 1]
-    assert found([5, 6, 7, 8, 9, 1, 2, 5, 6], most=1) == [7]
+    assert found([*RUN, 8, 9, 10, 1, *RUN]) == [8, 9, 10, 1]
+    assert found([*RUN, 8, 9, 10, 1, *RUN], most=1) == [8]
 
 
-def test_the_longest_match_wins_and_the_latest_of_equals() -> None:
-    assert found([1, 5, 6, 70, 2, 5, 6, 80, 3, 1, 5, 6]) == [70, 2, 5, 6]
-    assert found([5, 6, 70, 9, 5, 6, 80, 9, 3, 5, 6], most=2) == [80, 9]
+def test_a_long_match_wins_and_the_latest_of_equals() -> None:
+    assert found([*LONG_RUN, 70, 2, 5, *RUN, 80, 3, *LONG_RUN], most=3) == [70, 2, 5]
+    assert found([*RUN, 70, 9, *RUN, 80, 9, 3, *RUN], most=2) == [80, 9]
 
 
 def test_a_match_that_runs_into_the_end_is_taken_for_a_loop() -> None:
     assert found([9, 1, 2, 3, 1, 2, 3, 1, 2], most=7) == [3, 1, 2, 3, 1, 2, 3]
-    assert found([4, 4, 4], most=5) == [4] * 5
+    assert found([4, 4, 4, 4, 4], most=5) == [4] * 5
+
+
+def test_sequences_are_told_apart_and_many_are_not_kept() -> None:
+    lookup, text = PromptLookup(), np.array([*RUN, 5, *RUN], dtype=np.int32)
+    for number in range(200):
+        assert lookup.guess([Asked(number, text + number, 1)])[0].tolist() == [5 + number]
+    assert lookup.guess([Asked(0, text, 1)])[0].tolist() == [5]  # read anew
+
+
+def test_of_a_very_long_text_only_the_end_is_read() -> None:
+    text = np.arange(MOST_READ + 50, dtype=np.int32)
+    for place, wanted in [(5, []), (60, [64])]:
+        whole = np.concatenate([text, text[place : place + 4]])
+        assert PromptLookup().guess([Asked(1, whole, 1)])[0].tolist() == wanted
 
 
 def test_guesses_grow_while_they_stand_shrink_when_they_fall_and_rest_when_they_fail() -> None:

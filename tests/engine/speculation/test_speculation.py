@@ -135,6 +135,7 @@ class ChainRunner:
     num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
     eos_token_ids: tuple[int, ...] = ()
     layout_tag = "chain"
+    has_cheap_runs = True
 
     def run(self, inputs: StepInputs) -> StepOutput:
         return sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling)
