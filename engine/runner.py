@@ -86,7 +86,7 @@ class Runner:
         _give_memory_back()
         self.adapters: AdapterBank | None = None  # not for a part of a model: their matrices are not divided
         if share.is_whole:
-            self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes)
+            self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes, kernels)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:

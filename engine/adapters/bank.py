@@ -22,6 +22,8 @@ from numpy.typing import NDArray
 
 from engine.adapters.shelf import Kind, Shelf, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, Place
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.interface import Kernels
 from engine.layers.linear import Linear
 from engine.local_adapter import LocalAdapter
 from engine.models.decoder import Decoder, Layer
@@ -54,7 +56,7 @@ class _Resident:
 class AdapterBank:
     """At most `budget_bytes` of matrices, for one loaded model."""
 
-    def __init__(self, decoder: Decoder, dtype: torch.dtype, budget_bytes: int) -> None:
+    def __init__(self, decoder: Decoder, dtype: torch.dtype, budget_bytes: int, kernels: Kernels | None = None) -> None:
         self._decoder, self._dtype, self._budget_bytes = decoder, dtype, budget_bytes
         self._sites = list(decoder.sites())
         self._residents: OrderedDict[str, _Resident] = OrderedDict()  # by digest, the least recently used first
@@ -66,7 +68,7 @@ class AdapterBank:
         self._waiting: dict[int, str] = {}  # sequence id -> digest
         self._held: dict[int, str] = {}
         places: dict[int, Place] = {}
-        self._step = AdaptedStep(places)
+        self._step = AdaptedStep(places, kernels or CpuKernels())
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]:

@@ -118,7 +118,7 @@ class Shelf:
             for index, (prefix, linear) in enumerate(sites)
         }
         changed = {index: names for index, names in changed.items() if names}
-        self.slot_bytes = slot_bytes(kind, sites, dtype)
+        self.slot_bytes, self.itemsize = slot_bytes(kind, sites, dtype), dtype.itemsize
         widest = max(max(sites[index][1].shape[1], len(names) * kind.rank) for index, names in changed.items())
         num_slots = min(_MAX_SLOTS, budget_bytes // self.slot_bytes, _MAX_ROWS // widest - 1)
         self.tables = {

@@ -1,8 +1,8 @@
 """One step in which some tokens go through adapters: which, and what that adds to each linear map.
 
 Single tokens of decode rows, whatever mix of adapters they are of, cost two operators a map, in which every row reads
-its own adapter's matrices and nothing else, so that no row's numbers depend on the others. Tokens of one adapter in a
-row, as prefill has them, are plain products. Tokens without an adapter are not touched.
+its own adapter's matrices and nothing else, so that no row's numbers depend on the others. Many tokens of one adapter
+in a row, as prefill has them, are plain products. Tokens without an adapter are not touched.
 
 Letters: T tokens, R rows, C inputs of a map, P changed parts of it, r padded rank, n tokens of one group.
 """
@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from engine.adapters.shelf import Run, Shelf, SiteTables
-from engine.kernels.interface import Operator
+from engine.kernels.interface import AddRows, Kernels, Operator, RowSums
 
-_LONG = 8  # tokens in a row from which on a product is the better way
+_LONG = {4: 8, 2: 32}  # bytes of a number -> tokens in a row from which on a product is the better way
 _SUM = 0  # mode of embedding_bag
 
 Place = tuple[Shelf, int]
@@ -27,14 +27,42 @@ Place = tuple[Shelf, int]
 class Singles:
     """n tokens with adapters of one shelf. Makes, once, the rows of the tables that they read."""
 
-    def __init__(self, shelf: Shelf, slots: NDArray[np.int32], tokens: NDArray[np.int64] | None) -> None:
+    def __init__(
+        self, shelf: Shelf, slots: NDArray[np.int32], tokens: NDArray[np.int64] | None, kernels: Kernels
+    ) -> None:
         """`tokens` are their places among the step's; None if they are all of them, in order."""
-        self.shelf, self._slots = shelf, slots
+        self.shelf, self._slots, self._kernels = shelf, slots, kernels
         self._tokens = None if tokens is None else torch.from_numpy(tokens)
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._sums: dict[int, list[AddRows] | None] = {}  # of the tables of a map, where a kernel computes them
 
     def add(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
         """What the adapters add to y [T, out], given x [T, C]."""
+        if id(tables) not in self._sums:
+            self._sums[id(tables)] = self._bind(tables)
+        sums = self._sums[id(tables)]
+        is_plain = x.stride(1) == y.stride(1) == 1 and x.dtype == y.dtype == tables.inputs.data.dtype
+        if sums is None or not is_plain:
+            self._add_by_bags(tables, x, y)
+            return
+        into_hidden, *into_runs = sums
+        hidden = x.new_empty(len(self._slots), len(tables.names) * tables.rank)  # [n, P r]
+        into_hidden(x, hidden, 0, 0, False)
+        for run, add in zip(tables.runs, into_runs, strict=True):
+            add(hidden, y, run.parts.start * tables.rank, run.first, True)
+
+    def _bind(self, tables: SiteTables) -> list[AddRows] | None:
+        """One kernel call for the inputs and one for each run of outputs; None if there is no such kernel."""
+        slots, tokens, rank = torch.from_numpy(self._slots), self._tokens, tables.rank
+        parts = [RowSums(tables.inputs.data, tables.num_in, tables.num_in, slots, tokens, None)]
+        for run in tables.runs:
+            parts.append(RowSums(run.table.data, len(run.parts) * rank, rank, slots, None, tokens))
+        bound = [self._kernels.row_sums(part) for part in parts]
+        found = [each for each in bound if each is not None]
+        return found if len(found) == len(bound) else None
+
+    def _add_by_bags(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
+        """The same through torch."""
         if self._tokens is not None:
             x = x.index_select(0, self._tokens)
         num_parts, rank = len(tables.names), tables.rank
@@ -98,6 +126,7 @@ class AdaptedStep:
     """Reads `places`, the bank's; `begin` a step, then run the maps that `wrap` made, `narrow` on the way."""
 
     places: dict[int, Place]
+    kernels: Kernels
     _of_token: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     _key: bytes = b""
     _groups: list[Singles | Span] = field(default_factory=list)
@@ -138,7 +167,7 @@ class AdaptedStep:
             if not handle:
                 continue
             shelf, slot = self.places[handle]
-            if last - first >= _LONG:
+            if last - first >= _LONG[shelf.itemsize]:
                 self._groups.append(Span(shelf, slot, first, last))
                 continue
             _, tokens, slots = single.setdefault(id(shelf), (shelf, [], []))
@@ -147,4 +176,4 @@ class AdaptedStep:
         for shelf, tokens, slots in single.values():
             are_all = len(tokens) == len(of_token)
             places = None if are_all else np.array(tokens, dtype=np.int64)
-            self._groups.append(Singles(shelf, np.array(slots, dtype=np.int32), places))
+            self._groups.append(Singles(shelf, np.array(slots, dtype=np.int32), places, self.kernels))

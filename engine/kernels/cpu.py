@@ -16,7 +16,18 @@ from torch.nn import functional
 from engine.kernels.cpu_attention import CpuAttention
 from engine.kernels.cpu_linear import bind_linear
 from engine.kernels.cpu_packed import bind_packed, takes_packed
-from engine.kernels.interface import Activation, Add, Attention, AttentionShape, Facts, KvPool, Operator, Place
+from engine.kernels.interface import (
+    Activation,
+    Add,
+    AddRows,
+    Attention,
+    AttentionShape,
+    Facts,
+    KvPool,
+    Operator,
+    Place,
+    RowSums,
+)
 from engine.kernels.reference import ACTIVATIONS
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
@@ -115,6 +126,9 @@ class CpuKernels:
 
     def add(self, multiplier: float) -> Add:
         return torch.Tensor.add_ if multiplier == 1 else functools.partial(torch.Tensor.add_, alpha=multiplier)
+
+    def row_sums(self, _sums: RowSums) -> AddRows | None:
+        return None
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return CpuAttention(pool, shape, sinks)

@@ -24,6 +24,8 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 Facts = tuple[torch.Tensor, ...]
 Place = Callable[[torch.Tensor, Facts], object]
 Add = Callable[[torch.Tensor, torch.Tensor], object]  # to a stream, in place
+# (weights, out, first weight, first column, whether to add): see `RowSums`.
+AddRows = Callable[[torch.Tensor, torch.Tensor, int, int, bool], object]
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,23 @@ class Activation:
 
 
 GATED_SILU = Activation()
+
+
+@dataclass(frozen=True, eq=False)
+class RowSums:
+    """For tokens i < n, weighted sums of rows of `table` [S × num_rows, width], `bag` rows to a sum.
+
+    Token i reads the rows from slots[i] × num_rows on. Its `num_rows` weights are in row sources[i] (None: i) of what
+    `AddRows` gets as weights, from `first weight` on; its num_rows / bag sums are written, or added, to row targets[i]
+    of `out` from `first column` on. Both have the table's type, and rows without gaps in them.
+    """
+
+    table: torch.Tensor
+    num_rows: int
+    bag: int
+    slots: torch.Tensor  # int32 [n]
+    sources: torch.Tensor | None  # int64 [n]
+    targets: torch.Tensor | None  # int64 [n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +227,9 @@ class Kernels(Protocol):
 
     def add(self, multiplier: float) -> Add:
         """stream [T, C] float32, x [T, C] -> stream += x × multiplier, in place."""
+
+    def row_sums(self, sums: RowSums, /) -> AddRows | None:
+        """What computes `sums`; None where torch's own operators are as good as anything."""
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         """`sinks`, float32 [H] for each layer, are scores that take part in every softmax and mix no value."""

@@ -13,6 +13,7 @@ from torch.nn import functional
 from engine.kernels.interface import (
     Activation,
     Add,
+    AddRows,
     Attention,
     AttentionShape,
     AttentionStep,
@@ -21,6 +22,7 @@ from engine.kernels.interface import (
     Operator,
     Place,
     Reach,
+    RowSums,
 )
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
@@ -108,6 +110,20 @@ class ReferenceKernels:
 
     def add(self, multiplier: float) -> Add:
         return lambda stream, x: stream.add_(x, alpha=multiplier)
+
+    def row_sums(self, sums: RowSums) -> AddRows:
+        table = sums.table.float().view(-1, sums.num_rows // sums.bag, sums.bag, sums.table.shape[1])  # [S, bags, ·, ·]
+
+        def add_rows(weights: torch.Tensor, out: torch.Tensor, first: int, column: int, is_added: bool) -> None:
+            for i, slot in enumerate(sums.slots.tolist()):
+                source = i if sums.sources is None else int(sums.sources[i])
+                target = i if sums.targets is None else int(sums.targets[i])
+                bags = weights[source, first : first + sums.num_rows].float().view(-1, 1, sums.bag)
+                added = torch.bmm(bags, table[slot]).flatten()  # [bags × width]
+                part = out[target, column : column + len(added)]
+                part.copy_(part.float() + added if is_added else added)
+
+        return add_rows
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return ReferenceAttention(pool, shape, sinks)

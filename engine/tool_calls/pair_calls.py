@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import is_only_text, may_be_text, properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted, schemas_of
 from engine.tool_calls.free_text import text_until
@@ -157,50 +158,26 @@ def _required(schema: Mapping[str, Any]) -> Collection[Any]:
     return found if isinstance(found, list) else ()
 
 
-class PairReader:
-    """A header, then pairs, then the end. Arguments are put together as JSON while they come."""
+class PairReader(ArgumentReader):
+    """A header, then pairs, then the end."""
 
     def __init__(self, family: PairCalls, tools: Tools) -> None:
-        self.text = ""
-        self.is_whole = False
-        self.is_none = False
-        self.is_said = False
+        super().__init__(tools)
         self._family = family
-        self._tools = tools
-        self._name = ""
         self._schema: Mapping[str, Any] = {}
-        self._arguments = ""
-        self._told = 0
-        self._state: Literal["header", "between", "key", "value"] = "header"
-        self._keys: set[str] = set()
+        self._state = "header"
         self._part: Any = {}  # the schema of the value that is being read
         self._kind: Told = "schema"
         self._is_begun = False  # whether a text has begun to be told
         self._awaits_line = False  # whether a value's own line may still begin
         self._value: list[str] = []  # of a value that is no text, or may be none
 
-    def push(self, text: str) -> int:
-        at = 0
-        steps = {"header": self._in_header, "between": self._between, "key": self._in_key, "value": self._in_value}
-        while not (self.is_whole or self.is_none):
-            state = self._state
-            size = steps[state](text[at:])
-            at += size
-            if not size and state == self._state:
-                break
-        self.text += text[:at]
-        return at
-
-    def take_news(self) -> tuple[str | None, str]:
-        if not self._name:
-            return None, ""
-        name = None if self.is_said else self._name
-        self.is_said = True
-        news, self._told = self._arguments[self._told :], len(self._arguments)
-        return name, news
-
     def call(self) -> tuple[str, str] | None:
         return self._name, self._arguments
+
+    def _step(self, text: str) -> int:
+        steps = {"header": self._in_header, "between": self._between, "key": self._in_key, "value": self._in_value}
+        return steps[self._state](text)
 
     def _in_header(self, text: str) -> int:
         found = self._family.whole_header.match(text)
@@ -209,9 +186,7 @@ class PairReader:
             assert begun is not None
             self.is_none = begun.end() < len(text)
             return 0
-        self._name = found[1] if found[1] in self._tools else ""
-        self.is_none = not self._name
-        if self.is_none:
+        if not self._enter(found[1]):
             return 0
         schema = schemas_of(self._tools).get(self._name)
         self._schema = schema if isinstance(schema, Mapping) else {}

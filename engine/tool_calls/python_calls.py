@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
 from engine.tool_calls.python_text import PythonReader
@@ -84,41 +85,13 @@ def _value_rules(name: str, part: Any, schema: Mapping[str, Any], writer: RuleWr
     return [f"{name}: {writer.json({**definitions, **resolved(part, schema)})}"]
 
 
-class PythonCallReader:
-    """A name, then arguments, up to the bracket that closes them."""
+class PythonCallReader(ArgumentReader):
+    """A name, then arguments, up to the bracket that closes them. `_state` is name, first, key, value or after."""
 
     def __init__(self, tools: Tools) -> None:
-        self.text = ""
-        self.is_whole = False
-        self.is_none = False
-        self.is_said = False
-        self._tools = tools
-        self._name = ""
-        self._arguments = ""
-        self._told = 0
-        self._state: Literal["name", "first", "key", "value", "after"] = "name"
+        super().__init__(tools)
+        self._state = "name"
         self._value: PythonReader | None = None
-        self._keys: set[str] = set()
-
-    def push(self, text: str) -> int:
-        at = 0
-        while not (self.is_whole or self.is_none):
-            state = self._state
-            size = self._step(text[at:])
-            at += size
-            if not size and state == self._state:
-                break
-        self.text += text[:at]
-        return at
-
-    def take_news(self) -> tuple[str | None, str]:
-        if not self._name:
-            return None, ""
-        name = None if self.is_said else self._name
-        self.is_said = True
-        told = self._arguments + (self._value.json if self._value is not None else "")
-        news, self._told = told[self._told :], len(told)
-        return name, news
 
     def call(self) -> tuple[str, str] | None:
         try:
@@ -126,6 +99,9 @@ class PythonCallReader:
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return None
         return self._name, self._arguments
+
+    def _begun(self) -> str:
+        return self._value.json if self._value is not None else ""
 
     def _step(self, text: str) -> int:
         if self._state == "name":
@@ -152,10 +128,10 @@ class PythonCallReader:
             begun = _BEGUN_NAME.match(text)
             self.is_none = begun is None or begun.end() < len(text)
             return 0
-        self._name = found[1] if found[1] in self._tools else ""
-        self.is_none = not self._name
+        if not self._enter(found[1]):
+            return 0
         self._state = "first"
-        return 0 if self.is_none else found.end()
+        return found.end()
 
     def _in_key(self, text: str) -> int:
         found = _WHOLE_KEY.match(text)

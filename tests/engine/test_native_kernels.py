@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.interface import Activation, AttentionShape, Reach
+from engine.kernels.interface import Activation, AttentionShape, Reach, RowSums
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels, check
 from engine.kernels.reference import ReferenceAttention, ReferenceKernels
@@ -246,3 +246,27 @@ def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_n
     )  # fmt: skip
     assert done.returncode == 0
     assert "everything runs through torch: no C++ compiler" in done.stdout
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("num_rows", "bag", "width"), [(96, 96, 48), (24, 8, 40), (16, 16, 100), (9, 3, 7), (64, 64, 8)]
+)
+@pytest.mark.parametrize("is_scattered", [True, False])
+def test_sums_of_rows_equal_the_reference(
+    num_rows: int, bag: int, width: int, is_scattered: bool, dtype: torch.dtype, native: NativeKernels
+) -> None:
+    slots = torch.tensor([2, 0, 2, 4], dtype=torch.int32)
+    places = torch.tensor([5, 1, 0, 3]) if is_scattered else None
+    sums = RowSums(random(5 * num_rows, width, dtype=dtype), num_rows, bag, slots, places, places)
+    weights = random(6, num_rows + 3, dtype=dtype, seed=1)
+    for is_added in (True, False):
+        seen = []
+        for kernels in (native, ReferenceKernels()):
+            out = random(6, num_rows // bag * width + 2, dtype=dtype, seed=2)
+            add_rows = kernels.row_sums(sums)
+            assert add_rows is not None
+            add_rows(weights, out, 3, 1, is_added)
+            seen.append(out)
+        tolerance = 1e-4 if dtype == torch.float32 else 0.3
+        torch.testing.assert_close(*seen, atol=tolerance, rtol=TOLERANCES[dtype]["rtol"])

@@ -423,7 +423,7 @@ void attend(const AttentionCall& call) {
 
 // What low-rank adapters add: for each token the weighted sums of rows of a table, `bag` rows to a sum. Token i reads the
 // rows of adapter slots[i], `num_rows` of them, in one pass over memory.
-struct RowSums {
+struct RowSumsCall {
     const void* table;       // [slots × num_rows, width]
     const void* weights;     // [·, num_rows], rows weights_stride apart
     void* out;               // [·, num_rows / bag × width], rows out_stride apart
@@ -435,7 +435,7 @@ struct RowSums {
 };
 
 template <class E>
-void sum_rows(const RowSums& call) {
+void sum_rows(const RowSumsCall& call) {
     constexpr int64_t AT_ONCE = 8;  // rows of the table
     const int64_t width = call.width, whole = width / LANES * LANES;
 #pragma omp parallel if (call.num_tokens * call.num_rows * width > ALONE)
@@ -603,8 +603,8 @@ void hearth_gate_silu_bf16(const bf16* gate_up, bf16* out, int64_t tokens, int64
     gate_silu(gate_up, out, tokens, width);
 }
 
-void hearth_sum_rows_f32(const RowSums* call) { sum_rows<float>(*call); }
-void hearth_sum_rows_bf16(const RowSums* call) { sum_rows<bf16>(*call); }
+void hearth_sum_rows_f32(const RowSumsCall* call) { sum_rows<float>(*call); }
+void hearth_sum_rows_bf16(const RowSumsCall* call) { sum_rows<bf16>(*call); }
 
 void hearth_accumulate_bf16(float* stream, const bf16* x, float factor, int64_t size) {
     accumulate(stream, x, factor, size);

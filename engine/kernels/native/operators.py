@@ -19,6 +19,7 @@ from engine.kernels.interface import (
     GATED_SILU,
     Activation,
     Add,
+    AddRows,
     Attention,
     AttentionShape,
     AttentionStep,
@@ -27,8 +28,10 @@ from engine.kernels.interface import (
     KvPool,
     Operator,
     Place,
+    RowSums,
 )
 from engine.kernels.native import packed
+from engine.kernels.native.adapters import bind_row_sums
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
@@ -137,6 +140,9 @@ class NativeKernels(CpuKernels):
                 stream.add_(x, alpha=multiplier)
 
         return add
+
+    def row_sums(self, sums: RowSums) -> AddRows | None:
+        return bind_row_sums(self._library, sums)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return NativeAttention(self._library, pool, shape, sinks)
