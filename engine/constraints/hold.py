@@ -6,7 +6,8 @@ writing it: they come without being drawn, together or one by one.
 
 Near the limit every token is tried before it is accepted: one after which no known close would fit is replaced by the
 next token of the close in hand. Far from it, the close is looked up now and then, the more often the less room there
-is. Knows tokens and one limit; no logits, no batches.
+is. Only tokens that go on with a string or number that could end as well are taken without: closing needs no more after
+them than before. Knows tokens and one limit; no logits, no batches.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _LEAST_MARGIN = 8  # tokens to spare, below which every token is tried
+_LEAST_SLACK = 3  # tokens to spare, below which those that only go on are tried too
+_COST = 4  # of slack for a token that may change what closing needs; 1 for one that only goes on
 _HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was found that fits
 
 
 class Hold:
     """`is_over`: nothing may follow. `is_failed`: the matcher gave up at one of its limits, and the sequence with it.
-    `forced`: tokens that must come next and that the matcher has consumed already. `num_free`: tokens that may be taken
-    before the close is looked at again.
+    `forced`: tokens that must come next and that the matcher has consumed already. `slack`: what may be spent on tokens
+    before the close is looked at again. `can_go_on`: whether the text stands in a string or number that could end here
+    and go on as well.
 
     `close` must close the text as it stands; None where none is known. `words` help to find others. `largest_step` is
     what one token may add to the tokens that closing needs.
@@ -49,7 +53,8 @@ class Hold:
         self._close = close
         self._is_current = True  # whether `_close` closes the text as it stands now
         self._margin = max(largest_step, len(close or ())) + _LEAST_MARGIN
-        self.num_free = 0
+        self.slack = 0
+        self.can_go_on = False
         self._is_tight = False
 
     @property
@@ -58,27 +63,31 @@ class Hold:
         return not self.forced and bool(self.matcher.is_accepting())
 
     def review(self, remaining: int) -> None:
-        """Before a token is drawn, when `num_free` is 0 and `remaining` are left: decide how closely to watch."""
+        """Before a token is drawn, when there is no slack and `remaining` are left: decide how closely to watch."""
         if not self._is_current:
             self._look_for_close()
         room = remaining - len(self._close) if self._close is not None else -1
         self._is_tight = 0 <= room <= self._margin
         if room < 0:
-            self.num_free = _HOPELESS_PAUSE
-        elif room > self._margin:
-            self.num_free = 1 + (room - self._margin) // 4
+            self.slack = _HOPELESS_PAUSE * _COST
+        else:
+            self.slack = max(0, room - _LEAST_SLACK) if self._is_tight else room - self._margin + _COST - 1
 
     def take(self, token_id: int, remaining: int) -> int:
         """Accept `token_id`, which the mask allowed, as one of the `remaining` that are left; or another in its place,
         so that the text can be closed. Returns the one accepted. Not while something is forced."""
-        if self._is_tight:
-            token_id = self._take_if_it_closes(token_id, remaining - 1)
-        else:
+        if self.can_go_on and self.slack > 0 and self._view.is_plain[token_id]:
+            self.slack -= 1
             self._is_current = False
-            self.num_free -= 1
             self._consume(token_id)
-            if self.num_free > 0 and (forced := self.matcher.compute_ff_tokens()):
-                self._settle(forced[: self.num_free])
+        elif self._is_tight:
+            token_id = self._take_if_it_closes(token_id, remaining)
+        else:
+            self.slack -= _COST
+            self._is_current = False
+            self._consume(token_id)
+            if self.slack > 0 and (forced := self.matcher.compute_ff_tokens()):
+                self._settle(forced[: self.slack])
         self.is_over = self.matcher.is_stopped() and not (self.forced or self.is_failed)
         return token_id
 
@@ -91,21 +100,23 @@ class Hold:
         """Consume what must follow."""
         num_taken = self.matcher.try_consume_tokens(forced)
         self.forced = forced[:num_taken]
-        self.num_free -= num_taken
+        self.slack -= num_taken
         self.is_failed = self.is_failed or self.matcher.is_error()
 
-    def _take_if_it_closes(self, token_id: int, room: int) -> int:
-        """`room` is what is left after this token."""
-        assert self._close is not None
-        known = self._close
+    def _take_if_it_closes(self, token_id: int, remaining: int) -> int:
+        """Of a text that could be closed with the `remaining` when it was looked at last."""
+        if not self._is_current:
+            self._look_for_close()
+        known, self.slack = self._close, 0
         self._consume(token_id)
-        if self.is_failed or self.matcher.is_stopped():
+        if self.is_failed or self.matcher.is_stopped() or known is None or len(known) > remaining:
+            self._is_current = False
             return token_id
         if known and token_id == known[0]:
             self._close = known[1:]
         elif not closes(self.matcher, known):
             self._look_for_close()
-        if self._close is not None and len(self._close) <= room:
+        if self._close is not None and len(self._close) < remaining:
             return token_id
         instead, *self._close = known or self._view.eos_token_ids[:1]
         self.is_failed = not (self.matcher.rollback(1) and self.matcher.consume_token(instead))

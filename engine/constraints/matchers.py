@@ -54,7 +54,7 @@ class ConstrainedRows:
     """The constrained ones among the K rows that sample in one step: C of them draw under a mask, the others get what
     their constraint forces."""
 
-    def __init__(self, held: list[tuple[int, Hold]], remaining: Ints, num_tokens: int) -> None:
+    def __init__(self, held: list[tuple[int, Hold]], remaining: Ints, view: TokenView) -> None:
         """`held`: rows, and whose they are. `has_forced` and `has_ended` are known when the rows are settled."""
         self.has_forced = False
         self.has_ended = False
@@ -63,7 +63,7 @@ class ConstrainedRows:
         self._holds = [hold for _, hold in held if not hold.forced]
         self._forced = [each for each in held if each[1].forced]
         self._remaining: list[int] = remaining[self.rows].tolist()
-        self._num_tokens = num_tokens
+        self._view = view
         self._filling: Future[NDArray[np.uint8]] | None = None
 
     def fill_beside(self, filler: ThreadPoolExecutor) -> None:
@@ -103,17 +103,19 @@ class ConstrainedRows:
             self.has_ended = True
 
     def _fill(self) -> NDArray[np.uint8]:
-        masks = np.full((len(self.rows), -(-self._num_tokens // 32)), -1, dtype=np.int32)
+        masks = np.full((len(self.rows), -(-self._view.num_tokens // 32)), -1, dtype=np.int32)
         address, stride = masks.ctypes.data, masks.strides[0]
         for hold, remaining in zip(self._holds, self._remaining, strict=True):
             try:
-                if hold.num_free <= 0:
+                if hold.slack <= 0:
                     hold.review(remaining)
                 hold.matcher.unsafe_compute_mask_ptr(address, stride)
                 hold.is_failed = hold.is_failed or hold.matcher.is_error()
             except Exception as error:
                 _fail(hold, error)
             address += stride
+        for hold, can_go_on in zip(self._holds, self._view.can_go_on(masks), strict=True):
+            hold.can_go_on = can_go_on
         is_open = masks.any(axis=1)
         if not is_open.all():
             for index in np.flatnonzero(~is_open).tolist():
@@ -229,11 +231,11 @@ class Matchers:
         if not held:
             return None
         assert self._view is not None
-        num_tokens = self._view.result().num_tokens
+        view = self._view.result()
         if latest is not None and latest.was_late:
             self._num_inline = _STEPS_INLINE
-        self._latest = rows = ConstrainedRows(held, remaining, num_tokens)
-        if len(rows.rows) * num_tokens >= _MANY_BITS and self._num_inline == 0:
+        self._latest = rows = ConstrainedRows(held, remaining, view)
+        if len(rows.rows) * view.num_tokens >= _MANY_BITS and self._num_inline == 0:
             rows.fill_beside(self._filler)
         self._num_inline = max(0, self._num_inline - 1)
         return rows

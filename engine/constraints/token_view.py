@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,24 @@ class TokenView:
     byte_ids: NDArray[np.intp]
     eos_token_ids: tuple[int, ...]
     control_ids: Mapping[str, int]  # by what the model's own files call them
+    is_plain: list[bool]  # [num_tokens], whether it spells letters, digits and spaces alone
+
+    @cached_property
+    def _signs(self) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
+        """Words and bits of a mask for what shows that a string, or a number, may go on; and then for what ends one."""
+        ids = self.byte_ids[[*b'qxz"', *b"059,}]"]]
+        return ids >> 5, (ids & 31).astype(np.int32)
+
+    def can_go_on(self, masks: NDArray[np.int32]) -> list[bool]:
+        """masks [C, words] -> which texts stand in a string of any letters, or in a number, that could end as well. A
+        key or a text of the caller's own allows but few letters."""
+        words, bits = self._signs
+        if (words < 0).any():
+            return [False] * len(masks)
+        seen = masks[:, words] >> bits & 1  # [C, 10]
+        is_string = seen[:, :4].all(axis=1)
+        is_number = seen[:, 4:7].all(axis=1) & seen[:, 7:].any(axis=1) & ~seen[:, :3].any(axis=1)
+        return list(np.logical_or(is_string, is_number).tolist())
 
 
 def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> TokenView:
@@ -55,7 +74,8 @@ def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, 
     num_tokens = max(vocab_size, largest_added + 1, _largest_id(definition["model"]["vocab"]) + 1)
     eos = [token_id for token_id in eos_token_ids if token_id < num_tokens]
     tokenizer = LLTokenizer(msgspec.json.encode(definition).decode(), n_vocab=num_tokens, eos_token=eos or None)
-    return TokenView(tokenizer, num_tokens, _byte_ids(tokenizer), tuple(tokenizer.eos_tokens), control_ids)
+    is_plain = [_is_plain(tokenizer, token_id) for token_id in range(num_tokens)]
+    return TokenView(tokenizer, num_tokens, _byte_ids(tokenizer), tuple(tokenizer.eos_tokens), control_ids, is_plain)
 
 
 def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:
@@ -65,6 +85,11 @@ def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:
         if len(ids) == 1 and tokenizer.decode_bytes(ids) == bytes([byte]):
             found[byte] = ids[0]
     return found
+
+
+def _is_plain(tokenizer: LLTokenizer, token_id: int) -> bool:
+    text: bytes = tokenizer.decode_bytes([token_id])
+    return text.replace(b" ", b"").isalnum() and not tokenizer.is_special_token(token_id)
 
 
 def _mark_special(definition: dict[str, Any], control_ids: set[int]) -> None:

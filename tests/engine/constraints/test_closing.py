@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -101,9 +102,10 @@ def test_a_hold_closes_in_time_whatever_is_drawn(name: str, spare: int, data: st
     hold = Hold(matcher, close, VIEW, words_of(constraint), largest_step_of(constraint))
     said: list[int] = []
     while (remaining := len(close) + spare - len(said)) > 0 and not hold.is_over:
-        if hold.num_free <= 0:
+        if hold.slack <= 0:
             hold.review(remaining)
         mask = hold.matcher.compute_bitmask()
+        (hold.can_go_on,) = VIEW.can_go_on(np.frombuffer(mask, dtype=np.int32)[None])
         allowed = [i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1]
         said.append(hold.take(data.draw(st.sampled_from(allowed)), remaining))
         said += hold.forced
@@ -126,8 +128,9 @@ def test_a_large_part_is_not_opened_where_it_could_not_be_closed() -> None:
         wish += VIEW.tokenizer.greedy_tokenize('",') + opened
         said: list[int] = []
         while (remaining := 110 - len(said)) > 0 and not hold.is_over:
-            if hold.num_free <= 0:
+            if hold.slack <= 0:
                 hold.review(remaining)
+            (hold.can_go_on,) = VIEW.can_go_on(np.frombuffer(hold.matcher.compute_bitmask(), dtype=np.int32)[None])
             wanted = wish[0] if wish else -1
             if hold.matcher.validate_tokens([wanted] if wanted >= 0 else []) != 1:
                 close = find_close(hold.matcher, VIEW)
