@@ -128,7 +128,7 @@ class Spooled(RuleBasedStateMachine):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("num_examples", [12, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_examples", [12, pytest.param(300, marks=pytest.mark.full)])
 def test_no_order_of_events_loses_or_makes_up_a_record(num_examples: int) -> None:
     with asyncio.Runner() as runner:
         Spooled.runner = runner
