@@ -203,7 +203,11 @@ def steps_and_answers(
     assert all(is_valid(speaker.said[each], value) for each, value in zip(asked, wanted, strict=True))
     assert len(logprobs) == len(speaker.said[curious].token_ids)
     assert "nan" not in str(logprobs)
-    return speaker.engine.scheduler.num_steps, [said for _, said in sorted(speaker.said.items(), key=lambda pair: pair[0])], logprobs
+    return (
+        speaker.engine.scheduler.num_steps,
+        [said for _, said in sorted(speaker.said.items(), key=lambda pair: pair[0])],
+        logprobs,
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
