@@ -17,6 +17,7 @@ from datetime import timedelta
 import msgspec
 
 from gateway import batch_answers
+from gateway.authentication import RUN_MODELS_SCOPE
 from gateway.batch_body import Request, call_of
 from gateway.batch_now import Ending, ItemAnswer, told
 from gateway.batches import DOORBELL, MAX_SEALED_BYTES
@@ -31,7 +32,7 @@ from storage.errors import StoreUnavailable
 from telemetry import metrics
 from tenants import accounts, batches
 from tenants.batches import Answered, ChunkKey, Leased
-from tenants.principal import Principal
+from tenants.principal import AccountTerms, Principal
 from tenants.usage import UsageEntry
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class _Chunk:
     """A chunk that this worker has. `unwritten` are the requests whose answers are not in the database yet."""
 
     leased: Leased
+    terms: AccountTerms  # of its account, when it was taken
     requests: list[Request]
     unwritten: set[int]
     jobs: set[asyncio.Task[None]] = field(default_factory=set)
@@ -141,7 +143,7 @@ class BatchWorker:
         if leased.key in self._chunks:  # this process stood still for longer than its lease, and works on it already
             return True
         numbers = range(leased.key[1], leased.key[1] + leased.num_requests)
-        residency = await accounts.residency_of_calls(services.database, leased.account_id, leased.api_token_id)
+        residency, terms = await accounts.standing_of_calls(services.database, leased.account_id, leased.api_token_id)
         why: Refusal | None
         requests: list[Request] = [{} for _ in numbers]
         try:
@@ -156,7 +158,7 @@ class BatchWorker:
             why = Refusal(Reason.ABORTED)
         else:
             why = self._why_not(leased)
-        chunk = _Chunk(leased, requests, set(numbers) - leased.answered)
+        chunk = _Chunk(leased, terms, requests, set(numbers) - leased.answered)
         self._chunks[leased.key] = chunk
         for number in sorted(chunk.unwritten):
             job = asyncio.create_task(self._run(chunk, number, why))
@@ -206,7 +208,9 @@ class BatchWorker:
         """Make the call. Raises what the pipeline raises."""
         services, leased = self._services, chunk.leased
         resolved = find_model(services.registry, leased.shown_model)
-        principal = Principal(leased.account_id, leased.api_token_id, frozenset({"ai:run"}))
+        principal = Principal(
+            leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
+        )
         started_s = services.clock.monotonic_s()
         order = Order(f"{leased.key[0]}-{number}", principal, resolved, None, started_s, is_batch=True)
         with services.admission.enter() as place:

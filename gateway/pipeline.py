@@ -79,6 +79,7 @@ async def serve(
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
         body = door.open_body(exchange, raw)
         resolved = resolved or find_model(services.registry, _model_in(body))
+        authentication.permit_model(principal, resolved.requested_name, resolved.card.name)
         exchange.answer_headers = _headers_of(exchange, resolved)
         is_retry = exchange.header(RETRY_HEADER) not in (None, b"0")
         order = Order(
@@ -238,7 +239,6 @@ async def _prepare(
 ) -> tuple[Asked, list[Call], tuple[ChatMessage, ...]]:
     """What the body asks, as one Call or several; and the turns of its thread."""
     card, account_id = order.resolved.card, order.principal.account_id
-    authentication.permit_model(order.principal, order.resolved.requested_name, card.name)
     asked = door.read(card, body)
     turns: tuple[ChatMessage, ...] = ()
     if asked.thread is not None:

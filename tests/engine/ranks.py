@@ -65,10 +65,10 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
 def with_a_poor_follower(connection: socket.socket, arguments: bytes) -> None:
     """A rank whose followers cannot read their weights."""
 
-    def load(config: EngineConfig, share: Share, announce: Callable[[StepInputs], None] | None = None) -> Runner:
+    def load(config: EngineConfig, share: Share, **told: Any) -> Runner:
         if share.rank:
             raise WeightsError("not mine")
-        return Runner(config, share=share, announce=announce)
+        return Runner(config, share=share, **told)
 
     vars(rank_group)["Runner"] = load
     rank.main(connection, arguments)

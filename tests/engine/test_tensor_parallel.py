@@ -134,7 +134,7 @@ async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Z
     questions = [
         "What is the capital of France?",
         "Count to ten.",
-        "Say it again and again: one two three one two three.",
+        "Repeat the following: the red house stands in the garden, and the red house stands in the garden.",
     ]
     person = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
     answers = []

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import httpx
 import pytest
 
+from storage.database import Database
+from tenants import held_tokens
+from tenants.held_tokens import Holder, TokenSpec
+from tenants.policies import Policy
+from tenants.scopes import GROUPS
 from tests.fakes.node import WORDS
-from tests.gateway.process import ALIAS, CHATTY, HANDY, MANIFOLD, PARROT, VECTORS
+from tests.gateway.process import ALIAS, CHATTY, HANDY, MANIFOLD, PARROT, PEPPER, VECTORS
 from tests.gateway.site import Running
 from tests.gateway.test_text_generation import run, script
 from tests.waiting import wait_until_blocking
@@ -157,6 +163,25 @@ def test_only_its_account_and_its_model_know_a_batch(client: httpx.Client, runni
     never = run(client, running, {"request_id": batch_id[:-1] + "x"})
     for answer in (foreign, other_model, never):
         assert (answer.status_code, answer.json()["errors"][0]["code"]) == (404, 7003)
+
+
+def test_a_token_for_one_model_neither_runs_nor_queues_another(client: httpx.Client, running: Running):
+    async def make() -> str:
+        account_id, everything = running.tenants.account_id, tuple(group.group_id for group in GROUPS)
+        policy = Policy("p", "allow", everything, (f"com.cloudflare.api.account.{account_id}",))
+        asked = TokenSpec("narrow", (policy,), models=(PARROT,))
+        database = Database.connect(running.site.database_url)
+        created = await held_tokens.create(database, PEPPER, Holder("account", account_id), asked, who="test")
+        await database.close()
+        return created.secret
+
+    headers = {"Authorization": f"Bearer {asyncio.run(make())}"}
+    one, batch = {"prompt": "x"}, {"requests": [{"prompt": "x"}]}
+    assert run(client, running, one, headers=headers).status_code == 200
+    assert run(client, running, batch, headers=headers, params=QUEUED).status_code == 200
+    for body, params in ((one, {}), (batch, {}), (batch, QUEUED)):
+        refused = run(client, running, body, CHATTY, headers=headers, params=params)
+        assert refused.status_code == 403, (body, params, refused.text)
 
 
 def test_requests_without_the_option_are_run_now(client: httpx.Client, running: Running):

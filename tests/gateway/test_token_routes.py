@@ -260,7 +260,7 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     owner = api("global key")
     everywhere = owner.result("POST", "/user/tokens", {"name": "x", "policies": [policy(AI_READ, SETTINGS_READ)]})
     given = {"enforce_twofactor": True, "abuse_contact_email": "abuse@example.com"}
-    settings = given | {"region": None, "retention": "standard"}  # what it says when nobody decided
+    settings = given
     made = owner.result("POST", "/accounts", {"name": "Lab", "type": "standard", "settings": given})
     assert (made["name"], made["type"], made["settings"]) == ("Lab", "standard", settings)
     path = f"/accounts/{made['id']}"

@@ -65,14 +65,13 @@ def test_a_reply_asked_for_again_is_not_useful(running: Running, keeper: httpx.C
     def useful() -> int:
         return sum(row["num_useful"] for row in sums(keeper))
 
-    run(running)
-    calls = num_calls(keeper)
-    wait_until_blocking(lambda: useful() == num_calls(keeper) >= calls)
-    before = num_calls(keeper)
+    calls, replies = num_calls(keeper), useful()
     run(running, "once more")
+    wait_until_blocking(lambda: num_calls(keeper) == calls + 1)
+    assert useful() == replies + 1
     run(running, "once more", **{"x-stainless-retry-count": "1"})
-    wait_until_blocking(lambda: num_calls(keeper) == before + 2)
-    assert useful() == before + 1
+    wait_until_blocking(lambda: num_calls(keeper) == calls + 2)
+    assert useful() == replies + 1
 
 
 def test_single_calls_their_latency_and_files_of_them(running: Running, keeper: httpx.Client):
@@ -146,6 +145,18 @@ def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running)
     assert "you have used up your daily free allocation of 1 neurons" in error["message"]
     assert 1 <= int(refused.headers["retry-after"]) <= 86_400
     assert ask(1).status_code == 200, "what is left is still there"
+
+    queued = {"params": {"queueRequest": "true"}, "headers": running.headers("other"), "timeout": 20}
+    requests = [{"prompt": "hello", "max_tokens": 2000}, {"prompt": "hello", "max_tokens": 1}]
+    batch = httpx.post(url, json={"requests": requests}, **queued).json()["result"]
+    poll = {"request_id": batch["request_id"]}
+
+    def finished() -> list | None:
+        return httpx.post(url, json=poll, **queued).json()["result"].get("responses")
+
+    too_dear, small = wait_until_blocking(finished)
+    assert (too_dear["success"], small["success"]) == (False, True), "queued requests have the same allowance"
+    assert "daily free allocation" in str(too_dear)
 
 
 @pytest.mark.parametrize(

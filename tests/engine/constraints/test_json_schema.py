@@ -113,18 +113,23 @@ def test_words_of_patterns_are_what_a_text_may_have_to_spell() -> None:
         ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, "[true,true,]"),
         ({"anyOf": [{"const": "abcdef"}, {"type": "null"}]}, '"abcdef"'),  # the branch itself is a part
         ({"properties": {"rare": {"type": "string", "minLength": 9}}}, '"' + 18 * "x" + '"'),
-        (
-            {"$defs": {"a": {"const": "abc"}}, "type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1},
-            '["abc",]',
-        ),
+        ({"type": "array", "items": {"$ref": "#/$defs/a"}, "minItems": 1}, '["abc",]'),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, None),
         ({"$ref": "https://example.com/a"}, "0"),
         ({"type": "array", "minItems": 10**9}, None),
     ],
 )
 def test_the_part_that_takes_most_to_fill_in_is_sized_in_bounds(schema: dict[str, object], text: str | None) -> None:
-    found = least_chars_of_parts(schema)
-    assert found == len(text) if text is not None else 1 <= found < 10**6
+    found = least_chars_of_parts({"$defs": {"a": {"const": "abc"}}, "items": schema})
+    assert found == max(len(text), len('"abc"')) if text is not None else 1 <= found < 10**6
+
+
+def test_a_whole_schema_is_a_part_only_where_it_refers_to_itself() -> None:
+    """What the whole takes is known from the first close; a part adds to it only when it is begun."""
+    whole: dict[str, object] = {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a"]}
+    assert least_chars_of_parts(whole) == len('"x"')
+    assert least_chars_of_parts(whole | {"items": {"$ref": "#"}}) == len('{"a":"x",}')
+    assert least_chars_of_parts({"const": "long"}) == 0
 
 
 def test_sizing_is_quick_whatever_refers_to_what() -> None:
