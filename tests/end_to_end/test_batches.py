@@ -12,6 +12,8 @@ from openai import OpenAI
 from tests.end_to_end.platform import Platform, wait_for
 from tests.end_to_end.test_faults import num_held_blocks, num_running
 
+pytestmark = pytest.mark.full
+
 
 def post(cloudflare: Cloudflare, platform: Platform, body: dict, model: str, **options: Any) -> Any:
     """As the client posts to `ai/run`."""

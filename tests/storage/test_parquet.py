@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.parquet import ColumnOf, ParquetWriter
@@ -135,6 +135,7 @@ def _plain(page: bytes, physical: int, converted: int | None, count: int) -> lis
     return [EPOCH + timedelta(microseconds=value) for value in values] if converted == 10 else values
 
 
+@settings(max_examples=12)
 @given(st.lists(_rows, max_size=3))
 def test_what_was_written_is_read(groups: list[list[tuple[Any, ...]]]) -> None:
     names, rows = read(written(*groups))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.database import Database
@@ -47,6 +47,7 @@ def test_a_place_is_admitted_by_its_country_or_by_what_it_is_under():
     assert ANYWHERE.admits(NOWHERE)
 
 
+@settings(max_examples=20)
 @given(RULES, RULES, PLACES)
 def test_a_further_rule_only_narrows(first: RegionRule, second: RegionRule, place: Place):
     both = Residency((first,)).narrowed(second)
