@@ -1,4 +1,4 @@
-"""Guesses that cost next to nothing: what followed the last time that the same tokens stood in a row.
+"""Guesses without a model: what followed the last time that the same tokens stood in a row.
 
 Answers that quote, correct, translate or summarise say much of their prompt again. The tokens that end a sequence are
 looked up among all before them; a long run that is there wins over a short one, the latest place over earlier ones, and
