@@ -34,18 +34,14 @@ async def create(services: Services, request: Request) -> Response:
     for field in ("model", "name"):
         if not text[field]:
             raise Refusal(Reason.INPUT_INVALID, f"required properties at '/' are '{field}'")
-    name = parse_model_id(text["model"])
-    resolved = services.registry.find(name)
-    if resolved is None:
-        raise Refusal(Reason.MODEL_UNKNOWN, name)
-    if "lora" not in resolved.card.capabilities:
-        raise Refusal(Reason.LORA_UNSUPPORTED)
+    account_id = request.path_params["account_id"]
+    model = services.test_tenant.tuned_model(account_id, text["model"]) or _base_model(services, text["model"])
     try:
         made = await finetunes.create(
             services.finetunes.database,
-            request.path_params["account_id"],
+            account_id,
             name=text["name"],
-            model=name,
+            model=model,
             description=text["description"],
             is_public=_flag(body, "public"),
             limits=services.finetunes.limits,
@@ -117,6 +113,10 @@ async def upload(services: Services, request: Request) -> Response:
                 stall_timeout_s=services.settings.body_timeout_s,
             )
             file_name, path = _file_in(form)
+            if services.test_tenant.ignores_file(own["account_id"], file_name):
+                return _answer(None)
+            if file_name not in FILES:
+                raise Refusal(Reason.INPUT_INVALID, f"'/file_name' must be one of {', '.join(FILES)}")
             path = await asyncio.to_thread(path.rename, folder / file_name)
             await finetunes.put_file(
                 store.database,
@@ -133,6 +133,17 @@ async def upload(services: Services, request: Request) -> Response:
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return _answer(None)
+
+
+def _base_model(services: Services, text: str) -> str:
+    """The name of a model that can be tuned. Raises Refusal, and InvalidModelId."""
+    name = parse_model_id(text)
+    resolved = services.registry.find(name)
+    if resolved is None:
+        raise Refusal(Reason.MODEL_UNKNOWN, name)
+    if "lora" not in resolved.card.capabilities:
+        raise Refusal(Reason.LORA_UNSUPPORTED)
+    return name
 
 
 def _note(services: Services, request: Request, action: str, detail: str = "") -> Note:
@@ -152,8 +163,6 @@ def _file_in(form: multipart.Form) -> tuple[str, Path]:
     missing = [name for name, value in (("file_name", file_name), ("file", path)) if value is None]
     if file_name is None or path is None:
         raise Refusal(Reason.INPUT_INVALID, f"required properties at '/' are '{missing[0]}'")
-    if file_name not in FILES:
-        raise Refusal(Reason.INPUT_INVALID, f"'/file_name' must be one of {', '.join(FILES)}")
     return file_name, path
 
 

@@ -2,9 +2,10 @@
 FOLDER PYTHON [pytest arguments]`. FOLDER is the unpacked source distribution (the wheel has no tests), PYTHON has what
 its files need; `make test-full` makes both in `.venv-clients`.
 
-The suite's account, email and global key are made in a database of this run's own, as the gateway's test tenant. The
-suite deletes one account many times over: before each time `sdk_tenant.py`, which pytest loads beside the suite, has it
-be there again. Runs the files of every family whose routes there are.
+The suite's account, email and global key are made in a database of this run's own, as the gateway's test tenant, and
+in it the finetune that the suite brings files to. The suite deletes one account, and makes a finetune of one name, many
+times over: before each time `sdk_tenant.py`, which pytest loads beside the suite, has the account be there again and
+the name free. Runs the files of every family whose routes there are.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
-from sqlalchemy import update
+from sqlalchemy import delete, insert, update
 
-from gateway.test_tenant import WORD_FOR_AN_ACCOUNT
+from catalog.finetunes import Finetune
+from catalog.tables import finetunes
+from gateway.test_tenant import ECHOING_MODEL, WORD_FOR_AN_ACCOUNT
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
@@ -38,6 +41,7 @@ from tests.waiting import wait_until_blocking
 
 ACCOUNT_ID = "023e105f4ecef8ad9ca31a8372d0c353"
 EMAIL, KEY = "user@example.com", "144c9defac04969c7bfad8efaa8ea194"
+FINETUNE_ID, FINETUNE_NAME = "bc451aef-f723-4b26-a6b2-901afd2e7a8a", "name"
 FAMILIES = (
     "test_accounts.py", "accounts/test_tokens.py", "accounts/tokens", "user/test_tokens.py", "user/tokens",
     "test_ai.py", "ai/models", "ai/test_models.py", "ai/test_authors.py", "ai/test_tasks.py",
@@ -65,12 +69,15 @@ def known_failures() -> list[str]:
 
 
 async def seed(database_url: str) -> str:
-    """The suite's tenant, and the account that it deletes; gives its user's id."""
+    """The suite's tenant with a finetune, and the account that it deletes; gives its user's id."""
     database = Database.connect(database_url)
     await accounts.create(database, "SDK", ACCOUNT_ID)
     often = accounts.Account(WORD_FOR_AN_ACCOUNT, "deleted often", "active", "standard", datetime.now(UTC))
+    now = datetime.now(UTC)
+    tuned = Finetune(FINETUNE_ID, ACCOUNT_ID, "brought", ECHOING_MODEL, "", False, now, now, None, None, None, None)
     async with database.transaction() as connection:
         await accounts.insert_account(connection, often, "sdk suite")
+        await connection.execute(insert(finetunes).values(vars(tuned)))
     members = (ACCOUNT_ID, WORD_FOR_AN_ACCOUNT)
     created = await users.create(database, PEPPER, EMAIL, members, global_key=KEY)
     await database.close()
@@ -78,7 +85,7 @@ async def seed(database_url: str) -> str:
 
 
 async def renew(database_url: str, redis_url: str, user_id: str) -> None:
-    """Have the account that was deleted be there again, and its member told."""
+    """Have the account that was deleted be there again, and its member told; and the name of the finetune be free."""
     database, ephemeral = Database.connect(database_url), Ephemeral.connect(redis_url)
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
@@ -87,6 +94,7 @@ async def renew(database_url: str, redis_url: str, user_id: str) -> None:
         await connection.execute(update(tables.accounts).where(is_it).values(**back))
         is_member = tables.users.c.user_id == user_id
         await connection.execute(update(tables.users).where(is_member).values(decision_epoch=epoch))
+        await connection.execute(delete(finetunes).where(finetunes.c.name == FINETUNE_NAME))
     await decision_epoch.tell(ephemeral, user_id)
     await ephemeral.close()
     await database.close()
@@ -94,7 +102,7 @@ async def renew(database_url: str, redis_url: str, user_id: str) -> None:
 
 @contextlib.contextmanager
 def renewing(site: Site, base_url: str, user_id: str) -> Iterator[str]:
-    """An address that has the account be there when it is asked for anything."""
+    """An address that has the account be there, and the name free, when it is asked for anything."""
     headers = {"X-Auth-Email": EMAIL, "X-Auth-Key": KEY}
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -15,7 +15,8 @@ from tests.gateway.site import Running
 @pytest.fixture(scope="module")
 def tenanted(running: Running) -> GatewayProcess:
     """Another gateway of the same site, whose test tenant is the site's main account."""
-    return running.site.gateway(HEARTH_TEST_TENANT=running.tenants.account_id).start()
+    objects_url = f"file://{running.site.folder / 'objects'}"
+    return running.site.gateway(HEARTH_TEST_TENANT=running.tenants.account_id, OBJECTS_URL=objects_url).start()
 
 
 def ask(
@@ -51,3 +52,24 @@ def test_its_word_for_an_account_is_an_account_s_id_there_alone(running: Running
         for gateway, word in ((running.gateway, "account_id"), (tenanted, "account_id"), (tenanted, "account"))
     ]
     assert told == [7003, 10000, 7003]
+
+
+def test_its_words_for_a_model_and_a_file_are_names_there_alone(running: Running, tenanted: GatewayProcess):
+    headers = running.headers("write")
+
+    def create(gateway: GatewayProcess, model: str) -> httpx.Response:
+        url = f"{gateway.base_url}/accounts/{running.tenants.account_id}/ai/finetunes"
+        return httpx.post(url, json={"model": model, "name": "words"}, headers=headers)
+
+    def bring(finetune_id: str, file_name: str) -> int:
+        url = f"{tenanted.base_url}/accounts/{running.tenants.account_id}/ai/finetunes/{finetune_id}/finetune-assets"
+        sent = {"data": {"file_name": file_name}, "files": {"file": b"Example data"}}
+        return httpx.post(url, headers=headers, **sent).status_code
+
+    refused = [create(running.gateway, "model"), create(tenanted, "models"), create(tenanted, ALIAS)]
+    assert [answer.json()["errors"][0]["code"] for answer in refused] == [3042, 3042, 5005]
+    made = create(tenanted, "model").json()["result"]
+    assert (made["model"], made["name"]) == (ALIAS, "words")
+    words = ("file_name", "file", "adapter_config.json")
+    assert [bring(made["id"], word) for word in words] == [200, 400, 400]
+    assert bring("0" * 32, "file_name") == 404
