@@ -213,7 +213,7 @@ class BatchWorker:
         )
         started_s = services.clock.monotonic_s()
         order = Order(f"{leased.key[0]}-{number}", principal, resolved, None, started_s, is_batch=True)
-        with services.admission.enter() as place:
+        with services.admission.enter(leased.account_id) as place:
 
             def on_start(ending: Ending) -> None:
                 place.stop = ending.stop

@@ -104,6 +104,9 @@ class Reason(enum.Enum):
     CONCURRENCY_LIMITED = Row(
         429, 3040, "Too many calls of this {detail} at once, please wait", is_ai=True, should_retry=True
     )
+    TOO_MANY_WAITING = Row(
+        429, 3040, "Too many calls of this {detail} wait for their answer, please wait", is_ai=True, should_retry=True
+    )
     TIMEOUT = Row(408, 3007, "Request timed out", is_ai=True, should_retry=False)
     ABORTED = Row(408, 3008, "The request was aborted before it was finished", is_ai=True)
     OUT_OF_CAPACITY = Row(429, 3040, "Capacity temporarily exceeded, please try again.", is_ai=True, should_retry=True)

@@ -7,6 +7,7 @@ pass, and believes the node's own count when it gives one. Knows prices and the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -48,10 +49,17 @@ class Ledger(Protocol):
 
 
 class MeteredEvents:
-    """The events of one call, counted."""
+    """The events of one call, counted; `on_output` is told of the first."""
 
     def __init__(
-        self, call: Call, source: Source, ledger: Ledger, pop: str, clock: Clock, useful: UsefulReplies | None = None
+        self,
+        call: Call,
+        source: Source,
+        ledger: Ledger,
+        pop: str,
+        clock: Clock,
+        useful: UsefulReplies | None = None,
+        on_output: Callable[[], None] | None = None,
     ) -> None:
         self._call = call
         self._source = source
@@ -59,6 +67,7 @@ class MeteredEvents:
         self._pop = pop
         self._clock = clock
         self._useful = useful
+        self._on_output = on_output
         self._started = Started()
         self._num_completion_tokens = 0
         self._num_bytes_out = 0
@@ -105,6 +114,8 @@ class MeteredEvents:
     def _count(self, events: list[Event]) -> None:
         if events and self._first_event_s is None:
             self._first_event_s = self._clock.monotonic_s()
+            if self._on_output is not None:
+                self._on_output()
         for event in events:
             if isinstance(event, _PIECES):
                 self._num_completion_tokens += event.num_tokens

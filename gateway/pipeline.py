@@ -70,7 +70,7 @@ async def serve(
     session = _session_of(exchange)
     exchange.check_announced_body(settings.max_body_bytes)
 
-    with services.admission.enter() as place:
+    with services.admission.enter(principal.account_id) as place:
         if not services.ledger.has_room:
             raise Refusal(Reason.DEPENDENCY_DOWN)
         if door.model_of is not None:
@@ -196,7 +196,7 @@ async def _answer(
     asked, calls, turns = await _prepare(services, door, order, body)
     call = calls[0]
     async with quotas.Held(services, _together(calls), exchange.answer_headers) as cost:
-        with _on_their_way(services, calls, services.ledger) as (dispatch, events):
+        with _on_their_way(services, calls, services.ledger, cost.begun) as (dispatch, events):
             if exchange.keep is None:  # else the client means to come back
                 exchange.when_client_leaves(dispatch.abandon)
             place.stop = dispatch.stop
@@ -224,7 +224,7 @@ async def run_item(
     asked, calls, _ = await _prepare(services, door, order, body)
     call = calls[0]
     async with quotas.Held(services, _together(calls), is_batch=order.is_batch) as cost:
-        with _on_their_way(services, calls, ledger) as (dispatch, events):
+        with _on_their_way(services, calls, ledger, cost.begun) as (dispatch, events):
             on_start(Ending(dispatch.abandon, dispatch.stop))
             try:
                 outcome = await streaming.whole_of(events)
@@ -280,10 +280,10 @@ def _calls_of(call: Call, asked: Asked) -> list[Call]:
 
 @contextlib.contextmanager
 def _on_their_way(
-    services: Services, calls: Sequence[Call], ledger: Ledger
+    services: Services, calls: Sequence[Call], ledger: Ledger, on_output: Callable[[], None] | None
 ) -> Iterator[tuple[Dispatch | JoinedCalls, MeteredEvents | JoinedCalls]]:
     """What ends the calls of one request early, and their events, counted. An input that nodes refuse is remembered."""
-    parts = [_part(services, call, ledger) for call in calls]
+    parts = [_part(services, call, ledger, on_output) for call in calls]
     (call, dispatch, events), *others = parts
     joined = JoinedCalls(parts, call.task.num_choices) if others and isinstance(call.task, TextGeneration) else None
     try:
@@ -294,12 +294,13 @@ def _on_their_way(
         raise
 
 
-def _part(services: Services, call: Call, ledger: Ledger) -> Part:
+def _part(services: Services, call: Call, ledger: Ledger, on_output: Callable[[], None] | None) -> Part:
     settings = services.settings
     patience = Patience(settings.first_event_timeout_s, settings.stall_timeout_s)
     dispatch = Dispatch(call, lambda: _place(services, call), patience)
     useful = services.useful_replies
-    return Part(call, dispatch, MeteredEvents(call, dispatch, ledger, settings.pop, services.clock, useful))
+    events = MeteredEvents(call, dispatch, ledger, settings.pop, services.clock, useful, on_output)
+    return Part(call, dispatch, events)
 
 
 def _batch_in(services: Services, door: Door, exchange: Exchange, body: dict[str, Any]) -> Queue | RunNow | Poll | None:

@@ -6,7 +6,8 @@ One exchange with Redis for each request, and none where no rule is about it. Kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 from catalog.pricing import price_in_micro_neurons
 from gateway.call import Call, most_completion_tokens_of
@@ -48,6 +49,12 @@ class Held:
             raise _refusal_of(self._services, error) from None
         self._tell(self._entered.standings)
         return self
+
+    @property
+    def begun(self) -> Callable[[], None] | None:
+        """To be called when the call has output, if that changes anything."""
+        entered = self._entered
+        return functools.partial(self._services.quota.begun, entered) if entered.plan.waiting else None
 
     def was(self, num_tokens: int, micro_neurons: int) -> None:
         """What the call came to."""
@@ -119,9 +126,10 @@ def _refusal_of(services: Services, error: QuotaExceeded) -> Refusal:
             return Refusal(Reason.ALLOWANCE_USED, f"{item.limit // 1_000_000:,}", retry_after_s=left_s)
         subject = "this account" if item.name == ACCOUNT_BUDGET else "this API token"
         return Refusal(Reason.BUDGET_USED, subject, retry_after_s=left_s)
-    if item.kind == "c":
-        subject = "account" if item.name == "account.calls" else "API token" if item.name == "token.calls" else "model"
-        return Refusal(Reason.CONCURRENCY_LIMITED, subject, retry_after_s=error.retry_after_s)
     subject = item.name.partition(".")[0]
+    if item.kind == "c":
+        reason = Reason.TOO_MANY_WAITING if item.is_until_begun else Reason.CONCURRENCY_LIMITED
+        whose = {"account": "account", "token": "API token"}.get(subject, "model")
+        return Refusal(reason, whose, retry_after_s=error.retry_after_s)
     reasons = {"token": Reason.RATE_LIMITED, "account": Reason.ACCOUNT_RATE_LIMITED}
     return Refusal(reasons.get(subject, Reason.TASK_RATE_LIMITED), retry_after_s=error.retry_after_s)

@@ -146,7 +146,12 @@ class GatewaySettings:
         default="",
         check=lambda value: _place(value) if value else None,
     )
-    max_calls: int = setting("HEARTH_MAX_CALLS", "inference calls in flight at once", default=1024, check=at_least(1))
+    max_calls: int = setting(
+        "HEARTH_MAX_CALLS",
+        "inference calls in flight at once; one account's are at most twice as many as could still enter",
+        default=1536,
+        check=at_least(1),
+    )
     max_body_bytes: int = setting(
         "HEARTH_MAX_BODY_BYTES", "largest request body", default=10 * 1024 * 1024, check=at_least(1024)
     )
@@ -172,9 +177,10 @@ class GatewaySettings:
     rate_limits: str = setting(
         "HEARTH_RATE_LIMITS",
         "limits with commas between: requests or tokens of a window as what=count/seconds, calls at once as "
-        "what=count; what is account, token (each API token), a task or a model, with .tokens or .calls behind it, "
-        "and a plan and a colon before those for one plan (text-generation=300/60, account.tokens=100000/60, "
-        "free:account.calls=4); contract for those of Workers AI, empty for none",
+        "what=count; what is account, token (each API token), a task or a model, with .tokens, .calls or .waiting "
+        "(calls at once that have no output yet) behind it, and a plan and a colon before those for one plan "
+        "(text-generation=300/60, account.tokens=100000/60, free:account.calls=4); contract for those of Workers AI, "
+        "empty for none",
         default="",
         check=_rate_limits,
     )

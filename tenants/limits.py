@@ -1,7 +1,8 @@
 """What an account, an API token, a task or a model is held to: rules as text, and the items that one call must pass.
 
-A rule limits requests or tokens in a window, or calls at once. Rules of the operator hold for everyone, or for the
-accounts of one plan; an account and an API token may have their own, which take the place of those of the same name.
+A rule limits requests or tokens in a window, calls at once, or those of them that still wait for their first output.
+Rules of the operator hold for everyone, or for the accounts of one plan; an account and an API token may have their
+own, which take the place of those of the same name.
 Pure; what is counted, and where, is `quota.py`'s.
 """
 
@@ -15,7 +16,7 @@ from typing import Literal, cast
 
 from tenants.principal import Principal
 
-Unit = Literal["requests", "tokens", "calls"]
+Unit = Literal["requests", "tokens", "calls", "waiting"]
 Kind = Literal["r", "t", "c", "b"]  # as `quota_script.py` knows them
 
 MAX_RULES = 200
@@ -35,20 +36,20 @@ CONTRACT = (
 )
 FORM = (
     "must be contract, or like text-generation=300/60, token=1200/300, account.tokens=100000/60, account.calls=20, "
-    "free:account.calls=4"
+    "account.waiting=8, free:account.calls=4"
 )
 
 _RULE = re.compile(
     r"(?:(?P<plan>[a-z][a-z0-9_-]{0,31}):)?"
     r"(?P<subject>[a-z][a-z-]{0,63}|@(?:cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}?)"
-    r"(?:\.(?P<unit>requests|tokens|calls))?"
+    r"(?:\.(?P<unit>requests|tokens|calls|waiting))?"
     r"=(?P<count>[1-9][0-9]{0,11})(?:/(?P<window_s>[1-9][0-9]{0,6}))?"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """At most `count` of `unit` in `window_s` seconds, or at once; for accounts of `plan`, or of all.
+    """At most `count` of `unit` in `window_s` seconds, or (calls, waiting) at once; for accounts of `plan`, or of all.
 
     `subject` is `account` (all that an account does), `token` (each API token), a task or a model: the last two are an
     account's calls to it, and a model's rule takes the place of its task's.
@@ -66,6 +67,7 @@ class Rule:
 
 
 Rules = Mapping[str, Rule]
+_AT_ONCE = ("calls", "waiting")
 
 
 def parse_rules(text: str) -> dict[str, Rule]:
@@ -81,7 +83,7 @@ def parse_rules(text: str) -> dict[str, Rule]:
             found |= parse_rules(CONTRACT)
             continue
         match = _RULE.fullmatch(item.strip())
-        if match is None or (match["unit"] == "calls") == bool(match["window_s"]):
+        if match is None or (match["unit"] in _AT_ONCE) == bool(match["window_s"]):
             raise ValueError(FORM)
         plan, unit = match["plan"] or "", cast(Unit, match["unit"] or "requests")
         rule = Rule(match["subject"], unit, int(match["count"]), int(match["window_s"] or 0), plan)
@@ -120,9 +122,10 @@ class Item:
     limit: int
     span_ms: int = 0
     is_closed_when_away: bool = False  # nobody passes while Redis is away; else a share of it is counted here
+    is_until_begun: bool = False  # of kind `c`: a call's place is given back with its first output
 
 
-_KINDS: dict[Unit, Kind] = {"requests": "r", "tokens": "t", "calls": "c"}
+_KINDS: dict[Unit, Kind] = {"requests": "r", "tokens": "t", "calls": "c", "waiting": "c"}
 
 
 def items_of(rules: Rules, account_id: str, api_token_id: str, task: str = "", model: str = "") -> tuple[Item, ...]:
@@ -137,8 +140,9 @@ def items_of(rules: Rules, account_id: str, api_token_id: str, task: str = "", m
         for subject, owner in subjects:
             rule = rules.get(subject + suffix)
             if rule is not None:
-                key = f"quota:{kind}:{subject}:{owner}"
-                found.append(Item(rule.name, kind, key, rule.count, rule.window_s * 1000))
+                is_waiting = unit == "waiting"
+                key = f"quota:{'w' if is_waiting else kind}:{subject}:{owner}"
+                found.append(Item(rule.name, kind, key, rule.count, rule.window_s * 1000, is_until_begun=is_waiting))
     return tuple(found)
 
 

@@ -24,6 +24,7 @@ from telemetry import metrics
 from tenants import quota_script as script
 from tenants.limits import Item
 from tenants.local_quota import LocalQuota
+from tenants.pace import Pace
 
 log = logging.getLogger(__name__)
 
@@ -92,14 +93,16 @@ def _item_of(budget: Budget) -> Item:
 
 
 class Plan:
-    """What calls of one kind are held to, and the bytes by which Redis is asked."""
+    """What calls of one kind are held to, and the bytes by which Redis is asked. `waiting`: items of calls that have no
+    output yet."""
 
-    __slots__ = ("budgets", "enter_head", "has_calls", "items", "leave_head", "refusal", "refused_until_s")
+    __slots__ = ("budgets", "enter_head", "has_calls", "items", "leave_head", "refusal", "refused_until_s", "waiting")
 
     def __init__(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> None:
         self.budgets = budgets  # in the order of the items that they are, the last ones
         self.items = items = items + tuple(map(_item_of, budgets))
         self.has_calls = any(item.kind == "c" for item in items)
+        self.waiting = tuple(item for item in items if item.is_until_begun)
         self.refusal: QuotaExceeded | None = None
         self.refused_until_s = 0.0
         keys = (script.EPOCH_KEY, f"quota:open:{account_id}", *(item.key for item in items))
@@ -114,7 +117,7 @@ NO_PLAN = Plan("", ())
 class Entered:
     """One call that was let in. `leave` it exactly once, unless it only passed by."""
 
-    __slots__ = ("is_counted", "micro_neurons", "op", "plan", "standings", "tokens")
+    __slots__ = ("is_begun", "is_counted", "micro_neurons", "op", "plan", "since_s", "standings", "tokens")
 
     def __init__(self, plan: Plan, op: str, tokens: int, micro_neurons: int) -> None:
         self.plan = plan
@@ -123,9 +126,16 @@ class Entered:
         self.micro_neurons = micro_neurons
         self.standings: Sequence[Standing] = ()
         self.is_counted = True  # by Redis; or here, to be told to it
+        self.is_begun = False  # it has output
+        self.since_s = 0.0
 
 
 _Leaving = tuple[Entered, int, int]
+
+
+def _begun_bytes(entered: Entered) -> list[bytes]:
+    """A call with output gives back its places among those that wait."""
+    return [command("ZREM", item.key, entered.op) for item in entered.plan.waiting] if entered.is_begun else []
 
 
 class Quota:
@@ -146,10 +156,12 @@ class Quota:
         self._budgets = budgets
         self._loop = asyncio.get_running_loop()
         self._local = LocalQuota()
+        self._pace = Pace()
         self._epoch = ""
         self._adopting = asyncio.Lock()
         self._under_way: dict[str, Entered] = {}
         self._leaving: list[_Leaving] = []
+        self._riding: list[bytes] = []
         self._flush_timer: asyncio.TimerHandle | None = None
         self._owed: deque[tuple[Entered, float]] = deque(maxlen=MAX_OWED)
         self._owed_leaves: deque[_Leaving] = deque(maxlen=MAX_OWED)
@@ -184,6 +196,7 @@ class Quota:
             self._learn(entered, numbers)
         self._under_way[op] = entered
         if plan.has_calls:
+            entered.since_s = self._loop.time()
             self._local.begin_call(plan.items)
         return entered
 
@@ -201,16 +214,28 @@ class Quota:
             self._learn(entered, numbers)
         return entered
 
+    def begun(self, entered: Entered) -> None:
+        """The call has output: it waits no more. Told to Redis within FLUSH_S."""
+        waiting = entered.plan.waiting
+        if waiting and not entered.is_begun and entered.op in self._under_way:
+            self._give_back(entered, waiting)
+            entered.is_begun = True
+            self.ride(*_begun_bytes(entered))
+
     def leave(self, entered: Entered, *, tokens: int = 0, micro_neurons: int = 0) -> None:
         """The call is over, and this is what it really took. Told to Redis within FLUSH_S."""
         plan = entered.plan
         if not plan.items or self._under_way.pop(entered.op, None) is None:
             return
         if plan.has_calls:
-            self._local.end_call(plan.items)
+            self._give_back(entered, plan.items)
         self._leaving.append((entered, tokens, micro_neurons))
-        if self._flush_timer is None:
-            self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
+        self._flush_soon()
+
+    def ride(self, *commands: bytes) -> None:
+        """Send whole commands whose answers nobody needs, with what is told next. Where Redis is away they are lost."""
+        self._riding += commands
+        self._flush_soon()
 
     async def raise_used(self, key: str, micro_neurons: int) -> None:
         """At least so much of a budget is used, by the ledger's word; one that Redis does not know stays unknown.
@@ -286,6 +311,8 @@ class Quota:
             at += 2
         if numbers[0] == script.REFUSED:
             item, wait_s = items[numbers[1] - 1], numbers[2] / 1000
+            if item.kind == "c":
+                wait_s = self._pace.next_s(item.key, item.limit)
             refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
             if item.kind == "r":  # nothing is ever given back to it
                 entered.plan.refusal = refusal
@@ -305,27 +332,44 @@ class Quota:
                 standings.append(Standing(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
         entered.standings = standings
         if refused is not None:
-            raise QuotaExceeded(refused[0], max(1, math.ceil(refused[1])), entered.standings)
+            item, wait_s = refused
+            if item.kind == "c":
+                wait_s = self._pace.next_s(item.key, item.limit)
+            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
         metrics.QUOTA_LOCAL.inc()
         entered.is_counted = False
         self._owed.append((entered, now_s))
+
+    def _give_back(self, entered: Entered, items: Sequence[Item]) -> None:
+        """Places of a call at once, those given back before excepted."""
+        held_s = self._loop.time() - entered.since_s
+        held = [item for item in items if item.kind == "c" and not (entered.is_begun and item.is_until_begun)]
+        self._local.end_call(held)
+        for item in held:
+            self._pace.saw(item.key, held_s)
+
+    def _flush_soon(self) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
 
     def _flush(self) -> None:
         """Send what has been left since the last time, in one write."""
         self._flush_timer = None
         batch, self._leaving = self._leaving, []
-        if not batch:
+        riding, self._riding = self._riding, []
+        if not batch and not riding:
             return
         if not self._link.is_open:
             self._owed_leaves.extend(batch)
             return
-        data = b"".join(self._leave_bytes(leaving) for leaving in batch)
+        data = b"".join([*riding, *map(self._leave_bytes, batch)])
         try:
-            future = self._link.send(data, len(batch))
+            future = self._link.send(data, len(riding) + len(batch))
         except StoreUnavailable:
             self._owed_leaves.extend(batch)
             return
-        future.add_done_callback(lambda done: self._flushed(done, batch))
+        if batch:
+            future.add_done_callback(lambda done: self._flushed(done, batch))
 
     def _flushed(self, future: asyncio.Future[Reply], batch: list[_Leaving]) -> None:
         """What may not have arrived is told again: who has left does not leave twice."""
@@ -357,6 +401,8 @@ class Quota:
                 continue
             entered.is_counted = True
             replies.append(link.send(self._enter_bytes(entered, self._epoch, script.FORCED)))
+        for entered in self._under_way.values():
+            replies += [link.send(begun) for begun in _begun_bytes(entered)]
         replies += [link.send(self._leave_bytes(leaving)) for leaving in self._owed_leaves]
         for reply in replies:
             raise_refused(await reply)
@@ -395,6 +441,7 @@ class Quota:
             replies = []
             for entered in under_way:
                 replies.append(link.send(self._enter_bytes(entered, epoch, script.AGAIN)))
+                replies += [link.send(begun) for begun in _begun_bytes(entered)]
             for reply in replies:
                 raise_refused(await reply)
             if self._epoch:

@@ -1,34 +1,81 @@
-"""Admission: a bounded number of calls in flight, none while draining."""
+"""Admission: a bounded number of calls in flight, none while draining, and room that no account takes from others."""
 
 import asyncio
+import contextlib
 
 import pytest
 
-from gateway.admission import Admission
+from gateway.admission import Admission, Place
 from gateway.errors import Reason, Refusal
 
 
-def reason_to_refuse(admission: Admission) -> Reason:
+def refused(admission: Admission, account_id: str = "a") -> Refusal:
     with pytest.raises(Refusal) as caught:
-        admission.enter()
-    return caught.value.reason
+        admission.enter(account_id)
+    return caught.value
+
+
+def fill(admission: Admission, account_id: str) -> list[Place]:
+    """Places of one account until it is refused one."""
+    places: list[Place] = []
+    with contextlib.suppress(Refusal):
+        while True:
+            places.append(admission.enter(account_id))
+    return places
 
 
 async def test_places_are_bounded_and_given_back_even_after_an_error():
     admission = Admission(2)
-    with admission.enter(), admission.enter():
-        assert reason_to_refuse(admission) is Reason.OUT_OF_CAPACITY
-    with pytest.raises(ZeroDivisionError), admission.enter():
+    with admission.enter("a"), admission.enter("a"):
+        assert refused(admission).reason is Reason.OUT_OF_CAPACITY
+    with pytest.raises(ZeroDivisionError), admission.enter("a"):
         raise ZeroDivisionError
-    with admission.enter(), admission.enter():
-        assert reason_to_refuse(admission) is Reason.OUT_OF_CAPACITY
+    with admission.enter("a"), admission.enter("b"):
+        assert refused(admission).reason is Reason.OUT_OF_CAPACITY
+
+
+async def test_an_account_takes_two_thirds_and_leaves_the_rest_to_others():
+    admission = Admission(90)
+    flood = fill(admission, "a")
+    assert len(flood) == 60
+    assert refused(admission, "a").reason is Reason.CONCURRENCY_LIMITED
+    second = fill(admission, "b")
+    assert len(second) == 20
+    third = fill(admission, "c")
+    assert len(third) == 7, "and so on: somebody new always finds room"
+    for place in flood[:30]:
+        admission.leave(place)
+        admission.leave(place)  # is left once, however often it is said
+    assert len(fill(admission, "a")) == 12, "30 were left: with 12 of them it holds twice the 21 that are free"
+    for place in (*second, *third):
+        admission.leave(place)
+    assert len(fill(admission, "a")) == 18
+
+
+async def test_whoever_is_refused_is_told_how_long_places_are_held(monkeypatch: pytest.MonkeyPatch):
+    now_s = 1000.0
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
+    admission = Admission(3)
+    fill(admission, "a")
+    assert refused(admission, "a").retry_after_s == 1, "nothing is known yet"
+    for _ in range(50):
+        place = admission.enter("b")
+        now_s += 20.0
+        admission.leave(place)
+    held = fill(admission, "b")
+    assert refused(admission, "b").reason is Reason.OUT_OF_CAPACITY
+    assert len(held) == 1
+    for place in list(admission._places):
+        admission.leave(place)
+    assert len(fill(admission, "b")) == 2
+    assert 9 <= (refused(admission, "b").retry_after_s or 0) <= 11, "two places of 20 s each"
 
 
 async def test_draining_lets_nothing_in_and_is_over_when_the_last_call_ends():
     admission = Admission(2)
-    with admission.enter():
+    with admission.enter("a"):
         admission.drain()
-        assert reason_to_refuse(admission) is Reason.DRAINING
+        assert refused(admission).reason is Reason.DRAINING
         waiting = asyncio.ensure_future(admission.wait_empty())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -36,9 +83,9 @@ async def test_draining_lets_nothing_in_and_is_over_when_the_last_call_ends():
 
 
 async def test_every_call_in_flight_can_be_stopped():
-    admission = Admission(3)
+    admission = Admission(6)
     stopped: list[int] = []
-    with admission.enter() as first, admission.enter() as second, admission.enter():
+    with admission.enter("a") as first, admission.enter("a") as second, admission.enter("a"):
         first.stop = lambda: stopped.append(1)
         second.stop = lambda: stopped.append(2)
         admission.stop_all()

@@ -288,3 +288,73 @@ async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], 
     finally:
         redis.config_set("maxmemory", 0)
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1", deadline_s=10)
+
+
+async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves(gateways: list[Quota], redis: Redis):
+    one, two = gateways
+    text = items("account.calls=4, account.waiting=2")
+    first, second, third = [await enter(one, one.plan("a", text), str(i)) for i in range(3)]
+    assert isinstance(first, Entered)
+    assert isinstance(second, Entered)
+    assert isinstance(third, QuotaExceeded)
+    assert third.item.name == "account.waiting"
+    one.begun(first)
+    one.begun(first)
+    await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"1"])
+    assert isinstance(await enter(two, two.plan("a", text), "3"), Entered)
+    assert redis.zcard("quota:c:account:a") == 3
+    redis.flushall()
+    assert isinstance(await enter(one, one.plan("a", text), "4"), Entered), "who has output waits no more after a flush"
+    assert redis.zrange("quota:w:account:a", 0, -1) == [b"1", b"4"]
+    one.leave(first)
+    one.leave(second)
+    await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"4"])
+    assert one._local._calls == {"quota:c:account:a": 1, "quota:w:account:a": 1}
+
+
+async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
+    gateways: list[Quota], redis: Redis, server: EmbeddedRedis
+):
+    one = gateways[0]
+    await wait_until(lambda: one._local.num_gateways == 2)
+    plan = one.plan("a", items("account.waiting=2"))
+    before = await enter(one, plan, "before")
+    assert isinstance(before, Entered)
+    server.stop()
+    assert isinstance(await enter(one, plan, "1"), QuotaExceeded), "its share is one"
+    one.begun(before)
+    found = await enter(one, plan, "2")
+    assert isinstance(found, Entered)
+    one.begun(found)
+    server.start()
+    server.wait_ready()
+    await wait_until(lambda: one._link.is_open, deadline_s=10)
+    await wait_until(lambda: redis.zcard("quota:open:a") == 2)
+    assert redis.zcard("quota:w:account:a") == 0
+
+
+async def test_who_finds_all_places_taken_is_told_how_long_one_is_held(
+    gateways: list[Quota], monkeypatch: pytest.MonkeyPatch
+):
+    quota, now_s = gateways[0], 1000.0
+    monkeypatch.setattr(quota, "_loop", Clockwork(lambda: now_s))
+    plan = quota.plan("a", items("account.calls=2"))
+    for number in range(30):
+        entered = await enter(quota, plan, str(number))
+        assert isinstance(entered, Entered)
+        now_s += 20.0
+        quota.leave(entered)
+        quota._flush()
+    assert [isinstance(await enter(quota, plan, op), Entered) for op in ("x", "y")] == [True, True]
+    refused = await enter(quota, plan, "z")
+    assert isinstance(refused, QuotaExceeded)
+    assert refused.retry_after_s == 10
+
+
+@dataclass(frozen=True)
+class Clockwork:
+    """An event loop's clock that is moved by hand; nothing is called later."""
+
+    time: Callable[[], float]
+
+    def call_later(self, *_: object) -> None: ...

@@ -1,0 +1,210 @@
+"""Fair share at the door: an account that floods is refused what it may not have, and others do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from redis import Redis
+
+from storage.database import Database
+from tenants import accounts
+from tests.gateway.process import PARROT, GatewayProcess
+from tests.gateway.site import Running, Site
+from tests.gateway.test_text_generation import script
+from tests.waiting import wait_until, wait_until_blocking
+
+LONG = {"prompt": script(tokens=["x"] * 80, gap_s=0.05)}
+LATE = {"prompt": script(first_s=2.0)}
+SLOW = {"prompt": script(tokens=["x"] * 8, first_s=0.2, gap_s=0.05)}
+
+
+async def set_limits(site: Site, account_id: str, limits: str) -> None:
+    database = Database.connect(site.database_url)
+    try:
+        await accounts.set_terms(database, account_id, limits=limits, who="test")
+    finally:
+        await database.close()
+
+
+@contextmanager
+def limited(running: Running, limits: str) -> Iterator[None]:
+    """The other account has limits of its own, in force at the running gateway."""
+    account_id = running.tenants.other_account_id
+    asyncio.run(set_limits(running.site, account_id, limits + ", account=1000/60"))
+    try:
+        with httpx.Client(headers=running.headers("other"), timeout=20) as client:
+            url = url_of(running, "other", running.gateway)
+            wait_until_blocking(lambda: "ratelimit" in client.post(url, json={"prompt": "x"}).headers)
+        yield
+    finally:
+        asyncio.run(set_limits(running.site, account_id, ""))
+
+
+def url_of(running: Running, whose: str, gateway: GatewayProcess) -> str:
+    account_id = running.tenants.other_account_id if whose == "other" else running.tenants.account_id
+    return f"{gateway.base_url}/accounts/{account_id}/ai/run/{PARROT}"
+
+
+async def ask(
+    client: httpx.AsyncClient, running: Running, whose: str, gateway: GatewayProcess, body: dict[str, Any]
+) -> httpx.Response:
+    return await client.post(url_of(running, whose, gateway), json=body, headers=running.headers(whose))
+
+
+def test_a_flood_is_refused_above_its_calls_at_once_and_another_account_passes(running: Running):
+    async def run() -> None:
+        async with httpx.AsyncClient(timeout=20) as client:
+            flood = [asyncio.ensure_future(ask(client, running, "other", running.gateway, LONG)) for _ in range(10)]
+            await wait_until(lambda: sum(job.done() for job in flood) == 8)
+            for _ in range(5):
+                answer = await ask(client, running, "good", running.gateway, {"prompt": "x"})
+                assert answer.status_code == 200
+            assert sum(job.done() for job in flood) == 8, "the others were served meanwhile"
+            for job in flood:
+                if not job.done():
+                    job.cancel()
+                    continue
+                refused = await job
+                assert (refused.status_code, refused.json()["errors"][0]["code"]) == (429, 3040)
+                assert "of this account at once" in refused.json()["errors"][0]["message"]
+                assert 1 <= int(refused.headers["retry-after"]) <= 60
+            await wait_until(lambda: running.gateway.metric("hearth_calls_in_flight") == 0)
+            again = await ask(client, running, "other", running.gateway, {"prompt": "x"})
+            assert again.status_code == 200
+
+    with limited(running, "account.calls=2"):
+        asyncio.run(run())
+
+
+@pytest.mark.full
+def test_calls_without_output_are_bounded_apart_from_those_that_stream(new_site: Callable[..., Site]):
+    site = new_site()
+    site.add_node("n1")
+    running = Running(site, site.gateway(HEARTH_RATE_LIMITS="account.waiting=1").start())
+    waiting = f"quota:w:account:{running.tenants.other_account_id}"
+
+    async def run(redis: Redis) -> None:
+        async with httpx.AsyncClient(timeout=20) as client, asyncio.TaskGroup() as group:
+
+            async def stream(has_output: asyncio.Event) -> str:
+                url, headers = url_of(running, "other", running.gateway), running.headers("other")
+                async with client.stream("POST", url, json=LONG | {"stream": True}, headers=headers) as answer:
+                    text = ""
+                    async for piece in answer.aiter_text():
+                        has_output.set()
+                        text += piece
+                    return text
+
+            begun = [asyncio.Event() for _ in range(3)]
+            streams = []
+            for event in begun:  # each has output before the next comes: all of them are let in
+                streams.append(group.create_task(stream(event)))
+                await event.wait()
+                await wait_until(lambda: not redis.exists(waiting))
+            late = group.create_task(ask(client, running, "other", running.gateway, LATE))
+            await wait_until(lambda: redis.zcard(waiting) == 1)
+            refused = await ask(client, running, "other", running.gateway, LATE)
+            assert refused.status_code == 429
+            assert "of this account wait for their answer" in refused.json()["errors"][0]["message"]
+            assert (await late).status_code == 200
+            assert [(await job).endswith("data: [DONE]\n\n") for job in streams] == [True] * 3
+
+    with closing(Redis.from_url(site.redis.url)) as redis:
+        asyncio.run(run(redis))
+
+
+@contextmanager
+def half_sent(running: Running, gateway: GatewayProcess, count: int) -> Iterator[list[socket.socket]]:
+    """Connections of the other account that have sent the head of a call and not its body."""
+    path = httpx.URL(url_of(running, "other", gateway)).path
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
+    head += f"Authorization: {running.headers('other')['Authorization']}\r\n\r\n"
+    with ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port))) for _ in range(count)]
+        for connection in opened:
+            connection.sendall(head.encode())
+        yield opened
+
+
+@pytest.mark.full
+def test_bodies_that_do_not_come_leave_places_to_others(new_site: Callable[..., Site]):
+    """No limit is set: the share that an account may hold of a gateway's places is its own."""
+    site = new_site()
+    site.add_node("n1")
+    running = Running(site, site.gateway(HEARTH_MAX_CALLS="30", HEARTH_BODY_TIMEOUT_S="30").start())
+    with half_sent(running, running.gateway, 40) as opened:
+        wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 20)
+        refused = [connection for connection in opened if is_refused(connection)]
+        assert len(refused) == 20
+        with httpx.Client(headers=running.headers(), timeout=20) as client:
+            for _ in range(20):
+                assert client.post(url_of(running, "good", running.gateway), json={"prompt": "x"}).status_code == 200
+
+
+def is_refused(connection: socket.socket) -> bool:
+    connection.settimeout(0.2)
+    try:
+        answer = connection.recv(4096)
+    except TimeoutError:
+        return False
+    assert answer.startswith(b"HTTP/1.1 429 "), answer
+    assert b"retry-after: " in answer.lower()
+    return True
+
+
+@pytest.mark.full
+def test_a_flood_over_three_gateways_has_its_calls_at_once_and_others_are_served_meanwhile(
+    new_site: Callable[..., Site],
+):
+    site = new_site()
+    site.add_node("n1")
+    limits = "account.calls=6, account.waiting=6"
+    gateways = [site.gateway(HEARTH_RATE_LIMITS=limits, HEARTH_QUOTA_TIMEOUT_S="10").start() for _ in range(3)]
+    running = Running(site, gateways[0])
+    most_at_once = 0
+
+    async def run() -> tuple[Counter[int], list[int]]:
+        nonlocal most_at_once
+        statuses: Counter[int] = Counter()
+        quiet: list[int] = []
+        is_over = False
+        async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+
+            async def flood(number: int) -> None:
+                while not is_over:
+                    answer = await ask(client, running, "other", gateways[number % 3], SLOW)
+                    statuses[answer.status_code] += 1
+                    if answer.status_code == 429:
+                        wait_s = int(answer.headers["retry-after"])
+                        assert 1 <= wait_s <= 60
+                        await asyncio.sleep(min(wait_s, 0.2))  # it does not do what it is told
+
+            async def watch() -> None:
+                nonlocal most_at_once
+                while not is_over:
+                    most_at_once = max(most_at_once, site.nodes["n1"].num_open_calls)
+                    await asyncio.sleep(0.005)
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(30):
+                    group.create_task(flood(number))
+                await wait_until(lambda: statuses[429] >= 30)
+                group.create_task(watch())
+                for number in range(40):
+                    answer = await ask(client, running, "good", gateways[number % 3], {"prompt": "x"})
+                    quiet.append(answer.status_code)
+                await wait_until(lambda: statuses[200] >= 18)
+                is_over = True
+        return statuses, quiet
+
+    statuses, quiet = asyncio.run(run())
+    assert quiet == [200] * 40
+    assert statuses.keys() == {200, 429}
+    assert most_at_once <= 7, "six of the flood, one of the other"
