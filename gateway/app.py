@@ -199,7 +199,7 @@ class _Front:
                 metrics.INTERNAL_ERRORS.inc()
                 refusal = Refusal(Reason.INTERNAL)
             if exchange.has_started:
-                await exchange.end_stream(exchange.error_frame(refusal))
+                await exchange.break_off(refusal)
             else:
                 await exchange.refuse(refusal)
         finally:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gateway import envelope
 from gateway.doorkeeper import Doorkeeper
@@ -83,6 +83,8 @@ class Connection(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._doorkeeper.have_head(self)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = _UnframedCycle
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
 
@@ -173,6 +175,18 @@ class Connection(HttpToolsProtocol):
             self._refuse(Refusal(Reason.HEAD_SLOW))
         else:
             self.transport.close()
+
+
+class _UnframedCycle(RequestResponseCycle):
+    """An answer to HTTP/1.0, which knows no chunks: without a length it ends where the connection does."""
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.chunked_encoding = None if any(name == b"content-length" for name, _ in message["headers"]) else False
+            self._has_length = self.chunked_encoding is None
+        elif not self._has_length:
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 def _rendered(refusal: Refusal) -> bytes:

@@ -45,7 +45,7 @@ class Exchange:
         self.answer_headers: Headers = []
         self.dialect: envelope.Dialect = "native"
         self.has_started = False
-        self.error_frame: Callable[[Refusal], bytes] = lambda _refusal: b""  # of a stream that has started
+        self.error_frame: Callable[[Refusal], bytes] | None = None  # of a stream of events that has started
         self.keep: Keep | None = None  # is given a whole answer, or none, before the last of it goes out
         self._kept_headers: Headers = []
         self._kept_parts: list[bytes] = []  # of a stream that is to be kept
@@ -53,6 +53,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._has_whole_body = False
+        self._is_over = False  # all of an answer has been handed to the server
         self._loop = asyncio.get_running_loop()
         self._writing_since_s = 0.0  # 0 while nothing is being written
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -130,6 +131,7 @@ class Exchange:
         all_headers = [envelope.JSON_HEADER, length, *headers, *self.answer_headers]
         await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         await self._send({"type": "http.response.body", "body": body})
+        self._is_over = True
 
     async def answer_parts(self, parts: AsyncIterator[bytes], client_stall_timeout_s: float) -> None:
         """Send a whole answer of JSON in parts. Should it break, the connection does: what was sent looks like no
@@ -145,6 +147,7 @@ class Exchange:
             self._connection.abort()
             raise
         await self._send_in_time({"type": "http.response.body", "body": b""})
+        self._is_over = True
 
     async def repeat(self, headers: Headers, body: bytes) -> None:
         """Send an answer that was kept."""
@@ -153,12 +156,14 @@ class Exchange:
         all_headers = [*headers, length, (b"idempotent-replayed", b"true")]
         await self._send({"type": "http.response.start", "status": 200, "headers": all_headers})
         await self._send({"type": "http.response.body", "body": body})
+        self._is_over = True
 
     async def answer_empty(self, status: int, headers: Headers) -> None:
         """Send an answer without a body."""
         self.has_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": b""})
+        self._is_over = True
 
     async def refuse(self, refusal: Refusal) -> None:
         """Send an error. The connection is closed where the refusal says so, and when much of the body is still to
@@ -203,6 +208,17 @@ class Exchange:
             keep, self.keep = self.keep, None
             await keep(self._kept_headers, [*self._kept_parts, data] if is_whole else None)
         await self._send_in_time({"type": "http.response.body", "body": data})
+        self._is_over = True
+
+    async def break_off(self, refusal: Refusal) -> None:
+        """An answer that has begun cannot go on: a stream of events ends with one that says so. Any other loses its
+        connection, or its client would take what was sent for the whole."""
+        if self._is_over:
+            return
+        if self.error_frame is None:
+            self._connection.abort()
+        else:
+            await self.end_stream(self.error_frame(refusal))
 
     def close(self) -> None:
         """The exchange is over, however it ended: nothing watches it any more."""

@@ -17,6 +17,7 @@ from gateway.errors import Reason, Refusal
 
 MAX_DEPTH = 64
 MAX_MEMBERS = 200  # per object
+MAX_BIASES = 300  # per object that says what to add to tokens' logits
 MAX_ELEMENTS = 100_000  # values in the whole document
 MAX_NUMBER_CHARS = 20
 
@@ -64,12 +65,15 @@ def _check_members(value: Any, num_members: int) -> None:
     """Every member of the text must be in the value: a key that was repeated is missing from it."""
     found = 0
     stack: list[Any] = [value]
+    biases: list[Any] = []  # objects under the name of logit_bias
     while stack:
         inner = stack.pop()
         if isinstance(inner, dict):
             found += len(inner)
-            if len(inner) > MAX_MEMBERS:
+            if len(inner) > MAX_MEMBERS and not (len(inner) <= MAX_BIASES and any(inner is each for each in biases)):
                 raise _invalid(f"an object with more than {MAX_MEMBERS} members")
+            if "logit_bias" in inner:
+                biases.append(inner["logit_bias"])
             inner = inner.values()
         elif not isinstance(inner, list):
             continue

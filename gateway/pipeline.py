@@ -195,7 +195,7 @@ async def _answer(
     """One call and its answer, whole or streamed."""
     asked, calls, turns = await _prepare(services, door, order, body)
     call = calls[0]
-    async with quotas.Held(services, _together(calls), exchange.answer_headers) as cost:
+    async with quotas.Held(services, calls, exchange.answer_headers) as cost:
         with _on_their_way(services, calls, services.ledger, cost.begun) as (dispatch, events):
             if exchange.keep is None:  # else the client means to come back
                 exchange.when_client_leaves(dispatch.abandon)
@@ -223,7 +223,7 @@ async def run_item(
     """One call of a batch, whole. `on_start` is given what ends it early. Raises what `serve` does."""
     asked, calls, _ = await _prepare(services, door, order, body)
     call = calls[0]
-    async with quotas.Held(services, _together(calls), is_batch=order.is_batch) as cost:
+    async with quotas.Held(services, calls, is_batch=order.is_batch) as cost:
         with _on_their_way(services, calls, ledger, cost.begun) as (dispatch, events):
             on_start(Ending(dispatch.abandon, dispatch.stop))
             try:
@@ -250,13 +250,6 @@ async def _prepare(
     for call in calls:
         services.blocked_inputs.check(call)
     return asked, calls, turns
-
-
-def _together(calls: list[Call]) -> Call:
-    """What limits take the calls of one request for: a call with all their tokens."""
-    if len(calls) == 1:
-        return calls[0]
-    return structs.replace(calls[0], num_estimated_tokens=sum(call.num_estimated_tokens for call in calls))
 
 
 def _calls_of(call: Call, asked: Asked) -> list[Call]:

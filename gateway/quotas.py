@@ -20,29 +20,31 @@ from tenants.quota import Entered, Plan, QuotaExceeded, Standing
 
 
 class Held:
-    """A call, held to its limits while the `async with` runs: let in at its beginning, left at its end with what it
-    really took. `headers` are told how it stands. Of a batch, only what it costs counts. Raises Refusal."""
+    """The calls of one request, held to their limits while the `async with` runs: let in together at its beginning,
+    left at its end with what they really took. `headers` are told how it stands. Of a batch, only what it costs counts.
+    Raises Refusal."""
 
-    __slots__ = ("_call", "_entered", "_headers", "_is_batch", "_micro_neurons", "_num_tokens", "_services")
+    __slots__ = ("_calls", "_entered", "_headers", "_is_batch", "_micro_neurons", "_num_tokens", "_services")
 
     def __init__(
-        self, services: Services, call: Call, headers: Headers | None = None, *, is_batch: bool = False
+        self, services: Services, calls: Sequence[Call], headers: Headers | None = None, *, is_batch: bool = False
     ) -> None:
         self._services = services
-        self._call = call
+        self._calls = calls
         self._headers = headers
         self._is_batch = is_batch
         self._num_tokens = self._micro_neurons = 0
         self._entered: Entered
 
     async def __aenter__(self) -> Held:
-        plan = _plan_of(self._services, self._call, self._is_batch)
+        calls = self._calls
+        plan = _plan_of(self._services, calls[0], self._is_batch)
         try:
             self._entered = await self._services.quota.enter(
                 plan,
-                self._call.request_id,
-                tokens=self._call.num_estimated_tokens,
-                micro_neurons=_estimated_price(self._call) if plan.budgets else 0,
+                calls[0].request_id,
+                tokens=sum([call.num_estimated_tokens for call in calls]),
+                micro_neurons=sum(map(_estimated_price, calls)) if plan.budgets else 0,
             )
         except QuotaExceeded as error:
             self._tell(error.standings)

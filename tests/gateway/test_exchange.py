@@ -2,9 +2,19 @@
 
 import gc
 import weakref
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from gateway import app
 from gateway.exchange import Exchange
+from gateway.routing import Access, Route
+from gateway.test_tenant import TestTenant
+from storage.errors import StoreUnavailable
 
 
 class SilentConnection:
@@ -42,3 +52,32 @@ async def test_a_stream_whose_client_left_leaves_nothing_behind():
     del abandoned
     gc.collect()
     assert remembered() is None
+
+
+async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch: pytest.MonkeyPatch):
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one,two\n"
+        raise StoreUnavailable("the database is away")
+
+    async def export(_services: Any, _request: Request) -> Response:
+        return StreamingResponse(pieces(), media_type="text/csv")
+
+    monkeypatch.setattr(app, "ROUTES", (Route("GET", "/export", Access.PUBLIC, export),))
+    settings = SimpleNamespace(cors_origins="", has_access_log=False, pop="local", allowed_hosts="")
+    built = app.build_app(SimpleNamespace(settings=settings, test_tenant=TestTenant("")))  # type: ignore[arg-type]
+    connection, sent = SilentConnection(), []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "http_version": "1.1", "path": "/export",
+        "raw_path": b"/export", "query_string": b"", "headers": [(b"host", b"x")], "hearth.connection": connection,
+    }  # fmt: skip
+    await built(scope, receive, send)
+    assert [message.get("body") for message in sent] == [None, b"one,two\n"]
+    assert sent[-1]["more_body"], "the answer has no end"
+    assert connection.is_aborted

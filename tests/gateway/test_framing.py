@@ -257,6 +257,18 @@ def test_a_head_that_is_too_large_costs_the_connection(
         assert b'"code":%d' % expected[1] in heard
 
 
+def test_a_client_of_http_1_0_is_sent_no_chunks(running: Running):
+    body = b'{"prompt": "x", "stream": true}'
+    heard = exchanged(running, post(running, b"Content-Length: %d" % len(body), version=b"HTTP/1.0", body=body))
+    head, _, stream = heard.partition(b"\r\n\r\n")
+    assert statuses(head) == [200]
+    assert b"transfer-encoding" not in head.lower()
+    assert stream.startswith(b"data: {")
+    assert stream.endswith(b"}\n\ndata: [DONE]\n\n")
+    whole = exchanged(running, post(running, LENGTH, version=b"HTTP/1.0"))
+    assert json.loads(whole.partition(b"\r\n\r\n")[2])["success"] is True
+
+
 def test_half_a_head_is_given_up_in_time_however_slowly_it_goes_on(running: Running):
     started_s = time.monotonic()
     with ExitStack() as stack:

@@ -146,6 +146,11 @@ def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running)
     assert 1 <= int(refused.headers["retry-after"]) <= 86_400
     assert ask(1).status_code == 200, "what is left is still there"
 
+    prompts = {"model": PARROT, "prompt": ["one", "two"], "max_tokens": 600}
+    listed = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/v1/completions"
+    dear = httpx.post(listed, json=prompts, headers=running.headers("other"), timeout=20)
+    assert dear.status_code == 429, "what the answers to all prompts may cost is reserved"
+
     queued = {"params": {"queueRequest": "true"}, "headers": running.headers("other"), "timeout": 20}
     requests = [{"prompt": "hello", "max_tokens": 2000}, {"prompt": "hello", "max_tokens": 1}]
     batch = httpx.post(url, json={"requests": requests}, **queued).json()["result"]
