@@ -11,6 +11,7 @@ import typer
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
+from cli.token import check_account
 
 app = typer.Typer(help="Audit: what was done, and whether its record is whole.", no_args_is_help=True)
 COLUMNS = ("sequence", "at", "who", "action", "subject_id", "detail")
@@ -59,6 +60,7 @@ async def _list(data: Path | None, account_id: str, limit: int) -> list[dict[str
     from tenants import audit
 
     async with Target.find(data).database() as database:
+        await check_account(database, account_id)
         entries = await audit.list_recent(database, account_id, limit)
     return [{name: getattr(entry, name) for name in ("audit_id", *COLUMNS)} for entry in entries]
 

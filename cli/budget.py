@@ -13,7 +13,7 @@ import typer
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
-from cli.token import AccountOption, account_of
+from cli.token import AccountOption, account_of, check_account
 
 app = typer.Typer(help="Monthly budgets of accounts and API tokens.", no_args_is_help=True)
 
@@ -84,9 +84,13 @@ def alerts(account: AccountOption = None, data: DataOption = None, json: JsonOpt
 
 
 async def _put(target: Target, budget: Any) -> None:
-    from tenants import budgets
+    from tenants import api_tokens, budgets
 
     async with target.database() as database:
+        account_id, token = budget.account_id, budget.api_token_id
+        await check_account(database, account_id)
+        if token and not await api_tokens.may_be_used_on(database, account_id, token):
+            raise CommandFailed(f"account {account_id} has no API token {token}")
         await budgets.put(database, budget, who="cli")
 
 
@@ -94,8 +98,10 @@ async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
     from tenants import budgets
 
     target = Target.find(data)
+    account_id = account_of(target, account)
     async with target.database() as database:
-        return [_shown(asdict(budget)) for budget in await budgets.list_all(database, account_of(target, account))]
+        await check_account(database, account_id)
+        return [_shown(asdict(budget)) for budget in await budgets.list_all(database, account_id)]
 
 
 async def _remove(data: Path | None, account: str | None, token: str, unit: str) -> bool:
@@ -110,8 +116,10 @@ async def _alerts(data: Path | None, account: str | None) -> list[dict[str, Any]
     from tenants import budgets
 
     target = Target.find(data)
+    account_id = account_of(target, account)
     async with target.database() as database:
-        found = await budgets.list_alerts(database, account_of(target, account))
+        await check_account(database, account_id)
+        found = await budgets.list_alerts(database, account_id)
     rows = [_shown(asdict(alert)) for alert in found]
     return [row | {"used": row.pop("micro_used") / 1e6} for row in rows]
 

@@ -17,6 +17,7 @@ from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
 
 if TYPE_CHECKING:
+    from storage.database import Database
     from tenants.api_tokens import ApiToken
 
 app = typer.Typer(help="API tokens: create, list, revoke.", no_args_is_help=True)
@@ -92,6 +93,14 @@ def account_of(target: Target, account: str | None) -> str:
     return account_id
 
 
+async def check_account(database: Database, account_id: str) -> None:
+    """Raises CommandFailed where there never was such an account: it is not one that merely has nothing yet."""
+    from tenants import accounts
+
+    if not await accounts.was_made(database, account_id):
+        raise CommandFailed(f"there is no account {account_id}")
+
+
 async def _create(
     data: Path | None,
     account: str | None,
@@ -122,8 +131,10 @@ async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
     from tenants import api_tokens
 
     target = Target.find(data)
+    account_id = account_of(target, account)
     async with target.database() as database:
-        return [record(token) for token in await api_tokens.list_all(database, account_of(target, account))]
+        await check_account(database, account_id)
+        return [record(token) for token in await api_tokens.list_all(database, account_id)]
 
 
 async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> dict[str, Any]:

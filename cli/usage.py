@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
-from cli.token import AccountOption, account_of
+from cli.token import AccountOption, account_of, check_account
+
+if TYPE_CHECKING:
+    from storage.database import Database
 
 COLUMNS = (
     "num_calls", "num_useful", "prompt_tokens", "cached_tokens", "completion_tokens", "neurons", "usd", "device_ms",
@@ -85,11 +90,24 @@ def parse_day(option: str, text: str) -> datetime:
         raise CommandFailed(f"{option}: {text!r} is not a day such as 2026-11-20", exit_code=2) from None
 
 
+@contextlib.asynccontextmanager
+async def _reading(target: Target, which: Any) -> AsyncIterator[Database]:
+    """The database, when there is the account that is asked about. Raises CommandFailed."""
+    async with target.database() as database:
+        if which.account_id is not None:
+            await check_account(database, which.account_id)
+        yield database
+
+
+def _rounded(times_ms: tuple[float, ...] | None) -> list[float] | None:
+    return None if times_ms is None else [round(time_ms, 3) for time_ms in times_ms]
+
+
 async def _sums(target: Target, which: Any, span: tuple[datetime, datetime], by: By) -> list[dict[str, Any]]:
     from catalog.pricing import usd
     from tenants import usage_sums
 
-    async with target.database() as database:
+    async with _reading(target, which) as database:
         found = await usage_sums.total(database, which, *span, by=by.value)
     rows = []
     for total in found:
@@ -105,8 +123,9 @@ async def _sums(target: Target, which: Any, span: tuple[datetime, datetime], by:
 async def _latency(target: Target, which: Any, span: tuple[datetime, datetime]) -> list[dict[str, Any]]:
     from tenants import usage as entries
 
-    async with target.database() as database:
-        return [asdict(each) for each in await entries.latencies(database, which, *span)]
+    async with _reading(target, which) as database:
+        found = await entries.latencies(database, which, *span)
+    return [asdict(each) | {name: _rounded(getattr(each, name)) for name in ("ttft_ms", "total_ms")} for each in found]
 
 
 async def _forecast(target: Target, which: Any) -> dict[str, Any]:
@@ -117,7 +136,7 @@ async def _forecast(target: Target, which: Any) -> dict[str, Any]:
     now = datetime.now(UTC)
     first, _ = usage_sums.month_of(now)
     since = min(first, now - timedelta(days=7))
-    async with target.database() as database:
+    async with _reading(target, which) as database:
         totals = await usage_sums.total(database, which, since, now + timedelta(days=1), by="day")
     found = forecast({total.key: total.micro_neurons for total in totals}, now, 0)
     return {
@@ -136,8 +155,8 @@ async def _export(target: Target, which: Any, span: tuple[datetime, datetime], f
     format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"
     num_bytes = 0
     try:
-        with file.open("wb") as out:
-            async with target.database() as database:
+        async with _reading(target, which) as database:
+            with file.open("wb") as out:
                 async for piece in usage_export.export(database, which, *span, format):
                     num_bytes += out.write(piece)
     except OSError as error:

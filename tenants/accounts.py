@@ -102,6 +102,13 @@ async def find(database: Database, account_id: str) -> Account | None:
     return None if row is None else _account(row)
 
 
+async def was_made(database: Database, account_id: str) -> bool:
+    """Whether there is such an account, or was: what it used stays after it."""
+    async with database.connection() as connection:
+        query = select(accounts.c.account_id).where(accounts.c.account_id == account_id)
+        return (await connection.execute(query)).first() is not None
+
+
 async def list_all(database: Database, account_ids: Collection[str] | None = None) -> list[Account]:
     """Every account, or those of the ids given, oldest first."""
     query = _existing().order_by(accounts.c.created_at, accounts.c.account_id)

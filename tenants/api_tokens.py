@@ -22,7 +22,7 @@ from tenants.policies import Policy, decode_policies
 from tenants.principal import TokenKind
 from tenants.residency import RegionRule, decode_rule
 from tenants.scopes import find_group
-from tenants.tables import accounts, api_tokens
+from tenants.tables import accounts, api_tokens, memberships
 from tenants.token_verifier import TokenVerifier
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "create",
     "find",
     "list_all",
+    "may_be_used_on",
     "parse_secret",
     "revoke",
     "set_disabled",
@@ -126,6 +127,15 @@ async def find(
     async with database.connection() as connection:
         row = (await connection.execute(query)).mappings().one_or_none()
     return None if row is None else token_of(row, clock.now())
+
+
+async def may_be_used_on(database: Database, account_id: str, api_token_id: str) -> bool:
+    """Whether a token is the account's, or a user's who is a member of it."""
+    members = select(memberships.c.user_id).where(memberships.c.account_id == account_id)
+    is_of_it = (api_tokens.c.account_id == account_id) | api_tokens.c.user_id.in_(members)
+    query = select(api_tokens.c.api_token_id).where(api_tokens.c.api_token_id == api_token_id, is_of_it)
+    async with database.connection() as connection:
+        return (await connection.execute(query)).first() is not None
 
 
 async def list_all(database: Database, account_id: str, *, clock: Clock = SYSTEM_CLOCK) -> list[ApiToken]:

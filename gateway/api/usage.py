@@ -22,7 +22,7 @@ from gateway.errors import Reason, Refusal
 from gateway.model_names import find_model
 from gateway.services import Services
 from storage.errors import Conflict
-from tenants import budgets, usage, usage_export, usage_sums
+from tenants import api_tokens, budgets, usage, usage_export, usage_sums
 from tenants.allowance import forecast as forecast_of
 from tenants.budgets import MonthlyBudget
 from tenants.usage_sums import Filter, Group, UsageTotal
@@ -147,6 +147,10 @@ async def put_budget(services: Services, request: Request) -> Response:
             refuses=refuses,
             alert_percents=tuple(sorted(set(percents))),
         )
+        if budget.api_token_id and not await api_tokens.may_be_used_on(
+            services.database, budget.account_id, budget.api_token_id
+        ):
+            raise invalid("api_token_id is no API token of this account")
         await budgets.put(services.database, budget, who=principal_of(request).api_token_id, clock=services.clock)
     except (ValueError, Conflict) as error:
         raise invalid(str(error)) from None

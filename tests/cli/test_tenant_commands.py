@@ -134,6 +134,7 @@ def test_budgets_are_set_shown_and_removed(hearth: Hearth):
     assert hearth("budget", "list", *of) == [made]
     assert hearth("budget", "alerts", *of) == []
     hearth("budget", "set", "0", *of, status=2)
+    assert "no API token" in hearth("budget", "set", "1", *of, "--token", UNKNOWN, status=1)
     hearth("budget", "remove", *of, status=1)
     assert hearth("budget", "remove", *of, "--unit", "usd")["unit"] == "usd"
     assert hearth("budget", "list", *of) == []
@@ -203,3 +204,10 @@ def test_what_is_no_user_is_refused(hearth: Hearth):
     hearth("user", "create", "ada@example.com")
     assert "already" in hearth("user", "create", "ADA@example.com", status=1)
     assert "no user" in hearth("user", "roll", "bob@example.com", status=1)
+
+
+def test_an_account_that_never_was_is_not_one_that_has_nothing(hearth: Hearth):
+    for words in ("usage", "usage --latency", "usage --forecast", "token list", "budget list", "budget set 1"):
+        message = hearth(*words.split(), "--account", UNKNOWN, status=1)
+        assert message == f"there is no account {UNKNOWN}", words
+    assert hearth("audit", "list", UNKNOWN, status=1) == f"there is no account {UNKNOWN}"

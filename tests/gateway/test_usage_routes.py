@@ -172,6 +172,7 @@ def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running)
         {"amount": -1},
         {"amount": 1, "unit": "eur"},
         {"amount": 1, "api_token_id": "x"},
+        {"amount": 1, "api_token_id": "0" * 32},
         {"amount": 1, "refuses": 1},
         {"amount": 1, "alert_percents": [True]},
     ],
