@@ -78,7 +78,13 @@ class DataDir:
             "OBJECTS_URL": f"file://{quote(str(self.path / 'objects'))}",
             "HEARTH_SPOOL_DIR": str(self.path / "spool"),
             "HEARTH_AUDIT_HEADS": str(self.path / "audit-heads.jsonl"),
+            "HEARTH_SERVICE_RING": str(self.service_ring),
         }
+
+    @property
+    def service_ring(self) -> Path:
+        """Where the public keys of its gateway and nodes are; their private ones lie beside it."""
+        return self.path / "service" / "ring.json"
 
     def run_dir(self) -> Path:
         """A folder for sockets, which nobody else can enter: in DIR, or in the temporary folder where DIR's path is too

@@ -20,6 +20,7 @@ from cli.data_dir import URL_FIELDS, DataDir, Secrets
 from cli.output import CommandFailed
 from cli.progress import Progress
 from cli.readiness import is_gateway_ready, progress_of, read_nodes
+from cli.service_files import ensure_key
 from cli.supervisor import Child, ChildSpec
 from storage.embedded_redis import EmbeddedRedis
 from storage.errors import StoreUnavailable
@@ -62,6 +63,13 @@ class EmbeddedPlatform:
         self._secrets = data_dir.ensure_secrets()
         self._run_dir = data_dir.run_dir()
         self._redis = EmbeddedRedis(self._run_dir)
+        self._service_keys = {
+            subject: str(ensure_key(data_dir.service_ring, subject, place))
+            for subject, place in {
+                "gateway/gateway": "",
+                **{f"node/{id_}": pop for id_, pop in plan.nodes.items()},
+            }.items()
+        }
         self._redis_watcher: asyncio.Task[None] | None = None
         self._own_environs: dict[str, dict[str, str]] = {}
         self._nodes = {node_id: self._node_child(node_id, pop) for node_id, pop in plan.nodes.items()}
@@ -223,15 +231,17 @@ class EmbeddedPlatform:
             "HEARTH_NODE_LISTEN": f"unix://{self._run_dir / f'node-{node_id}.sock'}",
             "HEARTH_NODE_HTTP": f"unix://{self._run_dir / f'node-{node_id}.http.sock'}",
             "HEARTH_NODE_CACHE_DIR": str(self._data_dir.path / "cache" / node_id),
+            "HEARTH_SERVICE_KEYS": self._service_keys[f"node/{node_id}"],
         }
-        shared = {name: self._urls()[name] for name in ("REDIS_URL", "OBJECTS_URL")}
-        return self._process("engine", node_id, f"node-{node_id}", shared, environ, ("HEARTH_CLUSTER_SECRET",))
+        shared = {name: self._urls()[name] for name in ("REDIS_URL", "OBJECTS_URL", "HEARTH_SERVICE_RING")}
+        return self._process("engine", node_id, f"node-{node_id}", shared, environ, ())
 
     def _gateway_child(self) -> Child:
         environ = {
             "HEARTH_HOST": self._plan.host,
             "HEARTH_PORT": str(self._plan.port),
             "HEARTH_POP": next(iter(self._plan.nodes.values())),
+            "HEARTH_SERVICE_KEYS": self._service_keys["gateway/gateway"],
         }
         return self._process("gateway", "gateway", "gateway", self._urls(), environ, tuple(self._secrets.keys))
 

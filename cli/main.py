@@ -19,6 +19,7 @@ from cli.migrate import migrate
 from cli.model import app as model
 from cli.node_key import node_key
 from cli.output import CommandFailed, print_failure
+from cli.service import app as service
 from cli.settings import settings
 from cli.token import app as token
 from cli.up import up
@@ -41,6 +42,7 @@ app.add_typer(audit, name="audit")
 app.add_typer(budget, name="budget")
 app.add_typer(model, name="model")
 app.add_typer(worker, name="worker")
+app.add_typer(service, name="service")
 app.command()(usage)
 app.command()(doctor)
 app.command()(evidence)

@@ -22,6 +22,8 @@ from telemetry.settings import SettingError, read_settings
 
 _KEPT_FROM_CHILDREN = (
     "HEARTH_CLUSTER_SECRET",
+    "HEARTH_NODE_POP_KEY",
+    "HEARTH_SERVICE_KEYS",
     "REDIS_URL",
     "OBJECTS_URL",
     "AWS_SECRET_ACCESS_KEY",

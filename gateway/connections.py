@@ -12,10 +12,14 @@ import os
 import random
 import ssl
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta
+
+if TYPE_CHECKING:
+    from tenants.service_identity import ServiceIdentity
+    from tenants.service_tokens import Service
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +133,16 @@ class Inbox:
 class _Connection(asyncio.Protocol):
     """Bytes <-> messages on one open socket. Handshake first, then replies go to their inboxes."""
 
-    def __init__(self, secret: bytes, sender: str) -> None:
+    def __init__(
+        self, node_id: str, secret: bytes, sender: str, identity: ServiceIdentity | None, proven_pop: str
+    ) -> None:
         loop = asyncio.get_running_loop()
+        self._node_id = node_id
         self._secret = secret
         self._sender = sender
+        self._identity = identity
+        self._proven_pop = proven_pop
+        self.service: Service | None = None  # whom the node's token proved
         self._nonce = os.urandom(16)
         self._node_nonce: bytes | None = None
         self._decoder = wire.FrameDecoder()
@@ -169,12 +179,36 @@ class _Connection(asyncio.Protocol):
         if self._node_nonce is None:
             self._node_nonce = hello.nonce
             proof = wire.proof(self._secret, "gateway", self._nonce, hello.nonce)
-            self.send(wire.Hello(version=wire.VERSION, sender=self._sender, nonce=self._nonce, proof=proof))
-        elif hello.nonce == self._node_nonce and wire.is_proven(self._secret, "node", hello, self._nonce):
+            token = ""
+            if self._identity is not None:
+                token = self._identity.sign(f"node/{self._node_id}", (hello.nonce, self._nonce))
+            said = wire.Hello(version=wire.VERSION, sender=self._sender, nonce=self._nonce, proof=proof, token=token)
+            self.send(said)
+        elif hello.nonce == self._node_nonce and self._is_believed(hello):
             if not self.is_proven.done():
                 self.is_proven.set_result(None)
         else:
             raise wire.WireError("the node could not prove that it holds the cluster secret")
+
+    def _is_believed(self, hello: wire.Hello) -> bool:
+        """Whether the node is who presence says, by its token, or, where none is required, by the secret. A token's key
+        that is bound to a place is good for that place alone; one that is not leaves the place to the secret. Raises
+        WireError."""
+        has_secret = wire.is_proven(self._secret, "node", hello, self._nonce)
+        if self._identity is None or (not hello.token and not self._identity.is_required):
+            return has_secret
+        service = self._identity.judge(hello.token, {"node"}, (hello.nonce, self._nonce))
+        if service is None or service.name != self._node_id:
+            raise wire.WireError("the node showed no service token of its own that is believed")
+        if service.place != self._proven_pop and (service.place or not has_secret):
+            raise wire.WireError("the node's service key is not of the place that it says it is in")
+        self.service = service
+        return True
+
+    @property
+    def still_holds(self) -> bool:
+        """Whether what the node proved at the beginning has not been revoked since."""
+        return self._identity is None or self.service is None or self._identity.still_holds(self.service)
 
     def send(self, message: wire.Message) -> None:
         """Write a message. On a socket that is closing it goes nowhere: the loss is told to each call right after."""
@@ -207,7 +241,8 @@ class NodeLink:
     """The way to one node. `tokens_in_flight` is what this gateway has asked of it and not yet seen ended.
 
     With `tls`, a `tcp://` node must hold a certificate for its host, and is shown ours. While it is open, the node has
-    proven `secret`: the key of `proven_pop`, where that is not "".
+    shown a service token that our `identity` believes, or proven `secret`; and that it is of `proven_pop`, where that
+    is not "".
     """
 
     def __init__(
@@ -220,8 +255,10 @@ class NodeLink:
         on_change: Callable[[], None],
         tls: ssl.SSLContext | None = None,
         proven_pop: str = "",
+        identity: ServiceIdentity | None = None,
     ) -> None:
         self.node_id = node_id
+        self._identity = identity
         self.proven_pop = proven_pop
         self.address = address
         self._tls = tls
@@ -280,7 +317,7 @@ class NodeLink:
         kind, _, rest = self.address.partition("://")
 
         def make() -> _Connection:
-            return _Connection(self._secret, self._sender)
+            return _Connection(self.node_id, self._secret, self._sender, self._identity, self.proven_pop)
 
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if kind == "unix":
@@ -306,6 +343,9 @@ class NodeLink:
             while not connection.is_closed.done():
                 if loop.time() - connection.heard_s > wire.KEEPALIVE_TIMEOUT_S:
                     log.warning("node is silent", extra={"node_id": self.node_id})
+                    break
+                if not connection.still_holds:
+                    log.warning("node's service key does not count any more", extra={"node_id": self.node_id})
                     break
                 connection.send(wire.Ping())
                 await asyncio.wait([connection.is_closed], timeout=wire.KEEPALIVE_INTERVAL_S)

@@ -12,6 +12,7 @@ import re
 import ssl
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,6 +23,9 @@ from gateway.connections import NodeLink
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry import metrics
+
+if TYPE_CHECKING:
+    from tenants.service_identity import ServiceIdentity
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +67,16 @@ class Nodes:
     """Every node this gateway knows, and its links to them."""
 
     def __init__(
-        self, ephemeral: Ephemeral, *, cluster_secret: bytes, sender: str, tls: ssl.SSLContext | None = None
+        self,
+        ephemeral: Ephemeral,
+        *,
+        cluster_secret: bytes,
+        sender: str,
+        tls: ssl.SSLContext | None = None,
+        identity: ServiceIdentity | None = None,
     ) -> None:
         self._ephemeral = ephemeral
+        self._identity = identity
         self._tls = tls
         self._cluster_secret = cluster_secret
         self._sender = sender
@@ -158,6 +169,7 @@ class Nodes:
                 on_change=self._on_change,
                 tls=self._tls,
                 proven_pop=proven_pop,
+                identity=self._identity,
             )
             self._links[node_id] = link
             self._jobs[node_id] = asyncio.create_task(link.run(), name=f"link to {node_id}")

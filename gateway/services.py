@@ -103,6 +103,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     Raises SettingError, ValueError or OSError when a setting cannot work.
     """
     tls = settings.tls_context()
+    identity = settings.service_identity()
     proxies = networks_in(settings.trusted_proxies)
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
@@ -127,7 +128,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         ttl_s=settings.idempotency_ttl_s,
     )
     sender = f"gateway@{socket.gethostname()}"
-    nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls)
+    nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls, identity=identity)
     allowance = Allowance(
         database,
         SYSTEM_CLOCK,

@@ -7,10 +7,12 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from telemetry.settings import SettingError, at_least, log_level, setting, starts_with, strong_secret
+from telemetry.settings import SettingError, at_least, log_level, one_of, setting, starts_with, strong_secret
 from tenants.conditions import parse_networks
 from tenants.limits import parse_rules
 from tenants.residency import parse_place, parse_places
+from tenants.service_identity import ServiceIdentity
+from tenants.service_ring import Unsafe
 
 
 def _engine_rank(value: int) -> str | None:
@@ -292,6 +294,21 @@ class GatewaySettings:
     drain_timeout_s: float = setting(
         "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)
     )
+    service_ring: Path | None = setting(
+        "HEARTH_SERVICE_RING",
+        "file of the public keys of gateways and nodes (`hearth service`); with it, and keys of its own, a process "
+        "shows service tokens to others and asks for theirs",
+        default=None,
+    )
+    service_keys: Path | None = setting(
+        "HEARTH_SERVICE_KEYS", "folder of this process's own private keys, mode 600", default=None
+    )
+    service_tokens: str = setting(
+        "HEARTH_SERVICE_TOKENS",
+        "whether a peer must show a service token (required) or may prove the cluster secret instead (accepted)",
+        default="required",
+        check=one_of("required", "accepted"),
+    )
     tls_cert: Path | None = setting(
         "HEARTH_GATEWAY_TLS_CERT",
         "this gateway's certificate towards nodes (PEM); with the key and the CA, mutual TLS to tcp:// nodes",
@@ -320,6 +337,8 @@ class GatewaySettings:
         tls_files = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls_files) and not all(tls_files):
             raise SettingError("HEARTH_GATEWAY_TLS_CERT, _KEY and _CA are set together or not at all")
+        if (self.service_ring is None) != (self.service_keys is None):
+            raise SettingError("HEARTH_SERVICE_RING and HEARTH_SERVICE_KEYS are set together or not at all")
 
     def tls_context(self) -> ssl.SSLContext | None:
         """How to connect to nodes over TCP; None without certificates. Raises SettingError for unusable files."""
@@ -332,3 +351,13 @@ class GatewaySettings:
         except (OSError, ssl.SSLError) as error:
             raise SettingError(f"HEARTH_GATEWAY_TLS_CERT, _KEY or _CA cannot be used: {error}") from error
         return context
+
+    def service_identity(self) -> ServiceIdentity | None:
+        """This gateway among the services; None where there are no service keys. Raises SettingError."""
+        if self.service_ring is None or self.service_keys is None:
+            return None
+        is_required = self.service_tokens == "required"
+        try:
+            return ServiceIdentity(self.service_ring, self.service_keys, "gateway", is_required=is_required)
+        except Unsafe as error:
+            raise SettingError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None

@@ -20,6 +20,10 @@ MAY_IMPORT = {
     # Of the engine's, what the catalog needs too: whether a file is what its name says.
     "engine.weight_formats.safetensors_header": set(),
     "engine.weight_formats.adapter_files": {"engine.weight_formats.safetensors_header"},
+    # Of the tenants', what both ends of the wire need: who a service is.
+    "tenants.service_tokens": set(),
+    "tenants.service_ring": {"tenants.service_tokens"},
+    "tenants.service_identity": {"tenants.service_tokens", "tenants.service_ring", "telemetry"},
     "storage": {"telemetry"},
     "documents": {"telemetry"},
     "tenants": {"storage", "telemetry"},
@@ -35,9 +39,26 @@ MAY_IMPORT = {
         "engine.weight_formats.adapter_files",
         "telemetry.child_process",
     },
-    "engine.node": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
+    "engine.node": {
+        "engine",
+        "engine.protocol",
+        "catalog",
+        "storage",
+        "telemetry",
+        "tenants.service_identity",
+        "tenants.service_ring",
+    },
     "engine.standalone": {"engine", "engine.node", "engine.protocol", "catalog", "telemetry"},
-    "gateway": {"tenants", "catalog", "documents", "storage", "telemetry", "engine.protocol"},
+    "gateway": {
+        "tenants",
+        "tenants.service_identity",
+        "tenants.service_ring",
+        "catalog",
+        "documents",
+        "storage",
+        "telemetry",
+        "engine.protocol",
+    },
     "migrations": {"storage", "tenants.tables", "catalog.tables"},
 }
 # A package's process stands on the floor of what it starts.

@@ -29,11 +29,17 @@ def header(scope: Message, name: bytes) -> bytes | None:
     return next((value for key, value in scope["headers"] if key == name), None)
 
 
-def bears(scope: Message, secret: str) -> bool:
-    """Whether the request has exactly one authorization, with `secret` as its bearer token."""
+def bearer(scope: Message) -> bytes | None:
+    """The bearer token of a request that has exactly one authorization."""
     offered = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, token = offered[0].partition(b" ") if len(offered) == 1 else (b"", b"", b"")
-    return scheme.lower() == b"bearer" and hmac.compare_digest(_digest(token), _digest(secret.encode()))
+    return token if scheme.lower() == b"bearer" else None
+
+
+def bears(scope: Message, secret: str) -> bool:
+    """Whether the request's bearer token is `secret`."""
+    token = bearer(scope)
+    return token is not None and hmac.compare_digest(_digest(token), _digest(secret.encode()))
 
 
 def _digest(text: bytes) -> bytes:

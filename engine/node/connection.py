@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from engine.node.calls import Call, Calls
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished
+
+if TYPE_CHECKING:
+    from tenants.service_identity import ServiceIdentity
+    from tenants.service_tokens import Service
 
 logger = logging.getLogger(__name__)
 
@@ -26,14 +30,24 @@ MIN_NONCE_BYTES = 16
 
 
 class Connection(asyncio.Protocol):
-    """The node's end. `connections` holds it from when it is made until it is lost. A gateway proves one of `keys`, and
-    is shown that we hold the same."""
+    """The node's end. `connections` holds it from when it is made until it is lost. A gateway shows a service token
+    that our `identity` believes, and is shown ours; or, where none is required, proves one of `keys`, and is shown that
+    we hold the same."""
 
-    def __init__(self, calls: Calls, keys: tuple[bytes, ...], node_id: str, connections: set[Connection]) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        keys: tuple[bytes, ...],
+        node_id: str,
+        connections: set[Connection],
+        identity: ServiceIdentity | None = None,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls = calls
         self._keys = keys
         self._node_id = node_id
+        self._identity = identity
+        self._service: Service | None = None
         self._connections = connections
         self._nonce = os.urandom(32)
         self._decoder = wire.FrameDecoder()
@@ -121,14 +135,30 @@ class Connection(asyncio.Protocol):
             raise wire.WireError("a second Hello")
         if hello.version != wire.VERSION:
             raise wire.WireError(f"the gateway speaks version {hello.version}, we speak {wire.VERSION}")
+        if len(hello.nonce) < MIN_NONCE_BYTES:
+            raise wire.WireError("the peer's nonce is too short")
+        token = self._answer_to(hello)
         proven = [key for key in self._keys if wire.is_proven(key, "gateway", hello, self._nonce)]
-        if len(hello.nonce) < MIN_NONCE_BYTES or not proven:
+        if not token and not proven:
             raise wire.WireError("the peer could not prove that it holds the cluster secret")
         self._is_proven = True
         self.peer = hello.sender[:64]
-        proof = wire.proof(proven[0], "node", self._nonce, hello.nonce)
-        self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce, proof=proof))
-        logger.info("gateway connected", extra={"gateway": self.peer})
+        proof = wire.proof(proven[0], "node", self._nonce, hello.nonce) if proven else b""
+        said = wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce, proof=proof, token=token)
+        self._send(said)
+        logger.info("gateway connected", extra={"gateway": self.peer, "is_by_token": self._service is not None})
+
+    def _answer_to(self, hello: wire.Hello) -> str:
+        """Our token for the gateway whose token is believed; "" where it showed none and none is required. Raises
+        WireError."""
+        if self._identity is None or (not hello.token and not self._identity.is_required):
+            return ""
+        nonces = (self._nonce, hello.nonce)
+        self._service = self._identity.judge(hello.token, {"gateway"}, nonces)
+        token = self._identity.sign(self._service.subject, nonces) if self._service is not None else ""
+        if not token:
+            raise wire.WireError("the peer showed no service token that is believed, or we have none to show")
+        return token
 
     def _execute(self, execute: wire.Execute) -> None:
         call_id = execute.call_id
@@ -163,13 +193,15 @@ class Connection(asyncio.Protocol):
             self.drop(f"more than {MAX_UNSENT_BYTES} bytes are unread")
 
     def _watch(self) -> None:
-        """Each second: has the peer proven itself, is it alive, does it read?"""
+        """Each second: has the peer proven itself, does that still count, is it alive, does it read?"""
         now = self._loop.time()
         silent_s = now - self._heard_s
         if not self._is_proven and now - self._made_s > HANDSHAKE_TIMEOUT_S:
             self.drop("no handshake")
         elif silent_s > wire.KEEPALIVE_TIMEOUT_S:
             self.drop(f"silent for {silent_s:.1f} s")
+        elif self._service is not None and self._identity is not None and not self._identity.still_holds(self._service):
+            self.drop("its service key, or it, does not count any more")
         elif self._paused_s is not None and now - self._paused_s > MAX_UNREAD_S:
             self.drop(f"read nothing for {MAX_UNREAD_S:g} s")
         else:

@@ -4,7 +4,8 @@
     GET  /status    NodeStatus       GET /metrics   Prometheus text
     GET  /healthz   the process lives        GET /readyz   the first model can take calls, and the node stays
 
-/execute needs the cluster secret (`Authorization: Bearer <hex>`). Plain ASGI; whoever serves it is `server.py`.
+/execute needs the cluster secret (`Authorization: Bearer <hex>`) or a service token, which is good once. Plain ASGI;
+whoever serves it is `server.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -25,6 +27,7 @@ from engine.node.asgi import (
     Receive,
     Send,
     answer,
+    bearer,
     bears,
     read_body,
     wait_for_disconnect,
@@ -37,6 +40,9 @@ from engine.protocol.tasks import TaskInput
 from engine.protocol.wire import Execute, to_json_line
 from storage.errors import StoreError
 from telemetry import metrics
+
+if TYPE_CHECKING:
+    from tenants.service_identity import ServiceIdentity
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 DEFAULT_DEADLINE_S = 120.0
@@ -65,12 +71,14 @@ class HttpDoor:
         secret: bytes,
         status: Callable[[], NodeStatus],
         is_ready: Callable[[], bool],
+        identity: ServiceIdentity | None = None,
     ) -> None:
         self._calls = calls
         self._store = store
         self._secret = secret.hex()
         self._status = status
         self._is_ready = is_ready
+        self._identity = identity
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "served without lifespan and websockets"
@@ -91,8 +99,8 @@ class HttpDoor:
             await _refuse(send, 404, "no such route")
 
     async def _execute(self, scope: Message, receive: Receive, send: Send) -> None:
-        if not bears(scope, self._secret):
-            return await _refuse(send, 401, "the cluster secret is needed as a bearer token")
+        if not self._may_execute(scope):
+            return await _refuse(send, 401, "the cluster secret or a service token is needed as a bearer token")
         try:
             body = await read_body(scope, receive, MAX_BODY_BYTES)
         except BodyTooLarge:
@@ -107,6 +115,18 @@ class HttpDoor:
             return await _refuse(send, 404, str(error))
         await self._stream(execute, receive, send)
         return None
+
+    def _may_execute(self, scope: Message) -> bool:
+        """Whether the request bears the secret, where service tokens are not required, or a token that is believed."""
+        identity = self._identity
+        if self._secret and (identity is None or not identity.is_required) and bears(scope, self._secret):
+            return True
+        token = bearer(scope) if identity is not None else None
+        return (
+            identity is not None
+            and token is not None
+            and identity.judge_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
+        )
 
     async def _read(self, body: bytes) -> Execute:
         asked = msgspec.json.decode(body, type=ExecuteBody)

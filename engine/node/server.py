@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
@@ -22,6 +22,9 @@ from engine.node.addresses import Address
 from engine.node.calls import Calls
 from engine.node.connection import Connection
 from engine.node.settings import NodeSettings
+
+if TYPE_CHECKING:
+    from tenants.service_identity import ServiceIdentity
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +39,21 @@ class CannotListen(Exception):
 
 
 class GatewayDoor:
-    """Accepts gateways that prove one of `keys`. `address` is where it really listens."""
+    """Accepts gateways that `identity` believes, or that prove one of `keys`. `address` is where it really listens."""
 
-    def __init__(self, calls: Calls, keys: tuple[bytes, ...], node_id: str, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        keys: tuple[bytes, ...],
+        node_id: str,
+        context: ssl.SSLContext | None,
+        identity: ServiceIdentity | None = None,
+    ) -> None:
         self._calls = calls
         self._keys = keys
         self._node_id = node_id
         self._context = context
+        self._identity = identity
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self.address = ""
@@ -76,7 +87,7 @@ class GatewayDoor:
         if len(self._connections) >= MAX_CONNECTIONS:
             logger.warning("a connection was refused", extra={"num_connections": len(self._connections)})
             return _Refusal()
-        return Connection(self._calls, self._keys, self._node_id, self._connections)
+        return Connection(self._calls, self._keys, self._node_id, self._connections, self._identity)
 
 
 class _Refusal(asyncio.Protocol):

@@ -9,13 +9,16 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
 from engine.node.addresses import parse_address, parse_http_address
 from engine.protocol.wire import pop_key
 from telemetry.settings import SettingError, at_least, log_level, one_of, setting, starts_with, strong_secret
+
+if TYPE_CHECKING:
+    from tenants.service_identity import ServiceIdentity
 
 DEFAULT_MODELS = "@cf/hearth/spark,@cf/hearth/minilm"
 
@@ -72,6 +75,21 @@ class NodeSettings:
         default=b"",
         secret=True,
         check=_strong_if_any,
+    )
+    service_ring: Path | None = setting(
+        "HEARTH_SERVICE_RING",
+        "file of the public keys of gateways and nodes (`hearth service`); with it, and keys of its own, a process "
+        "shows service tokens to others and asks for theirs",
+        default=None,
+    )
+    service_keys: Path | None = setting(
+        "HEARTH_SERVICE_KEYS", "folder of this process's own private keys, mode 600", default=None
+    )
+    service_tokens: str = setting(
+        "HEARTH_SERVICE_TOKENS",
+        "whether a peer must show a service token (required) or may prove the cluster secret instead (accepted)",
+        default="required",
+        check=one_of("required", "accepted"),
     )
     advertise: str = setting(
         "HEARTH_NODE_ADVERTISE",
@@ -196,8 +214,12 @@ class NodeSettings:
     )
 
     def __post_init__(self) -> None:
-        if not self.cluster_secret and not self.given_pop_key:
-            raise SettingError("HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_NODE_POP_KEY")
+        if (self.service_ring is None) != (self.service_keys is None):
+            raise SettingError("HEARTH_SERVICE_RING and HEARTH_SERVICE_KEYS are set together or not at all")
+        if not self.cluster_secret and not self.given_pop_key and self.service_ring is None:
+            raise SettingError(
+                "HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_NODE_POP_KEY, nor HEARTH_SERVICE_RING"
+            )
         tls_files = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls_files) and not all(tls_files):
             raise SettingError(
@@ -209,13 +231,31 @@ class NodeSettings:
 
     @property
     def pop_key(self) -> bytes:
-        """What this node proves to gateways."""
-        return self.given_pop_key or pop_key(self.cluster_secret, self.pop)
+        """What this node proves to gateways; nothing where it has its service keys alone."""
+        return self.given_pop_key or (pop_key(self.cluster_secret, self.pop) if self.cluster_secret else b"")
 
     @property
     def keys(self) -> tuple[bytes, ...]:
         """What a gateway may prove: this place's key, or (as gateways of the version before do) the cluster secret."""
-        return (self.pop_key, self.cluster_secret) if self.cluster_secret else (self.pop_key,)
+        return tuple(key for key in (self.pop_key, self.cluster_secret) if key)
+
+    def service_identity(self) -> ServiceIdentity | None:
+        """This node among the services; None where there are no service keys. Raises ValueError naming the setting."""
+        if self.service_ring is None or self.service_keys is None:
+            return None
+        from tenants.service_identity import ServiceIdentity
+        from tenants.service_ring import Unsafe
+
+        is_required = self.service_tokens == "required"
+        try:
+            identity = ServiceIdentity(self.service_ring, self.service_keys, "node", is_required=is_required)
+        except Unsafe as error:
+            raise ValueError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None
+        if identity.name != self.name:
+            raise ValueError(f"HEARTH_SERVICE_KEYS: the key of {identity.subject}, and HEARTH_NODE_ID is {self.name}")
+        if identity.place not in ("", self.pop):
+            raise ValueError(f"HEARTH_SERVICE_KEYS: a key of the PoP {identity.place}, and HEARTH_POP is {self.pop}")
+        return identity
 
     @property
     def name(self) -> str:

@@ -1,10 +1,11 @@
 """Frames between gateway and node: 4 bytes little-endian length, then one MessagePack map with a `type`.
 
-The node speaks first. Both sides prove that they hold the cluster secret before anything else is answered:
+The node speaks first. Both sides prove who they are before anything else is answered, by a service token or by the
+cluster secret, either bound to both nonces:
 
     node     Hello(version, sender, nonce)
-    gateway  Hello(version, sender, nonce, proof over both nonces)
-    node     Hello(version, sender, nonce, proof over both nonces)      the connection is open
+    gateway  Hello(version, sender, nonce, proof over both nonces, token)
+    node     Hello(version, sender, nonce, proof over both nonces, token)      the connection is open
     gateway  Execute | Cancel | Ping ...        node  Reply | Pong ...
 
 `FrameDecoder` is strict: a frame over the limit or of an unknown shape raises `WireError`, and the connection is to be
@@ -39,6 +40,7 @@ class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
     sender: str
     nonce: bytes
     proof: bytes = b""
+    token: str = ""
 
 
 class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=True):

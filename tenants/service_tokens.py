@@ -1,0 +1,257 @@
+"""Service tokens: short Ed25519 JWTs by which gateways and nodes show each other who they are. Pure; knows no files.
+
+Each service signs its own tokens with a key that never leaves its machine. The ring (`service_ring.py`) lists the
+public halves: a key id is looked up in it by exact match, and what the key may speak for (subject, place) is what the
+ring says of it, never what the token does. A token's header can choose neither the algorithm nor the key.
+
+    header  {"alg": "EdDSA", "kid": …, "typ": "hearth-service+jwt"}
+    claims  iss the ring's name   sub who signs, as node/n1   aud who is to read it, as gateway/g1
+            iat nbf exp whole seconds of Unix time   jti one token's id   bind what the token was made for, where a
+            connection's handshake asks for one: it is good on that connection and on no other
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from msgspec import Struct
+
+Kind = Literal["gateway", "node", "operator"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+MAX_TOKEN_BYTES = 1024
+MAX_LIFE_S = 600
+LEEWAY_S = 30
+TYPE = "hearth-service+jwt"
+_ALGORITHM = "EdDSA"
+
+_SUBJECT = re.compile(rf"({'|'.join(KINDS)})/([A-Za-z0-9._-]{{1,64}})")
+_SEGMENT = re.compile(r"[A-Za-z0-9_-]+")
+_ID = re.compile(r"[0-9a-f]{32}")
+_HEADER_NAMES = frozenset({"alg", "kid", "typ"})
+_CLAIM_NAMES = frozenset({"iss", "sub", "aud", "iat", "nbf", "exp", "jti", "bind"})
+_TIMES = ("iat", "nbf", "exp")
+
+ForgedReason = Literal[
+    "form",  # too long, or not three canonical segments
+    "header",  # not ours to the letter: another algorithm or type, a key or an address of one, anything more
+    "key",  # in no ring, or not for now, or revoked
+    "signature",
+    "claims",  # one is missing, twice there, of another type, or unknown
+    "issuer",
+    "subject",  # not who its key speaks for, of a kind that may not ask this, or revoked
+    "audience",  # meant for somebody else
+    "binding",  # made for another connection
+    "time",  # expired, not yet valid, or valid for too long
+    "revoked",
+]
+
+
+class PublicKey(Struct, frozen=True, forbid_unknown_fields=True):
+    """One key of the ring. Times are whole seconds of Unix time, `revoked_at` 0 while it is not. `place` is the PoP
+    that whoever holds it is in, "" for none."""
+
+    kid: str
+    subject: str
+    public: str  # 64 hexadecimal digits
+    not_before: int
+    not_after: int
+    place: str = ""
+    revoked_at: int = 0
+
+    def is_usable(self, now_s: float) -> bool:
+        return not self.revoked_at and self.not_before - LEEWAY_S <= now_s < self.not_after
+
+
+class Ring(Struct, frozen=True, forbid_unknown_fields=True):
+    """Every key that counts, and what does not count any more: subjects and token ids, with the time that was said.
+    A token's id is kept until the token would have run out by itself."""
+
+    issuer: str
+    keys: tuple[PublicKey, ...] = ()
+    revoked_subjects: dict[str, int] = {}
+    revoked_tokens: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Who a token proved. `place` is what the ring says of its key."""
+
+    subject: str
+    kind: Kind
+    name: str
+    place: str
+    kid: str
+    jti: str
+    expires_at_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forged:
+    """No service. The reason is for our own log; a peer is told nothing."""
+
+    reason: ForgedReason
+
+
+def parse_subject(text: str) -> tuple[Kind, str]:
+    """Kind and name. Raises ValueError."""
+    match = _SUBJECT.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"a service is {', '.join(f'{kind}/NAME' for kind in KINDS)}, with 1 to 64 of A-Z a-z 0-9 . _ -"
+        )
+    return cast(Kind, match[1]), match[2]
+
+
+class KnownKeys:
+    """A ring, ready to judge with. Raises ValueError for one that makes no sense."""
+
+    def __init__(self, ring: Ring) -> None:
+        self.ring = ring
+        self._keys: dict[str, tuple[PublicKey, Ed25519PublicKey]] = {}
+        for key in ring.keys:
+            parse_subject(key.subject)
+            if not _ID.fullmatch(key.kid) or key.kid in self._keys:
+                raise ValueError(f"key id {key.kid!r} is no id, or stands there twice")
+            self._keys[key.kid] = key, Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.public))
+
+    def find(self, kid: str) -> PublicKey | None:
+        found = self._keys.get(kid)
+        return found and found[0]
+
+    def judge(
+        self, token: str, *, audience: str, kinds: Collection[Kind], now_s: float, binding: str = ""
+    ) -> Service | Forged:
+        """Who signed `token` for `audience`, if that is a service of one of `kinds`."""
+        segments = token.split(".") if len(token) <= MAX_TOKEN_BYTES else []
+        parts = [_decoded(segment) for segment in segments]
+        if len(parts) != 3 or any(part is None for part in parts):
+            return Forged("form")
+        header = _object(parts[0])
+        if header is None or header.keys() != _HEADER_NAMES or (header["alg"], header["typ"]) != (_ALGORITHM, TYPE):
+            return Forged("header")
+        known = self._keys.get(header["kid"]) if isinstance(header["kid"], str) else None
+        if known is None or not known[0].is_usable(now_s):
+            return Forged("key")
+        try:
+            _SIGNATURES.decode(token, known[1], algorithms=[_ALGORITHM])
+        except jwt.InvalidTokenError:
+            return Forged("signature")
+        claims = _object(parts[1])
+        if claims is None or not _are_well_typed(claims):
+            return Forged("claims")
+        return self._weigh(claims, known[0], audience, kinds, now_s, binding)
+
+    def _weigh(
+        self,
+        claims: Mapping[str, Any],
+        key: PublicKey,
+        audience: str,
+        kinds: Collection[Kind],
+        now_s: float,
+        binding: str,
+    ) -> Service | Forged:
+        """What is signed by this key may still be wrong, or not for us."""
+        kind, name = parse_subject(key.subject)
+        reason: ForgedReason | None = None
+        if claims["iss"] != self.ring.issuer:
+            reason = "issuer"
+        elif claims["sub"] != key.subject or kind not in kinds or key.subject in self.ring.revoked_subjects:
+            reason = "subject"
+        elif claims["aud"] != audience:
+            reason = "audience"
+        elif not secrets.compare_digest(claims.get("bind", ""), binding):
+            reason = "binding"
+        elif not _is_now(claims, now_s):
+            reason = "time"
+        elif claims["jti"] in self.ring.revoked_tokens:
+            reason = "revoked"
+        if reason is not None:
+            return Forged(reason)
+        return Service(key.subject, kind, name, key.place, key.kid, claims["jti"], claims["exp"])
+
+    def still_holds(self, service: Service, now_s: float) -> bool:
+        """Whether what was proven is not revoked since, and its key not run out; that the token is, is no matter."""
+        key = self.find(service.kid)
+        return (
+            key is not None
+            and key.is_usable(now_s)
+            and (key.subject, key.place) == (service.subject, service.place)
+            and service.subject not in self.ring.revoked_subjects
+            and service.jti not in self.ring.revoked_tokens
+        )
+
+
+def sign(
+    private: Ed25519PrivateKey,
+    key: PublicKey,
+    *,
+    issuer: str,
+    audience: str,
+    now_s: float,
+    life_s: int = 60,
+    binding: str = "",
+) -> str:
+    """A token by the holder of this key. `life_s` is at most MAX_LIFE_S."""
+    assert 0 < life_s <= MAX_LIFE_S
+    issued = int(now_s)
+    claims: dict[str, Any] = {"iss": issuer, "sub": key.subject, "aud": audience, "jti": secrets.token_hex(16)}
+    claims |= {"iat": issued, "nbf": issued, "exp": issued + life_s}
+    if binding:
+        claims["bind"] = binding
+    return jwt.encode(claims, private, algorithm=_ALGORITHM, headers={"kid": key.kid, "typ": TYPE})
+
+
+# Signatures alone: claims are read once, strictly, and their times on a clock that tests can set.
+_SIGNATURES = jwt.PyJWS(algorithms=[_ALGORITHM])
+
+
+def _decoded(segment: str) -> bytes | None:
+    """The bytes of a segment in base64url, or None where another spelling would mean the same bytes."""
+    if not _SEGMENT.fullmatch(segment) or len(segment) % 4 == 1:
+        return None
+    found = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
+    return found if base64.urlsafe_b64encode(found).rstrip(b"=").decode() == segment else None
+
+
+def _object(text: bytes | None) -> dict[str, Any] | None:
+    """A JSON object in which no name stands twice, or None."""
+    try:
+        found = json.loads(text or b"", object_pairs_hook=_unrepeated, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands twice")
+    return found
+
+
+def _refuse_constant(_name: str) -> Any:
+    raise ValueError("no JSON")
+
+
+def _are_well_typed(claims: Mapping[str, Any]) -> bool:
+    """Whether every claim is there, none beside them, and each a text or a whole number (no bool), as it should be."""
+    if claims.keys() | {"bind"} != _CLAIM_NAMES or not all(type(claims[name]) is int for name in _TIMES):
+        return False
+    texts = [value for name, value in claims.items() if name not in _TIMES]
+    return all(type(text) is str and text.isascii() for text in texts) and bool(_ID.fullmatch(claims["jti"]))
+
+
+def _is_now(claims: Mapping[str, Any], now_s: float) -> bool:
+    issued, start, end = (claims[name] for name in _TIMES)
+    if not issued <= end or not 0 < end - start <= MAX_LIFE_S or not 0 < end - issued <= MAX_LIFE_S:
+        return False
+    return bool(max(issued, start) <= now_s + LEEWAY_S and now_s < end + LEEWAY_S)

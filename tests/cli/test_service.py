@@ -1,0 +1,128 @@
+"""`hearth service`: keys are made, rotated, listed and revoked; the audit tells of each; no secret is ever printed."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import main
+from tenants.service_identity import ServiceIdentity
+from tenants.service_ring import read_ring
+
+Hearth = Callable[..., Any]
+
+
+def identity(data: Path, subject: str) -> ServiceIdentity:
+    folder = data / "service" / "keys" / subject.replace("/", "-")
+    return ServiceIdentity(data / "service" / "ring.json", folder, subject.split("/")[0])  # type: ignore[arg-type]
+
+
+def test_the_life_of_a_service_key(hearth: Hearth, data: Path):
+    """Made, used, rotated, used on, revoked; and every step is in the audit."""
+    made = hearth("service", "make", "node/n1", "--place", "fra")
+    private = Path(made["private_key"])
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    hearth("service", "make", "operator/ann")
+    node = identity(data, "node/n1")
+    first = hearth("service", "issue", "operator/ann", "--to", "node/n1")["token"]
+    assert node.judge_once(first, {"operator"}) is not None
+    rotated = hearth("service", "rotate", "node/n1", "--overlap", "10m")
+    rows = {row["kid"]: row for row in hearth("service", "list")}
+    assert {rows[made["kid"]]["status"], rows[rotated["kid"]]["status"]} == {"active"}
+    assert rows[rotated["kid"]]["place"] == "fra"
+    assert rows[made["kid"]]["not_after"] < rows[rotated["kid"]]["not_after"]
+    second = hearth("service", "issue", "operator/ann", "--to", "node/n1", "--life", "10m")["token"]
+    hearth("service", "revoke", "--subject", "operator/ann")
+    assert identity(data, "node/n1").judge_once(second, {"operator"}) is None
+    assert "revoked" in hearth("service", "make", "operator/ann", status=2)
+    hearth("service", "reinstate", "operator/ann")
+    assert "no key here that is good" in hearth("service", "issue", "operator/ann", "--to", "node/n1", status=1)
+    hearth("service", "make", "operator/ann")
+    third = hearth("service", "issue", "operator/ann", "--to", "node/n1")["token"]
+    assert identity(data, "node/n1").judge_once(third, {"operator"}) is not None
+    hearth("service", "revoke", "--key", rotated["kid"])
+    hearth("service", "revoke", "--token", "ab" * 16)
+    with closing(sqlite3.connect(data / "hearth.db")) as connection:
+        query = "SELECT action FROM audit_entries WHERE action LIKE 'service%' ORDER BY sequence"
+        actions = [action for (action,) in connection.execute(query)]
+    told = ["make", "make", "rotate", "revoke", "reinstate", "make", "revoke", "revoke"]
+    assert [action.partition(".")[2] for action in actions] == told
+    assert hearth("audit", "verify")["is_whole"]
+
+
+@pytest.fixture
+def ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a ring may be, on a machine that knows no ledger."""
+    for env in ("DATABASE_URL", "HEARTH_SERVICE_RING"):
+        monkeypatch.delenv(env, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "far" / "ring.json"
+
+
+@pytest.fixture
+def service(ring: Path, capsys: pytest.CaptureFixture[str]) -> Hearth:
+    """Run `hearth service` on that ring; what it printed, or what it said when it failed with `status`."""
+
+    def run(*arguments: str, status: int = 0) -> Any:
+        assert main.run(["service", *arguments, "--ring", str(ring), "--json"]) == status
+        captured = capsys.readouterr()
+        return json.loads(captured.err)["error"]["message"] if status else json.loads(captured.out)
+
+    return run
+
+
+def test_a_key_made_elsewhere_is_taken_by_its_public_half(service: Hearth, ring: Path, tmp_path: Path):
+    made = service("make", "gateway/g2")
+    near = tmp_path / "near.json"
+    assert main.run(["service", "add", "gateway/g2", made["public"], "--ring", str(near), "--json"]) == 0
+    assert ServiceIdentity(near, Path(made["private_key"]).parent, "gateway").sign("node/n1")
+
+
+def test_no_command_prints_a_private_key(service: Hearth, ring: Path, capsys: Any):
+    for command in (["make", "node/n1"], ["rotate", "node/n1"], ["list"], ["revoke", "--subject", "node/n1"]):
+        for how in ([], ["--json"]):
+            main.run(["service", *command, "--ring", str(ring), *how])
+    said = "".join(capsys.readouterr())
+    secrets = ["".join(path.read_text().splitlines()[1:-1]) for path in ring.parent.rglob("*.pem")]
+    assert len(secrets) >= 3
+    assert not [secret for secret in secrets if secret in said]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["make", "n1"], "node/NAME"),
+        (["make", "gateway/g", "--place", "fra"], "only a node"),
+        (["make", "node/../../x"], "node/NAME"),
+        (["add", "node/n1", "abc"], "64 hexadecimal"),
+        (["add", "node/n1", "zz" * 32], "64 hexadecimal"),
+        (["issue", "node/n1", "--to", "everybody"], "node/NAME"),
+        (["issue", "node/n1", "--to", "node/n2", "--life", "11m"], "at most 600 s"),
+        (["rotate", "node/n1", "--overlap", "soon"], "--overlap"),
+        (["revoke"], "one of --key"),
+        (["revoke", "--key", "nothing"], "no key nothing"),
+        (["revoke", "--token", "nothing"], "32 hexadecimal"),
+        (["reinstate", "node/n9"], "not revoked"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(service: Hearth, arguments: list[str], says: str):
+    if arguments[0] != "make":
+        service("make", "node/n1")
+    assert says in service(*arguments, status=2)
+
+
+def test_a_damaged_ring_is_left_alone(service: Hearth, ring: Path):
+    service("make", "node/n1")
+    ring.write_text("{}")
+    assert "not a ring" in service("make", "node/n2", status=1)
+    assert ring.read_text() == "{}"
+    ring.unlink()
+    service("make", "node/n2")
+    assert len(read_ring(ring).ring.keys) == 1

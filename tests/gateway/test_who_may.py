@@ -1,0 +1,400 @@
+"""Every route by every kind of credential: exactly the cells that should open do. A route without a line fails.
+
+The real app, over a real database, without a server: what stands behind a route is put in place of by a marker, unless
+it judges the credential itself.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from starlette.responses import Response
+
+from gateway import app as gateway_app
+from gateway import openapi
+from gateway.app import ROUTES
+from gateway.call import Door
+from gateway.services import Services, open_services
+from gateway.settings import GatewaySettings
+from gateway.test_tenant import ECHOING_MODEL
+from storage.database import Database
+from telemetry.settings import read_settings
+from tenants import api_tokens, held_tokens, service_ring, service_tokens, users
+from tenants.conditions import AddressCondition
+from tenants.policies import Policy
+from tenants.scopes import find_group
+from tests.gateway.process import PARROT, PEPPER
+from tests.gateway.site import Tenants, seed
+
+A = "/client/v4/accounts/{account_id}"
+ANYBODY, RUN, OWN_RUN, WRITE_AI = "anybody", "run", "run on one's own account", "write ai"
+READ_ACCOUNT, WRITE_ACCOUNT = "read the account", "write the account"
+READ_TOKENS, WRITE_TOKENS = "read the account's tokens", "write the account's tokens"
+READ_OWN_TOKENS, WRITE_OWN_TOKENS = "read one's own tokens", "write one's own tokens"
+USER, ACCOUNTS, NEW_ACCOUNT = "a user", "list accounts", "make an account"
+VERIFY_USER, VERIFY_ACCOUNT = "verify a user's token", "verify an account's token"
+
+# What each route asks for. A new route needs a line here, and so a thought.
+TABLE = {
+    ("POST", f"{A}/ai/run"): RUN,
+    ("POST", f"{A}/ai/run/{{model...}}"): RUN,
+    ("POST", f"{A}/ai/v1/chat/completions"): RUN,
+    ("POST", f"{A}/ai/v1/completions"): RUN,
+    ("POST", f"{A}/ai/v1/embeddings"): RUN,
+    ("POST", f"{A}/ai/v1/responses"): RUN,
+    ("GET", f"{A}/ai/v1/responses/{{response_id}}"): RUN,
+    ("DELETE", f"{A}/ai/v1/responses/{{response_id}}"): RUN,
+    ("GET", f"{A}/ai/v1/responses/{{response_id}}/input_items"): RUN,
+    ("POST", f"{A}/ai/v1/messages"): RUN,
+    ("POST", f"{A}/ai/v1/messages/count_tokens"): RUN,
+    ("GET", f"{A}/ai/v1/models"): RUN,
+    ("GET", f"{A}/ai/v1/models/{{model...}}"): RUN,
+    ("GET", f"{A}/ai/models/search"): RUN,
+    ("GET", f"{A}/ai/models/schema"): RUN,
+    ("GET", f"{A}/ai/authors/search"): RUN,
+    ("GET", f"{A}/ai/tasks/search"): RUN,
+    ("POST", f"{A}/ai/tomarkdown"): RUN,
+    ("GET", f"{A}/ai/tomarkdown/supported"): RUN,
+    ("POST", f"{A}/ai/price/{{model...}}"): RUN,
+    ("GET", f"{A}/ai/usage"): READ_ACCOUNT,
+    ("GET", f"{A}/ai/usage/calls"): READ_ACCOUNT,
+    ("GET", f"{A}/ai/usage/latency"): READ_ACCOUNT,
+    ("GET", f"{A}/ai/usage/export"): READ_ACCOUNT,
+    ("GET", f"{A}/ai/usage/forecast"): READ_ACCOUNT,
+    ("GET", f"{A}/ai/usage/budgets"): READ_ACCOUNT,
+    ("PUT", f"{A}/ai/usage/budgets"): WRITE_ACCOUNT,
+    ("DELETE", f"{A}/ai/usage/budgets"): WRITE_ACCOUNT,
+    ("GET", f"{A}/ai/usage/alerts"): READ_ACCOUNT,
+    ("GET", "/client/v4/accounts"): ACCOUNTS,
+    ("POST", "/client/v4/accounts"): NEW_ACCOUNT,
+    ("GET", A): READ_ACCOUNT,
+    ("PUT", A): WRITE_ACCOUNT,
+    ("DELETE", A): WRITE_ACCOUNT,
+    ("GET", f"{A}/audit_logs"): READ_ACCOUNT,
+    ("GET", "/client/v4/user"): USER,
+    ("GET", "/client/v4/memberships"): USER,
+    ("GET", "/client/v4/memberships/{membership_id}"): USER,
+    ("PUT", "/client/v4/memberships/{membership_id}"): USER,
+    ("DELETE", "/client/v4/memberships/{membership_id}"): USER,
+    ("POST", f"{A}/ai/finetunes"): WRITE_AI,
+    ("GET", f"{A}/ai/finetunes"): RUN,
+    ("GET", f"{A}/ai/finetunes/public"): RUN,
+    ("GET", f"{A}/ai/finetunes/{{finetune_id}}"): RUN,
+    ("DELETE", f"{A}/ai/finetunes/{{finetune_id}}"): WRITE_AI,
+    ("POST", f"{A}/ai/finetunes/{{finetune_id}}/finetune-assets"): WRITE_AI,
+    ("GET", "/client/v4/user/tokens/verify"): VERIFY_USER,
+    ("GET", f"{A}/tokens/verify"): VERIFY_ACCOUNT,
+    ("GET", "/client/v4/user/tokens"): READ_OWN_TOKENS,
+    ("POST", "/client/v4/user/tokens"): WRITE_OWN_TOKENS,
+    ("GET", "/client/v4/user/tokens/permission_groups"): READ_OWN_TOKENS,
+    ("GET", "/client/v4/user/tokens/{api_token_id}"): READ_OWN_TOKENS,
+    ("PUT", "/client/v4/user/tokens/{api_token_id}"): WRITE_OWN_TOKENS,
+    ("DELETE", "/client/v4/user/tokens/{api_token_id}"): WRITE_OWN_TOKENS,
+    ("PUT", "/client/v4/user/tokens/{api_token_id}/value"): WRITE_OWN_TOKENS,
+    ("GET", f"{A}/tokens"): READ_TOKENS,
+    ("POST", f"{A}/tokens"): WRITE_TOKENS,
+    ("GET", f"{A}/tokens/permission_groups"): READ_TOKENS,
+    ("GET", f"{A}/tokens/{{api_token_id}}"): READ_TOKENS,
+    ("PUT", f"{A}/tokens/{{api_token_id}}"): WRITE_TOKENS,
+    ("DELETE", f"{A}/tokens/{{api_token_id}}"): WRITE_TOKENS,
+    ("PUT", f"{A}/tokens/{{api_token_id}}/value"): WRITE_TOKENS,
+    ("POST", "/run"): OWN_RUN,
+    ("POST", "/ai-gateway/run"): OWN_RUN,
+    ("GET", "/ai-api/models/search"): OWN_RUN,
+    ("POST", "/to-everything/markdown/transformer"): OWN_RUN,
+    ("GET", "/to-everything/markdown/supported"): OWN_RUN,
+    ("GET", "/healthz"): ANYBODY,
+    ("GET", "/readyz"): ANYBODY,
+    ("GET", "/metrics"): ANYBODY,
+    ("GET", "/openapi.json"): ANYBODY,
+    ("GET", "/docs"): ANYBODY,
+    ("GET", "/docs/docs.js"): ANYBODY,
+    ("GET", "/docs/docs.css"): ANYBODY,
+}
+JUDGES_ITSELF = {ACCOUNTS, NEW_ACCOUNT, VERIFY_USER, VERIFY_ACCOUNT}
+
+MALFORMED, UNKNOWN, FORBIDDEN = (400, 9106), (401, 10000), (403, 10000)
+OUTSIDE, BLOCKED, NO_SUCH_TOKEN, REPEATED = (403, 10001), (403, 3023), (401, 1000), (400, 3003)
+REACHED = (200, 0)
+
+RUNS = frozenset({RUN, OWN_RUN})
+AS_USER = frozenset({USER, VERIFY_USER})
+READS, WRITES = frozenset({READ_ACCOUNT, ACCOUNTS}), frozenset({READ_ACCOUNT, ACCOUNTS, WRITE_ACCOUNT})
+KEEPS = frozenset({READ_TOKENS, WRITE_TOKENS})
+KEEPS_OWN = frozenset({READ_OWN_TOKENS, WRITE_OWN_TOKENS})
+EVERYTHING = RUNS | {WRITE_AI, NEW_ACCOUNT} | WRITES | KEEPS | KEEPS_OWN | AS_USER | {VERIFY_ACCOUNT}
+AS_MEMBER = READS | {READ_TOKENS, NEW_ACCOUNT, VERIFY_ACCOUNT} | KEEPS_OWN | AS_USER  # by a key that is the user's own
+NOTHING: frozenset[str] = frozenset()
+
+GROUPS = {
+    "Workers AI Read": RUNS,
+    "Workers AI Write": RUNS | {WRITE_AI},
+    "Account Settings Read": READS,
+    "Account Settings Write": WRITES,
+    "API Tokens Read": frozenset({READ_OWN_TOKENS}),
+    "API Tokens Write": KEEPS_OWN,
+    "Account API Tokens Read": frozenset({READ_TOKENS}),
+    "Account API Tokens Write": KEEPS,
+}
+MANAGEMENT = ("Account Settings Write", "API Tokens Write", "Account API Tokens Write")
+
+
+@dataclass(frozen=True)
+class Credential:
+    """Headers, what they open on the account of the table, and what is said where they do not."""
+
+    name: str
+    headers: dict[str, str]
+    opens: frozenset[str]
+    refusal: tuple[int, int] = FORBIDDEN
+    verify_refusal: tuple[int, int] = NO_SUCH_TOKEN
+    own_run_refusal: tuple[int, int] | None = None
+    user_refusal: tuple[int, int] | None = None
+    query: str = ""
+
+    def expected(self, what: str) -> tuple[int, int]:
+        if what == ANYBODY or what in self.opens:
+            return REACHED
+        if what in (VERIFY_USER, VERIFY_ACCOUNT):
+            return self.verify_refusal
+        if what == OWN_RUN:
+            return self.own_run_refusal or self.refusal
+        if what in (USER, NEW_ACCOUNT, *KEEPS_OWN):
+            return self.user_refusal or self.refusal
+        return self.refusal
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {secret}"}
+
+
+def without(name: str, headers: dict[str, str], said: tuple[int, int] = MALFORMED, query: str = "") -> Credential:
+    return Credential(name, headers, NOTHING, said, NO_SUCH_TOKEN if said == UNKNOWN else said, query=query)
+
+
+def service_token() -> str:
+    private = Ed25519PrivateKey.generate()
+    key = service_ring.public_key(service_ring.public_half(private), "gateway/g", start_s=time.time() - 5, life_days=1)
+    return service_tokens.sign(private, key, issuer="hearth", audience="gateway/g", now_s=time.time())
+
+
+async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
+    """One of every kind."""
+    main = tenants.account_id
+
+    async def token(*groups: str, kind: Any = "user") -> dict[str, str]:
+        return bearer((await api_tokens.create(database, PEPPER, main, "x", groups, None, kind)).secret)
+
+    async def held(*groups: str, user_id: str = "", **fields: Any) -> dict[str, str]:
+        ids = tuple(group.group_id for name in groups if (group := find_group(name)) is not None)
+        policy = Policy("p", "allow", ids, (f"com.cloudflare.api.account.{main}",))
+        spec, holder = held_tokens.TokenSpec("x", (policy,), **fields), held_tokens.Holder("user", main, user_id)
+        return bearer((await held_tokens.create(database, PEPPER, holder, spec, who="t")).secret)
+
+    async def member(role: Any) -> tuple[str, dict[str, str]]:
+        made = await users.create(database, PEPPER, f"{role}@example.com")
+        await users.join(database, made.user.user_id, main, role=role)
+        return made.user.user_id, {"x-auth-email": made.user.email, "x-auth-key": made.global_key}
+
+    viewer_id, viewer = await member("viewer")
+    developer_id, developer = await member("developer")
+    _, administrator = await member("administrator")
+    ai_read, manage = ("Workers AI Read",), ("Workers AI Write", *MANAGEMENT)
+    here, elsewhere = AddressCondition(within=("203.0.113.0/24",)), AddressCondition(within=("192.0.2.0/24",))
+    not_here = AddressCondition(not_within=("203.0.113.9/32",))
+    sees = READS | {READ_TOKENS, NEW_ACCOUNT} | KEEPS_OWN | AS_USER
+    secrets = tenants.secrets
+    good = secrets["good"]
+    later = datetime.now(UTC) + timedelta(hours=1)
+    return [
+        without("none", {}),
+        without("an empty token", bearer("")),
+        without("no token's text", bearer("letmein")),
+        without("another scheme", {"authorization": "Basic YTpi"}),
+        without("a token in a cookie", {"cookie": f"token={good}; Authorization=Bearer {good}"}),
+        without("a token in the query", {}, query=f"api_token={good}&authorization=Bearer+{good}"),
+        without("a key without its email", {"x-auth-key": secrets["global key"]}),
+        without("forwarded by oneself", {"x-forwarded-user": "admin", "x-hearth-account": main}),
+        without("two keys", {"authorization": f"Bearer {good}", "Authorization": f"Bearer {good}"}, REPEATED),
+        without("an altered token", bearer(good[:-1] + ("0" if good[-1] != "0" else "1")), UNKNOWN),
+        without("a token cut short", bearer(good[:-5]), UNKNOWN),
+        without("a revoked token", bearer(secrets["revoked"]), UNKNOWN),
+        without("a service token", bearer(service_token()), UNKNOWN),
+        Credential("a service key", {"x-auth-user-service-key": "v1.0-abc"}, NOTHING, UNKNOWN, UNKNOWN),
+        without("a wrong global key", {"x-auth-email": "ada@example.com", "x-auth-key": "cfk_" + "0" * 46}, UNKNOWN),
+        Credential("expired", bearer(secrets["expired"]), frozenset({VERIFY_USER}), UNKNOWN),
+        Credential("disabled", bearer(secrets["disabled"]), frozenset({VERIFY_USER}), UNKNOWN),
+        Credential("not yet", await held(*ai_read, not_before=later), frozenset({VERIFY_USER}), UNKNOWN),
+        without("outside", await held(*ai_read, condition=elsewhere), OUTSIDE),
+        without("kept out", await held(*ai_read, condition=not_here), OUTSIDE),
+        Credential("inside", await held(*ai_read, condition=here), RUNS | AS_USER),
+        Credential("other account", bearer(secrets["other"]), frozenset({OWN_RUN}) | AS_USER),
+        Credential(
+            "of a blocked account", bearer(secrets["blocked"]), frozenset({VERIFY_USER}), FORBIDDEN,
+            own_run_refusal=BLOCKED, user_refusal=BLOCKED,
+        ),
+        *[Credential(name, await token(name), opens | AS_USER) for name, opens in GROUPS.items()],
+        Credential("management", await token(*MANAGEMENT), WRITES | KEEPS | KEEPS_OWN | AS_USER),
+        Credential("account's own", await token("Workers AI Read", kind="account"), RUNS | {VERIFY_ACCOUNT}),
+        Credential(
+            "account's own manager", await token("Account API Tokens Write", kind="account"), KEEPS | {VERIFY_ACCOUNT}
+        ),
+        Credential("administrator", administrator, EVERYTHING - {OWN_RUN}),
+        Credential("developer", developer, AS_MEMBER | {RUN, WRITE_AI}),
+        Credential("viewer", viewer, AS_MEMBER),
+        # What a member's token says of the account, as far as the role there lets; the user's own is the user's.
+        Credential("a viewer's token", await held(*manage, user_id=viewer_id), sees),
+        Credential("a developer's token", await held(*manage, user_id=developer_id), sees | RUNS | {WRITE_AI}),
+    ]  # fmt: skip
+
+
+class App:
+    """The gateway's app, with a marker behind every route that leaves the judging to others."""
+
+    def __init__(self, services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+        async def reached(_services: Services, _request: Any) -> Response:
+            return Response(b'{"errors":[{"code":0}]}')
+
+        routes = [
+            route
+            if isinstance(route.endpoint, Door) or TABLE.get((route.method, route.path)) in JUDGES_ITSELF
+            else replace(route, endpoint=reached)
+            for route in ROUTES
+        ]
+        monkeypatch.setattr(gateway_app, "ROUTES", routes)
+        self._app = gateway_app.build_app(services)
+
+    async def ask(self, method: str, path: str, credential: Credential, body: bytes = b"") -> tuple[int, int]:
+        """Status and code; REACHED for whatever is no word on the credential."""
+        names = [*credential.headers]
+        headers = [(name.lower().encode(), credential.headers[name].encode()) for name in names]
+        scope = {
+            "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(),
+            "query_string": credential.query.encode(), "headers": [(b"host", b"gateway"), *headers],
+            "client": ("203.0.113.9", 5), "hearth.connection": Unconnected(),
+        }  # fmt: skip
+        said: list[Any] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Any) -> None:
+            said.append(message)
+
+        await self._app(scope, receive, send)
+        status = said[0]["status"]
+        text = b"".join(message.get("body", b"") for message in said[1:])
+        assert status < 500 or path == "/readyz", (method, path, text)
+        if status not in (400, 401, 403):
+            return REACHED
+        if method == "HEAD":  # has no body, whoever is to leave it out
+            return status, 0
+        code = json.loads(text)["errors"][0]["code"]
+        is_about_credentials = status != 400 or code == 9106 or b"Authorization header" in text
+        return (status, code) if is_about_credentials else REACHED
+
+
+class Unconnected:
+    """Stands for a client's connection: there is none."""
+
+    def write_chunk(self, _data: bytes) -> bool:
+        return False
+
+    def when_lost(self, _callback: Any) -> None: ...
+
+    def trust(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+def settings_of(sqlite_url: str, folder: Path, **environ: str) -> GatewaySettings:
+    return read_settings(
+        GatewaySettings,
+        {
+            "DATABASE_URL": sqlite_url,
+            "REDIS_URL": f"unix://{folder}/nowhere",
+            "HEARTH_SPOOL_DIR": str(folder / "spool"),
+            "HEARTH_TOKEN_PEPPER": PEPPER.hex(),
+            "HEARTH_CACHE_SECRET": "02" * 32,
+            "HEARTH_CLUSTER_SECRET": "03" * 32,
+            "HEARTH_ACCESS_LOG": "0",
+            **environ,
+        },
+    )
+
+
+def filled(path: str, account_id: str) -> str:
+    values = {"account_id": account_id, "model...": PARROT, "membership_id": "0" * 32}
+    for name in ("response_id", "finetune_id", "api_token_id"):
+        values[name] = "0" * 32
+    for name, value in values.items():
+        path = path.replace("{" + name + "}", value)
+    return path
+
+
+def test_every_route_has_its_line_and_no_line_is_about_nothing():
+    assert {(route.method, route.path) for route in ROUTES} == TABLE.keys()
+
+
+def test_the_description_asks_for_a_credential_wherever_the_table_does():
+    described = openapi.document(ROUTES)["paths"]
+    for (method, path), what in TABLE.items():
+        security = described[path.replace("...}", "}")][method.lower()]["security"]
+        assert (security == []) == (what == ANYBODY), (method, path)
+
+
+async def test_exactly_the_cells_that_should_open_do(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tenants = await seed(sqlite_url)
+    wrong = []
+    async with open_services(settings_of(sqlite_url, tmp_path)) as services:
+        app = App(services, monkeypatch)
+        everybody = await credentials(services.database, tenants)
+        for credential in everybody:
+            for (method, path), what in TABLE.items():
+                found = await app.ask(method, filled(path, tenants.account_id), credential)
+                if found != credential.expected(what):
+                    wrong.append(f"{credential.name}: {method} {path} said {found}, not {credential.expected(what)}")
+    assert not wrong, "\n".join(wrong)
+    assert len({credential.name for credential in everybody}) == len(everybody) >= 30
+
+
+async def test_other_accounts_and_other_spellings_open_nothing(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A good token on accounts that are not its own, which look alike; a blocked one at home; HEAD for GET."""
+    tenants = await seed(sqlite_url)
+    async with open_services(settings_of(sqlite_url, tmp_path)) as services:
+        app = App(services, monkeypatch)
+        keeper = Credential("keeper", bearer(tenants.secrets["keeper"]), NOTHING)
+        blocked = Credential("blocked", bearer(tenants.secrets["blocked"]), NOTHING)
+        nobody = without("none", {})
+        for (method, path), what in TABLE.items():
+            if "{account_id}" in path and what != VERIFY_ACCOUNT:
+                for account_id in (tenants.other_account_id, tenants.blocked_account_id, "f" * 32):
+                    assert await app.ask(method, filled(path, account_id), keeper) == FORBIDDEN, (method, path)
+                assert await app.ask(method, filled(path, tenants.blocked_account_id), blocked) == BLOCKED, path
+            if method == "GET" and what != ANYBODY:
+                assert await app.ask("HEAD", filled(path, tenants.account_id), nobody) == (400, 0), path
+
+
+async def test_the_test_tenant_s_echo_asks_for_the_right_to_run(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tenants = await seed(sqlite_url)
+    settings = settings_of(sqlite_url, tmp_path, HEARTH_TEST_TENANT=tenants.account_id)
+    async with open_services(settings) as services:
+        app = App(services, monkeypatch)
+        path = f"/client/v4/accounts/{tenants.account_id}/ai/run/{ECHOING_MODEL}"
+        for credential in await credentials(services.database, tenants):
+            found = await app.ask("POST", path, credential, b'{"prompt":"x"}')
+            assert found == credential.expected(RUN), credential.name
+        owner = {"x-auth-email": "ada@example.com", "x-auth-key": tenants.secrets["global key"]}
+        assert await app.ask("POST", path, Credential("global key", owner, NOTHING), b'{"prompt":"x"}') == REACHED
+        assert await app.ask("GET", "/client/v4/accounts/account_id", without("none", {})) == MALFORMED
