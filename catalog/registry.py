@@ -1,12 +1,15 @@
 """Registry: which models there are, as a memory read.
 
 Holds one immutable snapshot of the built-in cards, the published cards and the aliases; `watch` replaces it within a
-second of a change, and keeps the last one while the database is away. Works without a database for what is built in.
+second of a change, and keeps the last one while the database is away. A name that is not in it is looked up in the
+database before it is unknown, so that a model answers from the moment it is published. Works without a database for
+what is built in.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +26,8 @@ from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK, Clock
 
 POLL_INTERVAL_S = 1.0
+LOOK_UP_INTERVAL_S = 0.02  # between two reads for names that are not there: many calls with them share one
+LOOK_UP_TIMEOUT_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -60,10 +65,30 @@ class Registry:
         self._clock = clock
         self._builtin = {card.name: card for card in cards}
         self._snapshot = _snapshot(self._builtin, {}, None)
+        self._is_away = False  # the database, when `watch` last looked
+        self._reading = asyncio.Lock()
+        self._num_reads = self._last_read = 0  # begun; and which of them was the last to end well
+        self._read_s = float("-inf")
 
     def find(self, name: str) -> Resolved | None:
         """The model that answers to `name` (a parsed model id), through aliases; None when there is none."""
         return self._snapshot.resolved.get(name)
+
+    async def look_up(self, name: str) -> Resolved | None:
+        """`find`, and what the database has by now where that finds nothing. A database that is away, or silent for
+        LOOK_UP_TIMEOUT_S, has nothing."""
+        if name not in self._snapshot.resolved and self._database is not None and not self._is_away:
+            with contextlib.suppress(StoreUnavailable, TimeoutError):
+                async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+                    await self._read_after(self._num_reads)
+        return self.find(name)
+
+    async def _read_after(self, number: int) -> None:
+        """Read, unless a read that began after that one has ended: those that wait for one share the next."""
+        async with self._reading:
+            if self._last_read <= number:
+                await asyncio.sleep(self._read_s + LOOK_UP_INTERVAL_S - self._clock.monotonic_s())
+                await self._read()
 
     def find_listed(self, name: str) -> ListedModel | None:
         """The listed model of this name, which nothing answers to."""
@@ -100,29 +125,36 @@ class Registry:
 
     async def refresh(self) -> bool:
         """Read what has changed; whether anything had. Raises StoreUnavailable, the snapshot then stays as it is."""
+        async with self._reading:
+            return await self._read()
+
+    async def _read(self) -> bool:
+        """One read at a time: an older one that ended later would take back what a newer one brought."""
         if self._database is None:
             return False
+        self._num_reads += 1
+        self._read_s = self._clock.monotonic_s()
         async with self._database.connection() as connection:
             number = await read_number(connection)
-            if number == self._snapshot.number:
-                return False
-            texts = await read_cards(connection)
-            aliases = await read_aliases(connection)
-        # Built-in names come last and win: no row can take their place.
-        self._snapshot = _snapshot({**_decoded(texts), **self._builtin}, aliases, number)
-        return True
+            if is_new := number != self._snapshot.number:
+                texts = await read_cards(connection)
+                aliases = await read_aliases(connection)
+        if is_new:
+            # Built-in names come last and win: no row can take their place.
+            self._snapshot = _snapshot({**_decoded(texts), **self._builtin}, aliases, number)
+        self._last_read = self._num_reads
+        return is_new
 
     async def watch(self) -> None:
         """Refresh every POLL_INTERVAL_S, until cancelled."""
-        is_away = False
         while True:
             try:
                 await self.refresh()
-                is_away = False
+                self._is_away = False
             except StoreUnavailable as error:
-                if not is_away:
+                if not self._is_away:
                     _log.warning("the catalog cannot be read, the last snapshot stays: %s", error)
-                is_away = True
+                self._is_away = True
             await asyncio.sleep(POLL_INTERVAL_S)
 
 

@@ -33,6 +33,8 @@ app = typer.Typer(help="Workers: run one on this machine, with AI answered by He
 
 TOOLS = Path(__file__).parent / "worker_tools"
 _STOP_TIMEOUT_S = 10.0
+# How it ends when it is told to: by itself, of the signal, or as miniflare's own handler of the signal lets it end.
+_STOPPED = (0, -signal.SIGTERM, -signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGINT)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def _follow(process: subprocess.Popen[str], worker: WorkerConfig, gateway: Gatew
             sys.stdout.flush()
             is_told = True
     status = process.wait()
-    if status not in (0, -signal.SIGTERM, -signal.SIGINT):
+    if status not in _STOPPED:
         raise CommandFailed(f"the Worker's process ended with status {status}")
 
 

@@ -207,7 +207,7 @@ class BatchWorker:
     async def _call(self, chunk: _Chunk, number: int, request: Request, slip: _Slip) -> ItemAnswer:
         """Make the call. Raises what the pipeline raises."""
         services, leased = self._services, chunk.leased
-        resolved = find_model(services.registry, leased.shown_model)
+        resolved = await find_model(services.registry, leased.shown_model)
         principal = Principal(
             leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
         )

@@ -1,6 +1,7 @@
 """A model's name -> what answers to it, or why nothing does: unknown, retired, or listed without weights here.
 
-Memory reads; `pipeline.py` and the routes about models share it, so that each tells the same.
+Memory reads, but for a name that nothing answers to, which is looked up in the database; `pipeline.py` and the routes
+about models share it, so that each tells the same.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from catalog.search import Shown
 from gateway.errors import Reason, Refusal
 
 
-def find_model(registry: Registry, text: str) -> Resolved:
+async def find_model(registry: Registry, text: str) -> Resolved:
     """What answers to a name. Raises InvalidModelId, or Refusal: MODEL_UNKNOWN, MODEL_RETIRED, MODEL_NOT_HERE."""
     name = parse_model_id(text)
-    resolved = registry.find(name)
+    resolved = registry.find(name) or await registry.look_up(name)
     if resolved is None:
         listed = registry.find_listed(name)
         if listed is None:
@@ -28,10 +29,10 @@ def find_model(registry: Registry, text: str) -> Resolved:
     return resolved
 
 
-def find_shown(registry: Registry, text: str) -> Shown:
+async def find_shown(registry: Registry, text: str) -> Shown:
     """What is told of a name: of listed models as well, and of those that are over. Raises InvalidModelId, Refusal."""
     name = parse_model_id(text)
-    resolved = registry.find(name)
+    resolved = registry.find(name) or await registry.look_up(name)
     found = registry.find_listed(name) if resolved is None else resolved.card
     if found is None:
         raise Refusal(Reason.MODEL_UNKNOWN, name)

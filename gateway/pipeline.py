@@ -75,10 +75,10 @@ async def serve(
             raise Refusal(Reason.DEPENDENCY_DOWN)
         if door.model_of is not None:
             path_model = door.model_of(exchange)
-        resolved = find_model(services.registry, path_model) if path_model is not None else None
+        resolved = await find_model(services.registry, path_model) if path_model is not None else None
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
         body = door.open_body(exchange, raw)
-        resolved = resolved or find_model(services.registry, _model_in(body))
+        resolved = resolved or await find_model(services.registry, _model_in(body))
         authentication.permit_model(principal, resolved.requested_name, resolved.card.name)
         exchange.answer_headers = _headers_of(exchange, resolved)
         is_retry = exchange.header(RETRY_HEADER) not in (None, b"0")

@@ -35,7 +35,7 @@ async def create(services: Services, request: Request) -> Response:
         if not text[field]:
             raise Refusal(Reason.INPUT_INVALID, f"required properties at '/' are '{field}'")
     account_id = request.path_params["account_id"]
-    model = services.test_tenant.tuned_model(account_id, text["model"]) or _base_model(services, text["model"])
+    model = services.test_tenant.tuned_model(account_id, text["model"]) or await _base_model(services, text["model"])
     try:
         made = await finetunes.create(
             services.finetunes.database,
@@ -135,10 +135,10 @@ async def upload(services: Services, request: Request) -> Response:
     return _answer(None)
 
 
-def _base_model(services: Services, text: str) -> str:
+async def _base_model(services: Services, text: str) -> str:
     """The name of a model that can be tuned. Raises Refusal, and InvalidModelId."""
     name = parse_model_id(text)
-    resolved = services.registry.find(name)
+    resolved = await services.registry.look_up(name)
     if resolved is None:
         raise Refusal(Reason.MODEL_UNKNOWN, name)
     if "lora" not in resolved.card.capabilities:

@@ -62,7 +62,7 @@ async def schema(services: Services, request: Request) -> Response:
     name = request.query_params.get("model")
     if not name:
         raise Refusal(Reason.QUERY_INVALID, "the query parameter 'model' is missing")
-    return answer(schema_document(find_shown(services.registry, name)))
+    return answer(schema_document(await find_shown(services.registry, name)))
 
 
 async def list_openai(services: Services, _request: Request) -> Response:
@@ -73,7 +73,7 @@ async def list_openai(services: Services, _request: Request) -> Response:
 
 async def get_openai(services: Services, request: Request) -> Response:
     """One model, under the name it was asked for by."""
-    resolved = find_model(services.registry, request.path_params["model"])
+    resolved = await find_model(services.registry, request.path_params["model"])
     return _json(_openai_row(resolved.card, resolved.requested_name))
 
 

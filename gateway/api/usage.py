@@ -104,7 +104,7 @@ async def forecast(services: Services, request: Request) -> Response:
 async def price(services: Services, request: Request) -> Response:
     """What a call would cost, without running it: the body is that of `ai/run`. The prompt's length is guessed from its
     text; `at_most` is for an answer as long as it may become."""
-    resolved = find_model(services.registry, request.path_params["model"])
+    resolved = await find_model(services.registry, request.path_params["model"])
     task = RUN.read(resolved.card, await body_of(services, request)).task
     most = most_completion_tokens_of(task)
     prompt_tokens = max(0, estimated_tokens_of(task) - most)

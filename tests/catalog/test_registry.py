@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog import registry as registry_module
 from catalog.aliases import set_alias
 from catalog.builtin import builtin_models
 from catalog.card import ModelCard
 from catalog.registry import Registry
-from catalog.rows import change, write_alias, write_card
+from catalog.rows import change, read_number, write_alias, write_card
 from storage.database import Database
 from tests.catalog.cards import CREATED_AT, chat_card, embedder_card
 from tests.waiting import wait_until
@@ -101,6 +102,66 @@ async def test_a_row_or_alias_that_cannot_be_read_is_one_model_less_not_an_outag
     await registry.refresh()
     assert [card.name for card in registry.all()] == ["@cf/acme/chat"]
     assert all(registry.find(f"@cf/a/{name}") is None for name in "xyz")
+
+
+async def test_a_name_that_is_not_there_is_looked_up_and_callers_share_the_reads(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(database, builtin_cards=[BUILTIN])
+    numbers = []
+
+    async def counted(connection: AsyncConnection) -> int:
+        numbers.append(await read_number(connection))
+        return numbers[-1]
+
+    monkeypatch.setattr(registry_module, "read_number", counted)
+    assert await registry.look_up("@cf/acme/chat") is None
+    await put(database, chat_card())
+    found = await asyncio.gather(*[registry.look_up(name) for name in ["@cf/acme/chat", "@cf/acme/none"] * 50])
+    assert [each is not None for each in found] == [True, False] * 50
+    assert len(numbers) == 2
+    assert await registry.look_up("@cf/acme/chat") == await registry.look_up("@cf/acme/chat")
+    assert await registry.look_up(BUILTIN.name) == registry.find(BUILTIN.name)
+    assert len(numbers) == 2, "a name that is there is a memory read"
+
+
+async def test_who_asks_while_a_read_runs_is_answered_by_a_later_one(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(sqlite_database, builtin_cards=[BUILTIN])
+    has_read, may_end = asyncio.Event(), asyncio.Event()
+
+    async def held(connection: AsyncConnection) -> int:
+        number = await read_number(connection)
+        has_read.set()
+        await may_end.wait()
+        return number
+
+    monkeypatch.setattr(registry_module, "read_number", held)
+    watch = asyncio.create_task(registry.refresh())
+    await has_read.wait()
+    await put(sqlite_database, chat_card())
+    asked = asyncio.create_task(registry.look_up("@cf/acme/chat"))
+    asyncio.get_running_loop().call_soon(may_end.set)
+    found = await asked
+    assert found is not None
+    await watch
+
+
+async def test_a_database_that_is_away_or_silent_has_no_name(
+    tmp_path: Path, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = Database.connect(f"sqlite://{tmp_path / 'not' / 'there'}/hearth.db")
+    assert await Registry(away, builtin_cards=[BUILTIN]).look_up("@cf/acme/chat") is None
+    await away.close()
+
+    async def silent(_connection: AsyncConnection) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    monkeypatch.setattr(registry_module, "read_number", silent)
+    monkeypatch.setattr(registry_module, "LOOK_UP_TIMEOUT_S", 0.01)
+    assert await Registry(sqlite_database, builtin_cards=[BUILTIN]).look_up("@cf/acme/chat") is None
 
 
 async def test_watch_brings_a_change_into_memory(sqlite_database: Database) -> None:

@@ -17,6 +17,7 @@ from scripts.fetch_node_clients import FOLDER
 from tests.end_to_end.platform import Platform
 
 READY_TIMEOUT_S = 120
+_MAX_WORDS = 4000  # of the Worker's and of the platform's, in a failure
 
 
 class WorkerDev:
@@ -24,6 +25,7 @@ class WorkerDev:
 
     def __init__(self, platform: Platform, script: Path, *arguments: str) -> None:
         command = [sys.executable, "-m", "cli.main", "worker", "dev", str(script), "--data", str(platform.data)]
+        self._platform_log = platform.data / "up.log"
         self.process = subprocess.Popen(
             [*command, "--tools", str(FOLDER), "--port", "0", "--json", *arguments],
             stdout=subprocess.PIPE,
@@ -45,7 +47,8 @@ class WorkerDev:
 
     def _read_words(self) -> None:
         assert self.process.stderr is not None
-        self._said += self.process.stderr
+        for line in self.process.stderr:
+            self._said.append(line)
 
     def next_event(self) -> dict[str, Any]:
         event = self._events.get(timeout=READY_TIMEOUT_S)
@@ -57,6 +60,11 @@ class WorkerDev:
         assert event["event"] == "ready", event
         self.url = event["url"]
         return self
+
+    def last_words(self) -> str:
+        """What the Worker and the platform said at last, for a failure to tell."""
+        platform = self._platform_log.read_text(errors="replace")[-_MAX_WORDS:]
+        return f"the Worker said: {''.join(self._said)[-_MAX_WORDS:]}\nthe platform said: {platform}"
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -72,9 +80,12 @@ class WorkerDev:
 
 @contextlib.contextmanager
 def worker_dev(platform: Platform, script: Path, *arguments: str) -> Iterator[WorkerDev]:
-    """A Worker that answers."""
+    """A Worker that answers. Whatever fails meanwhile tells what the Worker and the platform said."""
     worker = WorkerDev(platform, script, *arguments)
     try:
         yield worker.wait_ready()
-    finally:
+    except BaseException as error:
         worker.stop()
+        error.add_note(worker.last_words())
+        raise
+    assert worker.stop() == 0, worker.last_words()

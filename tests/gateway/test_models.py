@@ -1,8 +1,12 @@
 """The catalog's routes: search pages that end, schemas, the OpenAI list."""
 
+import asyncio
+
 import httpx
 import pytest
 
+from catalog.aliases import set_alias
+from storage.database import Database
 from tests.gateway.process import ALIAS, CHATTY, PARROT, VECTORS
 from tests.gateway.site import Running
 
@@ -51,6 +55,26 @@ def test_openrouter_format_is_bare_and_priced_per_token(client: httpx.Client, ru
     assert rows[0]["context_length"] == 2048
     (row,) = get(client, running, "/models/search?format=openrouter&search=handy").json()["data"]
     assert row["supported_features"] == ["json_mode", "lora", "tools"]
+
+
+async def alias(database_url: str, name: str) -> None:
+    database = Database.connect(database_url)
+    try:
+        await set_alias(database, name, PARROT)
+    finally:
+        await database.close()
+
+
+def test_a_new_name_answers_from_the_moment_it_is_there(client: httpx.Client, running: Running):
+    for number in range(5):
+        name = f"@cf/test/just-made-{number}"
+        assert client.post(f"{running.account_url}/ai/run/{name}", json={"prompt": "a"}).status_code == 400
+        asyncio.run(alias(running.site.database_url, name))
+        if number % 2:
+            answer = client.post(f"{running.account_url}/ai/run/{name}", json={"prompt": "a"})
+        else:
+            answer = get(client, running, f"/models/schema?model={name}")
+        assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize("query", ["page=x", "per_page=-1", "page=9999999999999", "source=cf"])

@@ -21,7 +21,7 @@ def script(**fields) -> str:
 
 def events_of(answer: httpx.Response) -> list[str]:
     """The data of each event; the frame's form is checked on the way."""
-    assert answer.headers["content-type"] == "text/event-stream"
+    assert answer.headers["content-type"] == "text/event-stream", answer.text
     *frames, rest = answer.text.split("\n\n")
     assert rest == ""
     assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
