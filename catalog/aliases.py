@@ -6,7 +6,9 @@ become one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog.builtin import builtin_models
 from catalog.card import parse_model_id
@@ -15,6 +17,9 @@ from catalog.rows import change, delete_alias, read_aliases, read_cards, write_a
 from storage.database import Database
 from telemetry.clock import SYSTEM_CLOCK, Clock
 
+Note = Callable[[AsyncConnection], Awaitable[None]]
+"""What else is to be written in the transaction that changes an alias."""
+
 
 async def set_alias(
     database: Database,
@@ -22,6 +27,7 @@ async def set_alias(
     target: str,
     *,
     builtin_names: Collection[str] | None = None,
+    note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Let `target` answer calls to `name`, instead of what answered them before.
@@ -42,13 +48,17 @@ async def set_alias(
         if end not in models:
             raise AliasError(f"there is no model {end}")
         await write_alias(connection, name, target, clock.now())
+        if note is not None:
+            await note(connection)
 
 
-async def remove_alias(database: Database, name: str) -> None:
+async def remove_alias(database: Database, name: str, *, note: Note | None = None) -> None:
     """Raises AliasError when there is no such alias."""
     async with change(database) as connection:
         if not await delete_alias(connection, parse_model_id(name)):
             raise AliasError(f"there is no alias {name}")
+        if note is not None:
+            await note(connection)
 
 
 async def list_aliases(database: Database) -> dict[str, str]:

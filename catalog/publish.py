@@ -7,9 +7,10 @@ it uploads only what is not there yet.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog.builtin import builtin_models
 from catalog.card import CardFacts, ModelCard, card_of, manifest_of
@@ -23,6 +24,8 @@ from storage.objects import Objects
 from telemetry.clock import SYSTEM_CLOCK, Clock
 
 OnFile = Callable[[FileEntry, bool], None]
+Note = Callable[[AsyncConnection, ModelCard], Awaitable[None]]
+"""What else is to be written in the transaction that publishes a model."""
 
 
 async def publish(
@@ -34,6 +37,7 @@ async def publish(
     recipe: Recipe | None = None,
     builtin_names: Collection[str] | None = None,
     on_file: OnFile | None = None,
+    note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> ModelCard:
     """Publish `folder` as the current version of `facts.name`; returns its card. `recipe` if it was made from another.
@@ -58,6 +62,8 @@ async def publish(
         if facts.name in await read_aliases(connection):
             raise PublishError(f"{facts.name} is an alias; remove it first")
         await write_card(connection, card, clock.now())
+        if note is not None:
+            await note(connection, card)
     pointer = msgspec.json.encode({"name": card.name, "revision": card.revision})
     await objects.put_bytes(pointer_key(card.name), pointer)
     return card

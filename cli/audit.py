@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.data_dir import DataOption
+from cli.noted import PLATFORM
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
 from cli.token import check_account
@@ -27,12 +28,14 @@ HeadsOption = Annotated[
 
 @app.command("list")
 def list_(
-    account_id: Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_default=False)],
+    account_id: Annotated[
+        str, typer.Argument(help="32 hexadecimal digits; the platform itself unless given.", show_default=False)
+    ] = PLATFORM,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 50,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What was done to an account, newest first."""
+    """What was done to an account, or (models, node keys, users) to the platform itself, newest first."""
     print_rows(asyncio.run(_list(data, account_id, limit)), COLUMNS, is_json=json, empty="nothing yet")
 
 

@@ -16,14 +16,18 @@ def migrate(data: DataOption = None, json: JsonOption = False) -> None:
 
 
 async def _migrate(data: Path | None) -> dict[str, str | None]:
+    from cli.noted import note_alone
     from storage.errors import StoreUnavailable
     from storage.migrate import current_revision
     from storage.migrate import migrate as upgrade
 
     url = Target.find(data).require("DATABASE_URL")
     try:
-        before = await current_revision(url)
-        return {"before": before, "revision": await upgrade(url)}
+        before, after = await current_revision(url), await upgrade(url)
+        if before != after:
+            async with Target.find(data).database() as database:
+                await note_alone(database, "schema.migrate", after, f"{before or 'nothing'} -> {after}")
+        return {"before": before, "revision": after}
     except ValueError as error:
         raise CommandFailed(f"DATABASE_URL: {error}", exit_code=2) from None
     except StoreUnavailable as error:

@@ -190,13 +190,14 @@ def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]
 
 async def _alias(data: Path | None, name: str, target: str | None) -> None:
     from catalog.aliases import remove_alias, set_alias
+    from cli.noted import noted
 
     async with Target.find(data).database() as database:
         with _failures():
             if target is None:
-                await remove_alias(database, name)
+                await remove_alias(database, name, note=noted("model.alias_removed", name, name))
             else:
-                await set_alias(database, name, target)
+                await set_alias(database, name, target, note=noted("model.alias", name, f"{name} -> {target}"))
 
 
 async def _publish_folder(
@@ -208,6 +209,7 @@ async def _publish_folder(
     recipe: Recipe | None = None,
 ) -> dict[str, Any]:
     from catalog.publish import publish as publish_folder
+    from cli.noted import note_published
     from cli.transfer_progress import transfer_progress
 
     with transfer_progress(json) as on_progress:
@@ -217,6 +219,7 @@ async def _publish_folder(
             folder,
             facts,
             recipe=recipe,
+            note=note_published,
             on_file=lambda entry, _was_uploaded: on_progress(entry.path, entry.size_bytes, entry.size_bytes),
         )
     return _row(published)

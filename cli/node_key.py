@@ -1,7 +1,9 @@
-"""`hearth node-key`: the key of one PoP, for nodes that are to be of that place and can be of no other."""
+"""`hearth node-key`: the key of one PoP, for nodes that are to be of that place and can be of no other.
+That it was told is noted in the audit; it is not told where that cannot be."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 import typer
@@ -19,8 +21,17 @@ def node_key(
     """Print what a node of this place gets as HEARTH_NODE_POP_KEY, in the cluster secret's stead."""
     from engine.protocol.wire import pop_key
 
+    target = Target.find(data)
     try:
-        secret = bytes.fromhex(Target.find(data).require("HEARTH_CLUSTER_SECRET"))
+        secret = bytes.fromhex(target.require("HEARTH_CLUSTER_SECRET"))
     except ValueError:
         raise CommandFailed("HEARTH_CLUSTER_SECRET: expected hexadecimal bytes") from None
+    asyncio.run(_note(target, pop))
     print_record({"pop": pop, "key": pop_key(secret, pop).hex()}, is_json=json)
+
+
+async def _note(target: Target, pop: str) -> None:
+    from cli.noted import note_alone
+
+    async with target.database() as database:
+        await note_alone(database, "node_key.tell", pop, pop)

@@ -1,44 +1,23 @@
-"""Which UTC day it is, for money: a day that never moves back, and that a clock which jumps does not bring early.
-
-The wall clock is followed as long as it runs like the monotonic one. When it jumps, the time goes on as before, and the
-jump is believed only once it has lasted: a clock that was set right stays as it is, one that went wrong is set back.
-"""
+"""Which UTC day it is, for money: a day that never moves back, and that a clock which jumps does not bring early."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from telemetry.clock import Clock
-
-MAX_DRIFT_S = 60.0
-BELIEVED_AFTER_S = 900.0
+from telemetry.steady_clock import SteadyClock
 
 
 class QuotaDays:
     """The time of one process, by which days and months of quota begin."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._wall = clock.now()
-        self._at_s = clock.monotonic_s()
-        self._jumped_at_s: float | None = None
-        self._latest_day = self._wall.astimezone(UTC).date()
+        self._steady = SteadyClock(clock)
+        self._latest_day = self._steady.now().date()
 
     def now(self) -> datetime:
         """Aware UTC; at most a minute off the wall clock unless that has just jumped."""
-        wall, at_s = self._clock.now(), self._clock.monotonic_s()
-        steady = self._wall + timedelta(seconds=at_s - self._at_s)
-        if abs((wall - steady).total_seconds()) <= MAX_DRIFT_S:
-            self._jumped_at_s = None
-            self._wall, self._at_s = wall, at_s
-            return wall.astimezone(UTC)
-        if self._jumped_at_s is None:
-            self._jumped_at_s = at_s
-        if at_s - self._jumped_at_s >= BELIEVED_AFTER_S:
-            self._jumped_at_s = None
-            self._wall, self._at_s = wall, at_s
-            return wall.astimezone(UTC)
-        return steady.astimezone(UTC)
+        return self._steady.now()
 
     def day(self) -> datetime:
         """The first moment of the day; never before one that was given already."""

@@ -23,6 +23,7 @@ from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK, Clock
+from telemetry.steady_clock import SteadyClock
 from tenants import credential_rows, decision_epoch
 from tenants.api_token_text import ParsedSecret, keyed_hash, parse_secret
 from tenants.credential_rows import Judged
@@ -66,7 +67,7 @@ class TokenVerifier:
     ) -> None:
         self._database = database
         self._pepper = pepper
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self._ephemeral = ephemeral
         self._max_remembered = max_remembered
         self._good: dict[bytes, _Decision] = {}
@@ -128,6 +129,7 @@ class TokenVerifier:
 
     async def poll(self) -> None:
         """Forget every decision about which something has changed since the last poll."""
+        self._clock.now()  # so that a slow drift is no jump
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
                 epoch, changed = await decision_epoch.changed_since(self._database, self._epoch)
@@ -147,7 +149,7 @@ class TokenVerifier:
         self._epoch = epoch
 
     def _as_of_now(self, verdict: Principal | Refused) -> Principal | Refused:
-        """Times go by the wall clock, however lately the rest was confirmed."""
+        """Times go by the wall clock, unless it has just jumped, however lately the rest was confirmed."""
         if isinstance(verdict, Refused) or (verdict.expires_at is None and verdict.not_before is None):
             return verdict
         now = self._clock.now()

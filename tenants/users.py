@@ -74,6 +74,8 @@ async def create(
     async with database.transaction() as connection:
         row = {column: getattr(user, column.name) for column in _COLUMNS}
         await connection.execute(insert(users).values(row | {users.c.global_key_digest: keyed_hash(pepper, key)}))
+        ids = {"account_id": "", "subject_id": user.user_id}
+        await audit.append(connection, at=now, who=who, action="user.create", **ids)
         for account_id in account_ids:
             await _join(connection, user.user_id, account_id, now, who)
     return CreatedUser(user, key)

@@ -110,6 +110,9 @@ def test_a_pull_ends_in_a_published_model_and_tells_its_progress_as_json(
     assert {line["file"] for line in lines} == {"config.json", "model.safetensors", "tokenizer.json"}
     assert not list(staging.rglob("*.safetensors"))
     assert [found["name"] for found in printed(capsys, "list", "--search", "acme")] == ["@hf/acme/tiny"]
+    assert run(["audit", "list", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["action"], entry["subject_id"]) == ("model.publish", row["revision"])
 
 
 def test_a_listed_model_is_pulled_by_its_id_and_told_of_as_listed(

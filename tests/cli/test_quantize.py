@@ -60,6 +60,9 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
     assert manifest.recipe.base == listed(capsys)[MODEL]["revision"]
     assert {file.path for file in manifest.files} == {path.name for path in (tmp_path / "kept").iterdir()}
     assert quantized(capsys, tmp_path, "--format", "int8")["revision"] == first["revision"]
+    assert run(["audit", "list", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert [(entry["action"], entry["detail"]) for entry in entries] == [("model.publish", first["name"])] * 2
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
 
 

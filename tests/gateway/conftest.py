@@ -36,7 +36,7 @@ def running(new_site: Callable[..., Site]) -> Running:
     gateway = site.gateway(
         HEARTH_BODY_TIMEOUT_S="0.5", HEARTH_CALL_TIMEOUT_S="5", HEARTH_STALL_TIMEOUT_S="0.5",
         HEARTH_FIRST_EVENT_TIMEOUT_S="0.3", HEARTH_CLIENT_STALL_TIMEOUT_S="0.5",
-        HEARTH_HEAD_TIMEOUT_S="1", HEARTH_MAX_STRANGERS="40",
+        HEARTH_HEAD_TIMEOUT_S="1", HEARTH_MAX_STRANGERS="40", OBJECTS_URL=f"file://{site.folder / 'objects'}",
     )  # fmt: skip
     return Running(site, gateway.start())
 

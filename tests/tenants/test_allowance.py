@@ -9,10 +9,11 @@ import pytest
 
 from catalog.pricing import micro_neurons_for
 from storage.database import Database
+from telemetry.steady_clock import BELIEVED_AFTER_S
 from tenants import budgets, usage
 from tenants.allowance import Allowance, Budget, forecast
 from tenants.budgets import MonthlyBudget
-from tenants.quota_days import BELIEVED_AFTER_S, QuotaDays
+from tenants.quota_days import QuotaDays
 from tests.tenants.usage_entries import entry
 
 ACCOUNT, TOKEN = "a" * 32, "b" * 32

@@ -1,0 +1,115 @@
+"""Every command that changes a platform leaves an entry in its audit; a new command has to say which it is."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cli import main
+from storage.migrate import head_revision
+from tests.catalog.cards import write_model_folder
+
+Hearth = Callable[..., Any]
+
+# Command -> its arguments, in which words in braces are what earlier commands told, and the actions it is to leave.
+ACTS: dict[str, tuple[str, list[str]]] = {
+    "account create": ("acme", ["account.create"]),
+    "account terms": ("{account} --plan free --limits account.calls=4", ["account.terms"]),
+    "account region": ("{account} DE,eu", ["account.region"]),
+    "account retention": ("{account} zero", ["account.retention"]),
+    "account block": ("{account}", ["account.block"]),
+    "account unblock": ("{account}", ["account.unblock"]),
+    "token create": ("--account {account} --name laptop", ["api_token.create"]),
+    "budget set": ("12.5 --account {account}", ["budget.set"]),
+    "budget remove": ("--account {account}", ["budget.remove"]),
+    "token revoke": ("{token} --account {account}", ["api_token.revoke"]),
+    "user create": ("ada@example.com --account {account}", ["user.create", "membership.create"]),
+    "user role": ("ada@example.com {account} viewer", ["membership.role"]),
+    "user leave": ("ada@example.com {account}", ["membership.delete"]),
+    "user join": ("ada@example.com {account}", ["membership.create"]),
+    "user roll": ("ada@example.com", ["user.roll_global_key"]),
+    "model publish": ("{folder} --name @cf/acme/chat", ["model.publish"]),
+    "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
+    "node-key": ("fra", ["node_key.tell"]),
+}
+# What only tells, or works on this machine alone.
+TELLS = {
+    "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "doctor", "evidence",
+    "model list", "settings", "token list", "usage", "user list", "worker dev",
+}  # fmt: skip
+# These are done where there is what they need: test_model.py, test_quantize.py, below, and test_up.py.
+ELSEWHERE = {"model pull", "model quantize", "migrate", "up"}
+
+
+def entries(database: Path) -> list[tuple[str, str, str, str]]:
+    """Who, action, subject and detail of every entry, in the chain's order."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        query = "SELECT who, action, subject_id, detail FROM audit_entries ORDER BY sequence"
+        return list(connection.execute(query))
+
+
+def commands(group: Any, before: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, f"{name} ")
+        else:
+            yield before + name
+
+
+def test_every_command_is_known_to_act_or_to_tell():
+    known = [*ACTS, *TELLS, *ELSEWHERE]
+    assert sorted(commands(typer.main.get_command(main.app))) == sorted(known)
+
+
+def test_every_command_that_acts_leaves_an_entry(
+    hearth: Hearth, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("OBJECTS_URL", f"file://{tmp_path}/objects")
+    told = {"folder": str(write_model_folder(tmp_path / "model"))}
+    before = entries(data / "hearth.db")
+    for command, (arguments, actions) in ACTS.items():
+        made = hearth(*command.split(), *arguments.format(**told).split())
+        after = entries(data / "hearth.db")
+        new = after[len(before) :]
+        assert [action for _, action, _, _ in new] == actions, command
+        assert {who for who, _, _, _ in new} == {"cli"}, command
+        before = after
+        if command.endswith(" create"):
+            told[command.split()[0]] = made.get("api_token_id") or made.get("account_id") or ""
+    assert hearth("audit", "verify")["entries"] == len(before)
+    platform = {row["action"]: row for row in hearth("audit", "list")}
+    assert platform["model.alias"]["detail"] == "@cf/acme/other -> @cf/acme/chat"
+    assert (platform["model.publish"]["detail"], len(platform["model.publish"]["subject_id"])) == ("@cf/acme/chat", 64)
+    assert platform["node_key.tell"]["subject_id"] == "fra"
+    hearth("model", "alias", "@cf/acme/other", "--remove")
+    assert hearth("audit", "list", "--limit", "1")[0]["action"] == "model.alias_removed"
+
+
+def test_what_is_refused_leaves_none(hearth: Hearth, data: Path):
+    before = entries(data / "hearth.db")
+    for arguments in (
+        ("account", "block", "f" * 32),
+        ("token", "revoke", "f" * 32, "--account", "f" * 32),
+        ("model", "alias", "@cf/acme/none", "--remove"),
+        ("model", "alias", "@cf/acme/none", "@cf/acme/nothing"),
+        ("user", "roll", "nobody@example.com"),
+    ):
+        hearth(*arguments, status=1)
+    assert entries(data / "hearth.db") == before
+
+
+def test_a_migration_is_an_act_and_one_that_changes_nothing_is_none(
+    hearth: Hearth, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (data / "hearth.db").unlink()
+    for _ in range(2):
+        assert hearth("migrate")["revision"] == head_revision()
+    assert entries(data / "hearth.db") == [
+        ("cli", "schema.migrate", head_revision(), f"nothing -> {head_revision()}"),
+    ]

@@ -1,0 +1,130 @@
+"""Every management route that changes something leaves an entry in the audit; a new one has to say what it leaves."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import httpx
+
+from gateway.app import ACCOUNT, BASE, ROUTES
+from gateway.call import Door
+from gateway.routing import Access
+from tests.catalog.adapters import config_bytes
+from tests.gateway.process import HANDY
+from tests.gateway.site import Running
+
+Told = dict[str, str]
+ACCESS_GROUP = "Workers AI Read"
+
+# Routes by POST, PUT and DELETE that change nothing but what they answer, or content of the account's own.
+TELLS = {
+    ("POST", ACCOUNT + "/ai/tomarkdown"): "converts files",
+    ("POST", "/to-everything/markdown/transformer"): "the same for a binding",
+    ("POST", ACCOUNT + "/ai/price/{model...}"): "reckons",
+    ("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}"): "a call's own answer is forgotten",
+}
+
+
+def test_every_changing_route_is_known_to_act_or_to_tell():
+    changing = {
+        (route.method, route.path)
+        for route in ROUTES
+        if route.method != "GET" and not isinstance(route.endpoint, Door)
+    }  # fmt: skip
+    assert not any(route.access is Access.PUBLIC for route in ROUTES if route.method != "GET"), "nobody would be `who`"
+    assert sorted(changing) == sorted([*TELLS, *((method, path) for method, path, *_ in ACTS)])
+
+
+def policy(account_id: str, group_id: str) -> dict[str, Any]:
+    resources = {f"com.cloudflare.api.account.{account_id}": "*"}
+    return {"effect": "allow", "permission_groups": [{"id": group_id}], "resources": resources}
+
+
+def token_body(told: Told) -> dict[str, Any]:
+    return {"json": {"name": "x", "policies": [policy(told["account_id"], told["group"])]}}
+
+
+def asset(_told: Told) -> dict[str, Any]:
+    return {"data": {"file_name": "adapter_config.json"}, "files": {"file": ("adapter_config.json", config_bytes())}}
+
+
+def of(**body: Any) -> Callable[[Told], dict[str, Any]]:
+    return lambda _told: {"json": body}
+
+
+def nothing(_told: Told) -> dict[str, Any]:
+    return {}
+
+
+CREATED = ["account.create", "membership.create"]
+USER_TOKENS, TOKENS = BASE + "/user/tokens", ACCOUNT + "/tokens"
+# In the order in which they can be done: method, path, what is sent, the entries it is to leave, and the name under
+# which later paths find the id that it answers.
+ACTS: list[tuple[str, str, Callable[[Told], dict[str, Any]], list[str], str]] = [
+    ("POST", BASE + "/accounts", of(name="Lab", type="standard"), CREATED, "account_id"),
+    ("PUT", ACCOUNT, of(name="Lab 2", type="standard"), ["account.update"], ""),
+    ("PUT", ACCOUNT + "/ai/usage/budgets", of(amount=5, unit="neurons"), ["budget.set"], ""),
+    ("DELETE", ACCOUNT + "/ai/usage/budgets", nothing, ["budget.remove"], ""),
+    ("POST", USER_TOKENS, token_body, ["api_token.create"], "api_token_id"),
+    ("PUT", USER_TOKENS + "/{api_token_id}", token_body, ["api_token.update"], ""),
+    ("PUT", USER_TOKENS + "/{api_token_id}/value", of(), ["api_token.roll"], ""),
+    ("DELETE", USER_TOKENS + "/{api_token_id}", nothing, ["api_token.revoke"], ""),
+    ("POST", TOKENS, token_body, ["api_token.create"], "api_token_id"),
+    ("PUT", TOKENS + "/{api_token_id}", token_body, ["api_token.update"], ""),
+    ("PUT", TOKENS + "/{api_token_id}/value", of(), ["api_token.roll"], ""),
+    ("DELETE", TOKENS + "/{api_token_id}", nothing, ["api_token.revoke"], ""),
+    ("POST", ACCOUNT + "/ai/finetunes", of(model=HANDY, name="tuned"), ["finetune.create"], "finetune_id"),
+    ("POST", ACCOUNT + "/ai/finetunes/{finetune_id}/finetune-assets", asset, ["finetune.upload"], ""),
+    ("DELETE", ACCOUNT + "/ai/finetunes/{finetune_id}", nothing, ["finetune.delete"], ""),
+    ("DELETE", ACCOUNT, nothing, ["account.delete"], ""),
+    ("PUT", BASE + "/memberships/{membership_id}", of(status="rejected"), ["membership.delete"], ""),
+    ("DELETE", BASE + "/memberships/{membership_id}", nothing, ["membership.delete"], ""),
+]  # fmt: skip
+
+
+def entries(running: Running) -> list[tuple[str, str]]:
+    """Who and action of every entry, in the chain's order."""
+    path = running.site.database_url.removeprefix("sqlite://")
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return list(connection.execute("SELECT who, action FROM audit_entries ORDER BY sequence"))
+
+
+def test_every_route_that_acts_leaves_an_entry_with_who_did_it(running: Running):
+    with httpx.Client(headers=running.headers("global key"), timeout=20) as client:
+
+        def result(method: str, path: str, **sent: Any) -> Any:
+            answer = client.request(method, running.gateway.url + path, **sent)
+            assert answer.status_code == 200, (method, path, answer.text)
+            return answer.json()["result"]
+
+        groups = result("GET", USER_TOKENS + "/permission_groups")
+        told = {"group": next(group["id"] for group in groups if group["name"] == ACCESS_GROUP)}
+        before = entries(running)
+        for method, path, sent, actions, name in ACTS:
+            if "{membership_id}" in path:
+                made = result("POST", BASE + "/accounts", json={"name": f"Lab {method}", "type": "standard"})
+                (found,) = result("GET", BASE + f"/memberships?name=Lab%20{method}")
+                told |= {"membership_id": found["id"], "account_id": made["id"]}
+                before = entries(running)
+            answered = result(method, path.format(**told), **sent(told))
+            after = entries(running)
+            new = after[len(before) :]
+            assert [action for _, action in new] == actions, (method, path)
+            assert all(who and who != "cli" for who, _ in new), (method, path)
+            before = after
+            if name:
+                told[name] = answered["id"]
+
+
+def test_what_is_refused_leaves_none(running: Running):
+    before = entries(running)
+    with httpx.Client(headers=running.headers("good"), timeout=20) as client:
+        for method, path, sent, *_ in ACTS:
+            told = dict.fromkeys(("group", "api_token_id", "finetune_id", "membership_id"), "f" * 32)
+            told["account_id"] = running.tenants.account_id
+            answer = client.request(method, running.gateway.url + path.format(**told), **sent(told))
+            assert answer.status_code >= 400, (method, path, answer.text)
+    assert entries(running) == before

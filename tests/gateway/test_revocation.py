@@ -1,0 +1,132 @@
+"""A revoked token is refused everywhere within 5 s, within 35 s where Redis is away, and stays so through outages."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from storage.database import Database
+from tenants import api_tokens
+from tests.faults.proxy import FaultProxy
+from tests.gateway.process import PARROT, PEPPER, GatewayProcess
+from tests.gateway.site import READ, Running, Site
+from tests.waiting import wait_until_blocking
+
+pytestmark = pytest.mark.full
+
+
+@dataclass
+class Gateways:
+    """Three of one site: two see its Redis, the third sees it through a proxy."""
+
+    site: Site
+    processes: list[GatewayProcess]
+    proxy: FaultProxy
+
+    def status(self, gateway: GatewayProcess, secret: str) -> int:
+        url = f"{gateway.base_url}/accounts/{self.site.tenants.account_id}/ai/run/{PARROT}"
+        return httpx.post(
+            url, json={"prompt": "x"}, headers={"Authorization": f"Bearer {secret}"}, timeout=20
+        ).status_code
+
+    def new_token(self) -> api_tokens.CreatedToken:
+        """One that every gateway has let in and remembers."""
+        made = asyncio.run(self._with_database(lambda database: api_tokens.create(
+            database, PEPPER, self.site.tenants.account_id, "short-lived", [READ]
+        )))  # fmt: skip
+        for gateway in self.processes:
+            for _ in range(2):
+                assert self.status(gateway, made.secret) == 200
+        return made
+
+    async def _with_database(self, job: Callable[[Database], object]) -> api_tokens.CreatedToken:
+        database = Database.connect(self.site.database_url)
+        try:
+            return await job(database)  # type: ignore[misc]
+        finally:
+            await database.close()
+
+    def new_token_over_api(self) -> tuple[str, str]:
+        """Id and secret of another, made through the first gateway."""
+        groups = self.ask("GET", "/permission_groups")
+        group = next(group for group in groups if group["name"] == READ)
+        resources = {f"com.cloudflare.api.account.{self.site.tenants.account_id}": "*"}
+        policy = {"effect": "allow", "permission_groups": [{"id": group["id"]}], "resources": resources}
+        made = self.ask("POST", "", json={"name": "short-lived", "policies": [policy]})
+        for gateway in self.processes:
+            assert self.status(gateway, made["value"]) == 200
+        return made["id"], made["value"]
+
+    def ask(self, method: str, rest: str, **sent: Any) -> Any:
+        url = f"{self.processes[0].base_url}/accounts/{self.site.tenants.account_id}/tokens{rest}"
+        owner = Running(self.site, self.processes[0]).headers("global key")
+        answer = httpx.request(method, url, headers=owner, timeout=20, **sent)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["result"]
+
+    def revoke_in_database(self, token: api_tokens.CreatedToken) -> None:
+        """As an operator does whose command cannot reach Redis."""
+        account_id, token_id = self.site.tenants.account_id, token.token.api_token_id
+        asyncio.run(self._with_database(lambda database: api_tokens.revoke(database, account_id, token_id)))
+
+    def seconds_until_refused(self, secret: str, deadline_s: float) -> float:
+        """Until the last gateway refuses it; and none lets it in again."""
+        began_s = time.monotonic()
+        for gateway in self.processes:
+            wait_until_blocking(lambda: self.status(gateway, secret) == 401, deadline_s, 0.05)  # noqa: B023
+        took_s = time.monotonic() - began_s
+        for gateway in self.processes * 3:
+            assert self.status(gateway, secret) == 401
+        return took_s
+
+
+@pytest.fixture
+def gateways(new_site: Callable[..., Site]) -> Iterator[Gateways]:
+    site = new_site()
+    site.add_node("n1")
+    redis = Path(site.redis.url.removeprefix("unix://").partition("?")[0])
+    with FaultProxy(redis) as proxy:
+        behind = site.gateway(REDIS_URL=f"redis://127.0.0.1:{proxy.port}")
+        processes = [site.gateway().start(), site.gateway().start(), behind.start()]
+        yield Gateways(site, processes, proxy)
+        for gateway in processes:
+            gateway.stop()
+
+
+def test_it_is_refused_by_every_gateway_within_five_seconds(gateways: Gateways):
+    for _ in range(3):
+        api_token_id, secret = gateways.new_token_over_api()
+        gateways.ask("DELETE", f"/{api_token_id}")
+        assert gateways.seconds_until_refused(secret, 5.0) <= 5.0
+    token = gateways.new_token()
+    gateways.revoke_in_database(token)
+    assert gateways.seconds_until_refused(token.secret, 5.0) <= 5.0, "also where nobody was told"
+
+
+def test_it_is_refused_within_five_seconds_by_one_that_is_cut_off_from_redis(gateways: Gateways):
+    token = gateways.new_token()
+    gateways.proxy.part()
+    gateways.revoke_in_database(token)
+    assert gateways.seconds_until_refused(token.secret, 35.0) <= 35.0
+    gateways.proxy.heal()
+    assert gateways.seconds_until_refused(token.secret, 5.0) <= 5.0, "and after it, at once"
+
+
+def test_it_is_refused_within_thirty_five_seconds_with_redis_down_and_stays_refused_when_it_is_back(
+    gateways: Gateways,
+):
+    token = gateways.new_token()
+    gateways.site.redis.stop()
+    gateways.revoke_in_database(token)
+    assert gateways.seconds_until_refused(token.secret, 35.0) <= 35.0
+    gateways.site.redis.start()
+    gateways.site.redis.wait_ready()
+    wait_until_blocking(lambda: all(gateway.is_ready() for gateway in gateways.processes), 20)
+    assert gateways.seconds_until_refused(token.secret, 5.0) <= 5.0

@@ -1,0 +1,124 @@
+"""A dump of everything that is stored, cached or logged holds no usable token: tables, Redis, spool, logs, objects."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+import secrets
+import sqlite3
+from collections.abc import Iterator
+
+import httpx
+from redis import Redis
+
+from tenants.api_token_text import parse_secret
+from tenants.principal import Refused
+from tests.gateway.process import PARROT, PEPPER
+from tests.gateway.site import Running, Site
+from tests.gateway.test_text_generation import script
+from tests.waiting import wait_until_blocking
+
+_LIKE_A_TOKEN = re.compile(rb"cf[a-z]{1,2}t_[0-9A-Za-z]{20,80}")
+
+
+def dump(site: Site) -> Iterator[tuple[str, bytes]]:
+    """Where, and what is there: each file of the site (the database with its journal, spools, logs, objects, heads),
+    each row as text, each key of Redis in whatever it keeps, and what Redis itself writes down of commands."""
+    for path in sorted(site.folder.rglob("*")):
+        if path.is_file():
+            yield str(path.relative_to(site.folder)), path.read_bytes()
+    with contextlib.closing(sqlite3.connect(site.database_url.removeprefix("sqlite://"))) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        assert len(tables) > 15
+        for table in tables:
+            for row in connection.execute(f'SELECT * FROM "{table}"'):
+                yield f"table {table}", b"\n".join(_plain(value) for value in row)
+    with contextlib.closing(Redis.from_url(site.redis.url)) as redis:
+        redis.config_set("rdbcompression", "no")
+        keys: list[bytes] = redis.keys()  # type: ignore[assignment]
+        for key in keys:
+            kept: bytes = redis.dump(key) or b""  # type: ignore[assignment]
+            yield f"redis {key!r}", key + b"\n" + kept
+        yield "redis slowlog", repr(redis.slowlog_get(10_000)).encode()
+        yield "redis clients", repr(redis.client_list()).encode()
+
+
+def _plain(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def found_in(site: Site, texts: list[str]) -> list[str]:
+    """Where one of the secrets lies, as it is or as it is commonly written otherwise, or any other token."""
+    wanted = set()
+    for text in texts:
+        raw = text.encode()
+        wanted |= {raw, raw.hex().encode(), base64.b64encode(raw), base64.urlsafe_b64encode(raw), raw[::-1]}
+        wanted.add(raw[-36:])  # the random part and the checksum: the lookup id alone opens nothing
+    places = []
+    for where, content in dump(site):
+        likely = (match[0].decode() for match in _LIKE_A_TOKEN.finditer(content))
+        if any(form in content for form in wanted) or any(not isinstance(parse_secret(t), Refused) for t in likely):
+            places.append(where)
+    return places
+
+
+def use_everywhere(running: Running) -> list[str]:
+    """Tokens where clients put them, rightly and wrongly; the secrets that were shown to us meanwhile."""
+    shown = []
+    good, account_url = running.tenants.secrets["good"], running.account_url
+    bearer = {"Authorization": f"Bearer {good}"}
+    with httpx.Client(timeout=20) as client:
+        url = f"{account_url}/ai/run/{PARROT}"
+        for name in running.tenants.secrets:
+            if name != "global key":
+                client.post(url, json={"prompt": "x"}, headers=running.headers(name))
+        client.get(f"{running.gateway.base_url}/user", headers=running.headers("global key"))
+        client.post(f"{account_url}/ai/v1/chat/completions", json={}, headers={"x-api-key": good})
+        client.post(url + f"?token={good}&api_key={good}", json={"prompt": good, "stream": True}, headers=bearer)
+        client.post(url, json={"prompt": script(end="internal"), "user": good}, headers=bearer)
+        client.post(url, content=good.encode(), headers=bearer)
+        client.get(f"{running.gateway.base_url}/accounts/{good}", headers=bearer)
+        client.get(f"{account_url}/tokens/{good}", headers=running.headers("keeper"))
+        client.get(f"{running.gateway.url}/{good}", headers=bearer | {"User-Agent": good, "Referer": good})
+        client.post(f"{account_url}/ai/run/@cf/{good}/x", json={"prompt": "x"}, headers=bearer)
+        client.get(url, headers={"Authorization": f"Basic {good}", "Cookie": f"token={good}", "X-Request-Id": good})
+        keyed = bearer | {"idempotency-key": "a-call-of-this-test"}
+        for _ in range(2):
+            client.post(url, json={"prompt": "keyed"}, headers=keyed)
+        client.post(url + "?queueRequest=true", json={"requests": [{"prompt": "queued"}]}, headers=bearer)
+        stored = {"model": "@cf/test/manifold", "input": "stored"}
+        client.post(f"{account_url}/ai/v1/responses", json=stored, headers=bearer)
+        owner = running.headers("global key")
+        tokens = f"{running.gateway.base_url}/user/tokens"
+        groups = client.get(tokens + "/permission_groups", headers=owner).json()["result"]
+        resources = {f"com.cloudflare.api.account.{running.tenants.account_id}": "*"}
+        policy = {"effect": "allow", "permission_groups": [{"id": groups[0]["id"]}], "resources": resources}
+        made = client.post(tokens, json={"name": "x", "policies": [policy]}, headers=owner).json()["result"]
+        rolled = client.put(f"{tokens}/{made['id']}/value", json={}, headers=owner).json()["result"]
+        client.get(f"{tokens}/verify", headers={"Authorization": f"Bearer {rolled}"})
+        shown += [made["value"], rolled]
+    return shown
+
+
+def test_no_table_log_or_cache_holds_a_usable_token(running: Running):
+    shown = use_everywhere(running)
+    wait_until_blocking(lambda: running.gateway.metric("hearth_usage_backlog") == 0)
+    known = [*running.tenants.secrets.values(), *shown]
+    assert all(len(text) >= 37 for text in known)
+    assert found_in(running.site, [*known, PEPPER.hex()]) == []
+
+
+def test_the_search_finds_what_lies_there(running: Running):
+    """What is planted where tokens must not be is found, each in its place: else the search would prove nothing."""
+    marker = "cfut_" + secrets.token_hex(20)
+    log = running.gateway.folder / "planted.log"
+    with contextlib.closing(Redis.from_url(running.site.redis.url)) as redis:
+        try:
+            log.write_text(f"refused {base64.b64encode(marker.encode()).decode()}")
+            redis.hset("planted", "field", "x" * 500 + marker)
+            assert sorted(found_in(running.site, [marker])) == ["gateway-0/planted.log", "redis b'planted'"]
+        finally:
+            log.unlink()
+            redis.delete("planted")
+    assert found_in(running.site, [running.tenants.account_id]) != [], "tables are looked into"
