@@ -105,6 +105,8 @@ async def create(
         raise FinetuneError(f"'/name' must not begin with '{RESERVED_PREFIX}'")
     if len(description) > MAX_DESCRIPTION:
         raise FinetuneError(f"'/description' must have <= {MAX_DESCRIPTION} characters")
+    if "\0" in description:
+        raise FinetuneError("'/description' must have no null character")
     now = clock.now()
     made = Finetune(
         str(uuid.uuid4()), account_id, name, model, description, is_public, now, now, None, None, None, None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import BinaryIO
 
 from starlette.requests import Request
@@ -174,6 +174,14 @@ def _first_headers(exchange: Exchange) -> Headers:
     return [(b"cf-ai-req-id", exchange.request_id.encode())] if exchange.dialect == "binding" else []
 
 
+def _check_has_no_null(query: bytes, parameters: Mapping[str, str]) -> None:
+    """Nothing that is looked up has a null character in it, and not every database takes one. Raises Refusal."""
+    if b"%00" in query:
+        raise Refusal(Reason.QUERY_INVALID, "a query parameter has a null character in it")
+    if any("\0" in value for name, value in parameters.items() if name != "model"):
+        raise Refusal(Reason.OBJECT_UNKNOWN)
+
+
 def _buffered_stderr() -> BinaryIO:
     return open(2, "wb", buffering=64 * 1024, closefd=False)
 
@@ -231,6 +239,7 @@ class _Front:
             principal = await self._admit(route.access, parameters.get("account_id", account_id), exchange)
             scope["hearth.principal"] = principal
             await quotas.pass_by(self._services, exchange, principal)
+            _check_has_no_null(scope["query_string"], parameters)
         scope["path_params"] = parameters
         scope["hearth.exchange"] = exchange
         endpoint: Endpoint = route.endpoint

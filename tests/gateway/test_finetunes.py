@@ -162,6 +162,7 @@ def test_a_file_over_the_limit_is_refused(running: Running, client: httpx.Client
         ({"model": HANDY, "name": "a..b"}, (400, 5006)), ({"model": HANDY, "name": 5}, (400, 5006)),
         ({"model": HANDY, "name": "00000000-0000-0000-0000-000000000000"}, (400, 5006)),
         ({"model": HANDY, "name": "d", "description": "x" * 1025}, (400, 5006)),
+        ({"model": HANDY, "name": "d", "description": "a\0b"}, (400, 5006)),
         ({"model": HANDY, "name": "d", "public": "maybe"}, (400, 5006)),
         ({"model": HANDY, "name": "d", "public": []}, (400, 5006)),
         ({"model": "nonsense", "name": "d"}, (404, 3042)), ({"model": "@cf/no/such", "name": "d"}, (400, 5007)),

@@ -193,3 +193,23 @@ def test_who_may_only_run_models_reads_no_usage(running: Running):
         f"{running.account_url}/ai/usage/budgets", json={"amount": 1}, headers=running.headers("scopeless")
     )
     assert answer.status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("usage?model=%00", (400, 3003)),
+        ("usage/export?status=a%00b", (400, 3003)),
+        ("usage/calls?before=%00", (400, 3003)),
+        ("../audit_logs?action.type=%00", (400, 3003)),
+        ("finetunes/%00", (403, 10000)),
+    ],
+)
+def test_a_null_character_comes_to_no_database(keeper: httpx.Client, path: str, expected: tuple[int, int]):
+    answer = keeper.get(path)
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == expected
+
+
+def test_nothing_is_called_by_a_null_character(running: Running):
+    answer = httpx.delete(f"{running.account_url}/ai/finetunes/%00", headers=running.headers("write"))
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (404, 7003)
