@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ FIELDS = frozenset({"files", "files[]"})
 MAX_FILES = 50
 MAX_NAME = 255
 MAX_WAITING = 200  # files, of all calls of this process: more are refused rather than held in memory
+MAX_BODIES = 64  # of calls at once, while they are read too
 _NO_IMAGE_MODEL = "no model that describes images is published here"
 
 
@@ -50,6 +52,18 @@ class Documents:
         self.max_bytes = max_bytes
         self._converter = converter
         self._num_waiting = 0
+        self._num_bodies = 0
+
+    @contextlib.contextmanager
+    def room(self) -> Iterator[None]:
+        """Room for one call's body and what becomes of it. Raises Refusal when there is none."""
+        if self._num_bodies >= MAX_BODIES:
+            raise Refusal(Reason.OUT_OF_CAPACITY)
+        self._num_bodies += 1
+        try:
+            yield
+        finally:
+            self._num_bodies -= 1
 
     async def convert(self, ask: Ask) -> list[dict[str, Any]]:
         """One row for each file, in their order; a file that cannot be read is a row that says why. Raises Refusal

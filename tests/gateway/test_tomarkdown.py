@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import socket
 from typing import Any
 
 import httpx
 import pytest
 
+from documents.converter import Converter
 from gateway import documents
-from gateway.errors import Refusal
+from gateway.documents import Documents
+from gateway.errors import Reason, Refusal
 from tests.gateway.site import Running
+from tests.waiting import wait_until_blocking
 
 PAGE = ("a.html", b"<h1>One</h1><p>two <a href='/x'>three</a>", "text/html")
 
@@ -84,3 +89,33 @@ def test_files_in_json_are_read_as_a_binding_sends_them():
     for body in (*bad, {"files": [file], "options": []}):
         with pytest.raises(Refusal):
             documents.ask_of_json(body)
+
+
+def test_whoever_leaves_ends_the_reading_of_a_file(running: Running):
+    page = b"<table><tr><td>" * 400_000  # more than a file's time to read
+    form = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.html"\r\n\r\n' + page + b"\r\n--x--\r\n"
+    head = [
+        f"POST /client/v4/accounts/{running.tenants.account_id}/ai/tomarkdown HTTP/1.1", "Host: x",
+        f"Authorization: {running.headers()['Authorization']}", "Content-Type: multipart/form-data; boundary=x",
+        f"Content-Length: {len(form)}",
+    ]  # fmt: skip
+
+    def num_calls() -> float:
+        return running.gateway.metric("hearth_calls_in_flight")
+
+    with socket.create_connection(("127.0.0.1", running.gateway.port), timeout=20) as connection:
+        connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + form)
+        wait_until_blocking(lambda: num_calls() == 1)
+    wait_until_blocking(lambda: num_calls() == 0)
+
+
+def test_bodies_of_files_are_bounded_in_number():
+    held = Documents(Converter(), max_bytes=1 << 20)
+    with contextlib.ExitStack() as stack:
+        for _ in range(documents.MAX_BODIES):
+            stack.enter_context(held.room())
+        with pytest.raises(Refusal) as refused, held.room():
+            pass
+        assert refused.value.reason is Reason.OUT_OF_CAPACITY
+    with held.room():
+        pass
