@@ -44,17 +44,23 @@ class LogitBias:
 
 
 class ConstrainedRows(Protocol):
-    """Those of the K sampling rows whose text is held to a constraint, of which C draw what it allows."""
+    """Those of the K sampling rows whose text is held to a constraint. A mask is [bytes], a bit for each token that may
+    be drawn, the lowest first, at least V of them."""
 
-    rows: list[int]  # [C], indices among the K
+    def allowed(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
+        """The R rows that have to draw under a mask at once, and their masks [R, bytes]. `is_filtered` [K]: whose draw
+        depends on more than the token drawn being allowed. The others draw from all tokens first."""
 
-    def allowed(self) -> NDArray[np.uint8]:
-        """[C, at least V / 8]: a bit for each token that may be drawn, the lowest first. Begun before the forward pass,
-        waited for here."""
-
-    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
         """Hear what all K rows drew; what a constraint forces, and what it wants in place of a token after which a text
-        could not be closed in time, is written over it, and a row whose constraint failed is marked."""
+        could not be closed in time, is written over it, and a row whose constraint failed is marked. Returns the R rows
+        whose token is not allowed: they draw again, under the masks of `allowed_again`, and `settle_again` hears it."""
+
+    def allowed_again(self) -> NDArray[np.uint8]:
+        """[R, bytes]"""
+
+    def settle_again(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """See `settle`."""
 
 
 class BeginsConstraints(Protocol):

@@ -1,6 +1,7 @@
 """Logits -> token ids: greedy, or drawn from what temperature and filters leave, the same for a row in any batch.
 
-A row's random number, one a token, comes from its seed and the index of the token being drawn; rows share nothing.
+A row's random number, one a token, comes from its seed and the index of the token being drawn; rows share nothing. A
+draw that a constraint refuses is made again among what it allows, with a second number.
 Where a filter is set, the likeliest candidates are taken first and the draw happens among them if they are all that it
 leaves. The vocabulary is never sorted and never filled with noise. Knows no sequences and no text.
 
@@ -17,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from engine.inputs import ConstrainedRows, Floats, Ints, SamplingInputs, StepOutput, TokenHistory
+from engine.inputs import Floats, Ints, SamplingInputs, StepOutput, TokenHistory
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
 _SPAN = 128  # ids summed together when the whole vocabulary is drawn from
+_SECOND = np.uint64(0x5851F42D4C957F2D)  # makes the seed of a second draw
 _LEAST_REPETITION = np.float32(1e-3)  # it divides
 _LEAST_TEMPERATURE = 1e-5  # below, the division overflows and the draw is the greedy one anyway
 
@@ -40,7 +42,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     asked = np.flatnonzero(inputs.num_logprobs >= 0)
     raw = torch.log_softmax(logits[asked], -1) if len(asked) else None  # [rows asked, V]
     if inputs.constrained is not None:
-        _rule_out(logits, inputs.constrained)
+        _rule_out(logits, *inputs.constrained.allowed(_looks_further(inputs)))
     for bias in inputs.biases:
         logits[bias.row].numpy()[bias.token_ids] += bias.values
     for history in inputs.histories:
@@ -48,9 +50,13 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     token_ids = logits.numpy().argmax(1).astype(np.int32)  # [K]
     drawn = np.flatnonzero((inputs.temperature >= _LEAST_TEMPERATURE) & ~is_failed)
     if len(drawn):
-        token_ids[drawn] = _draw(logits, inputs, drawn)
+        token_ids[drawn] = _draw(logits, inputs, drawn, inputs.seeds)
     if inputs.constrained is not None:
-        inputs.constrained.settle(token_ids, is_failed)
+        refused = inputs.constrained.settle(token_ids, is_failed)
+        if refused:
+            _rule_out(logits, refused, inputs.constrained.allowed_again())
+            token_ids[refused] = _draw_again(logits, inputs, np.array(refused))
+            inputs.constrained.settle_again(token_ids, is_failed)
     failed = is_failed if is_failed.any() else None
     if raw is None:
         return StepOutput(token_ids, failed)
@@ -70,16 +76,31 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return state ^ (state >> np.uint64(31))
 
 
-def _rule_out(logits: torch.Tensor, constrained: ConstrainedRows) -> None:
-    """Leave the constrained rows of logits [K, V] only what they may draw."""
-    if constrained.rows:
-        bits = constrained.allowed()  # [C, bytes]
-        ruled_out = _RULED_OUT.take(bits, axis=0).reshape(len(bits), -1)[:, : logits.shape[1]]  # [C, V]
+def _looks_further(inputs: SamplingInputs) -> NDArray[np.bool_]:
+    """[K], whose filters have to see what a constraint leaves. All other draws may be made without, and again if the
+    constraint refuses the token: both ways a token comes as often as it is likely among those allowed."""
+    is_filtered = (inputs.top_k > 0) | (inputs.top_p < 1) | (inputs.min_p > 0)
+    return is_filtered & (inputs.temperature >= _LEAST_TEMPERATURE)
+
+
+def _rule_out(logits: torch.Tensor, rows: list[int], bits: NDArray[np.uint8]) -> None:
+    """Leave `rows` of logits [K, V] only what their masks `bits` [rows, bytes] allow."""
+    if rows:
+        ruled_out = _RULED_OUT.take(bits, axis=0).reshape(len(bits), -1)[:, : logits.shape[1]]  # [rows, V]
         every = logits.numpy()
-        if len(bits) == len(every):
+        if len(rows) == len(every):
             np.add(every, ruled_out, out=every)
         else:
-            every[constrained.rows] += ruled_out
+            every[rows] += ruled_out
+
+
+def _draw_again(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows) -> Ints:
+    """For `rows` whose first draw was refused, by another random number."""
+    token_ids = logits.numpy()[rows].argmax(1).astype(np.int32)
+    drawn = np.flatnonzero(inputs.temperature[rows] >= _LEAST_TEMPERATURE)
+    if len(drawn):
+        token_ids[drawn] = _draw(logits, inputs, rows[drawn], inputs.seeds ^ _SECOND)
+    return token_ids
 
 
 def _penalise(logits: Floats, history: TokenHistory, inputs: SamplingInputs) -> None:
@@ -107,12 +128,12 @@ class _Filters:
         return _Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def _draw(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows) -> Ints:
+def _draw(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows, seeds: NDArray[np.uint64]) -> Ints:
     """One token id for each of `rows` of logits [·, V]. A row's path depends on its own parameters alone."""
     selected = logits if len(rows) == len(logits) else logits[rows]  # [K, V]
     scaled = selected / torch.from_numpy(inputs.temperature[rows]).unsqueeze(1)
     weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()  # [K, V], the likeliest has 1
-    uniforms = uniform(inputs.seeds[rows], inputs.positions[rows])
+    uniforms = uniform(seeds[rows], inputs.positions[rows])
     top_k, top_p, min_p = inputs.top_k[rows], inputs.top_p[rows], inputs.min_p[rows]
     is_filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
     if not is_filtered.any():

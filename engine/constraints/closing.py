@@ -8,12 +8,15 @@ result is an upper bound of what closing needs, near the least for JSON. Knows n
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.constraints.compile import closing_bound_of, largest_step_of, words_of
 from engine.constraints.token_view import TokenView
+from engine.protocol.tasks import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -35,6 +38,33 @@ def _order(first: bytes) -> tuple[int, ...]:
 _BETWEEN = _order(b'}],:0123456789"[ntf-{')
 _WITHIN_STRING = _order(b'"@.-_/:+#0a1A')
 _LOWERCASE = b"abcdefghijklmnopqrstuvwxyz"
+
+
+class Closing:
+    """What is known of closing the texts of one constraint. `bound`: tokens that close any of them wherever it stands
+    in what a schema describes, None if unknown. All else is found when first asked for."""
+
+    def __init__(self, constraint: Constraint, matcher: LLMatcher, view: TokenView) -> None:
+        """`matcher` has consumed nothing, and never will."""
+        self.bound = closing_bound_of(constraint, view)
+        self._constraint = constraint
+        self._matcher = matcher
+        self._view = view
+
+    @cached_property
+    def words(self) -> tuple[str, ...]:
+        """What may have to be spelled."""
+        return words_of(self._constraint)
+
+    @cached_property
+    def largest_step(self) -> int:
+        """What one token may add to the tokens that closing needs."""
+        return largest_step_of(self._constraint)
+
+    @cached_property
+    def first(self) -> list[int] | None:
+        """A close from before the first token."""
+        return find_close(self._matcher, self._view, self.words)
 
 
 def find_close(

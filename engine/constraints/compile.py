@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from engine.constraints.closing_bound import bound_of
 from engine.constraints.json_schema import (
     ANY_OBJECT,
     depth_of,
@@ -138,6 +139,13 @@ def largest_step_of(constraint: Constraint) -> int:
     if constraint.kind == "json_schema":
         return least_chars_of_parts(_schema(constraint.text)) // _CHARS_PER_TOKEN
     return _STEP_OF_GRAMMAR if constraint.kind == "grammar" else 0
+
+
+def closing_bound_of(constraint: Constraint, view: TokenView) -> int | None:
+    """Tokens that close any text that the constraint allows, for every place where it may stand; None if unknown."""
+    if constraint.kind != "json_schema":
+        return None
+    return bound_of(_schema(constraint.text), lambda text: len(view.tokenizer.greedy_tokenize(text)))
 
 
 def limits() -> LLParserLimits:

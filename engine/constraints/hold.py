@@ -1,24 +1,28 @@
 """One sequence held to its constraint: what may come next, what must, and whether what came still closes in time.
 
 The matcher's state is a function of the completion's tokens and of nothing else, so preemption, batch mates and cached
-prefixes leave it alone. Where only one text may follow, its tokens are settled at once, in the tokenizer's own way of
+prefixes leave it alone. A token is drawn first and then offered; one that the constraint does not allow is refused, and
+drawn again under a mask. Where only one text may follow, its tokens are settled at once, in the tokenizer's own way of
 writing it: they come without being drawn, together or one by one.
 
-Near the limit every token is tried before it is accepted: one after which no known close would fit is replaced by the
-next token of the close in hand. Far from it, the close is looked up now and then, the more often the less room there
-is. Only tokens that go on with a string or number that could end as well are taken without: closing needs no more after
-them than before. Knows tokens and one limit; no logits, no batches.
+While more tokens are left than any text of the constraint can need to be closed, nobody looks at closes. Then, and from
+the start where no such number is known, the close is looked up now and then, the more often the less room there is; but
+tokens that go on with a string or number that could end as well cost little: closing needs no more after them than
+before. Near the limit every token is tried before it is accepted: one after which no known close would fit is replaced
+by the next token of the close in hand. Knows tokens and one limit; no logits, no batches.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.constraints.closing import closes, find_close
+from engine.constraints.closing import Closing, closes, find_close
 from engine.constraints.token_view import TokenView
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+REFUSED = -1
 
 _LEAST_MARGIN = 8  # tokens to spare, below which every token is tried
 _LEAST_SLACK = 3  # tokens to spare, below which those that only go on are tried too
@@ -29,43 +33,53 @@ _HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was 
 class Hold:
     """`is_over`: nothing may follow. `is_failed`: the matcher gave up at one of its limits, and the sequence with it.
     `forced`: tokens that must come next and that the matcher has consumed already. `slack`: what may be spent on tokens
-    before the close is looked at again. `can_go_on`: whether the text stands in a string or number that could end here
-    and go on as well.
-
-    `close` must close the text as it stands; None where none is known. `words` help to find others. `largest_step` is
-    what one token may add to the tokens that closing needs.
+    before the close is looked at again. `is_open`: whether it is known that more than one token may come next; where it
+    is not, the draw has to be under a mask, which allows what is forced in the tokenizer's own way of writing it alone.
     """
 
-    def __init__(
-        self,
-        matcher: LLMatcher,
-        close: list[int] | None,
-        view: TokenView,
-        words: tuple[str, ...] = (),
-        largest_step: int = 0,
-    ) -> None:
+    __slots__ = (
+        "_bound", "_close", "_closing", "_costs", "_goes_on", "_is_current", "_is_free", "_is_tight", "_margin",
+        "_view", "forced", "is_failed", "is_open", "is_over", "matcher", "slack",
+    )  # fmt: skip  # a step looks at every hold, and few are in a cache by then
+
+    def __init__(self, matcher: LLMatcher, closing: Closing, view: TokenView) -> None:
         self.matcher = matcher
         self.is_failed = False
         self.is_over = False
+        self.is_open = False
         self.forced: list[int] = []
-        self._view = view
-        self._words = words
-        self._close = close
-        self._is_current = True  # whether `_close` closes the text as it stands now
-        self._margin = max(largest_step, len(close or ())) + _LEAST_MARGIN
         self.slack = 0
-        self.can_go_on = False
+        self._view = view
+        self._costs = view.costs
+        self._closing = closing
+        self._bound = closing.bound
+        self._is_free = False  # whether the bound is far away
+        self._close: list[int] | None = closing.first if closing.bound is None else None
+        self._is_current = closing.bound is None  # whether `_close` closes the text as it stands now
+        self._margin = _LEAST_MARGIN + len(self._close or ())
         self._is_tight = False
+        self._goes_on: bool | None = None  # whether the text stands in what can go on and end as well; None: not known
 
     @property
     def is_match(self) -> bool:
         """Whether the text as it stands is one that the constraint allows."""
         return not self.forced and bool(self.matcher.is_accepting())
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a token may be drawn as things stand."""
+        return bool(self.forced) or (self.is_open and self.slack > 0) or self.is_failed
+
     def review(self, remaining: int) -> None:
         """Before a token is drawn, when there is no slack and `remaining` are left: decide how closely to watch."""
+        bound, self._bound = self._bound, None
+        self._is_free = bound is not None and remaining - bound > _LEAST_MARGIN
+        if bound is not None and self._is_free:
+            self.slack = remaining - bound - _LEAST_MARGIN
+            return
         if not self._is_current:
             self._look_for_close()
+        self._margin = max(self._margin, self._closing.largest_step + _LEAST_MARGIN)
         room = remaining - len(self._close) if self._close is not None else -1
         self._is_tight = 0 <= room <= self._margin
         if room < 0:
@@ -73,22 +87,42 @@ class Hold:
         else:
             self.slack = max(0, room - _LEAST_SLACK) if self._is_tight else room - self._margin + _COST - 1
 
+    def prepare(self, remaining: int) -> None:
+        """Before a token is drawn, of which `remaining` are left."""
+        if self.slack <= 0:
+            self.review(remaining)
+        if not (self.is_open or self._is_tight):
+            self._settle()
+
     def take(self, token_id: int, remaining: int) -> int:
-        """Accept `token_id`, which the mask allowed, as one of the `remaining` that are left; or another in its place,
-        so that the text can be closed. Returns the one accepted. Not while something is forced."""
-        if self.can_go_on and self.slack > 0 and self._view.is_plain[token_id]:
+        """Accept `token_id` as one of the `remaining` that are left; or another in its place, so that the text can be
+        closed. Returns the one accepted, REFUSED if the constraint does not allow it. Not while something is forced."""
+        cost = self._costs[token_id]
+        if cost == 0 and self.slack > 0 and self._does_go_on():
+            if not self._consumes(token_id):
+                return token_id if self.is_failed else REFUSED
             self.slack -= 1
-            self._is_current = False
-            self._consume(token_id)
-        elif self._is_tight:
-            token_id = self._take_if_it_closes(token_id, remaining)
+            self._is_current, self.is_open = False, True
+            return token_id
+        if not self._is_free:
+            cost = _COST
+        elif cost > self.slack:
+            self.review(remaining)
+            cost = _COST
         else:
-            self.slack -= _COST
+            cost = cost or 1
+        if self._is_tight:
+            token_id = self._take_if_it_closes(token_id, remaining)
+        elif self._consumes(token_id):
+            self.slack -= cost
             self._is_current = False
-            self._consume(token_id)
-            if self.slack > 0 and (forced := self.matcher.compute_ff_tokens()):
-                self._settle(forced[: self.slack])
-        self.is_over = self.matcher.is_stopped() and not (self.forced or self.is_failed)
+        else:
+            return token_id if self.is_failed else REFUSED
+        if token_id != REFUSED:
+            self._goes_on, self.is_open = None, False
+            if not self._is_tight:
+                self._settle()
+            self.is_over = self.matcher.is_stopped() and not (self.forced or self.is_failed)
         return token_id
 
     def spend(self, num_tokens: int) -> None:
@@ -96,20 +130,35 @@ class Hold:
         del self.forced[:num_tokens]
         self.is_over = self.matcher.is_stopped() and not (self.forced or self.is_failed)
 
-    def _settle(self, forced: list[int]) -> None:
-        """Consume what must follow."""
-        num_taken = self.matcher.try_consume_tokens(forced)
-        self.forced = forced[:num_taken]
-        self.slack -= num_taken
-        self.is_failed = self.is_failed or self.matcher.is_error()
+    def _does_go_on(self) -> bool:
+        """Letters, digits and spaces do not leave what goes on."""
+        if self._goes_on is None:
+            self._goes_on = self._view.can_go_on(self.matcher)
+        return self._goes_on
+
+    def _settle(self) -> None:
+        """Consume what must follow, as far as there is slack."""
+        while self.slack > 0 and not self.is_failed:
+            forced = self.matcher.compute_ff_tokens()
+            if not forced:
+                self.is_open = True
+                return
+            num_taken = self.matcher.try_consume_tokens(forced[: self.slack])
+            self.forced += forced[:num_taken]
+            self.slack -= num_taken
+            self._is_current = False
+            self.is_failed = self.matcher.is_error()
+            if not num_taken:
+                return
 
     def _take_if_it_closes(self, token_id: int, remaining: int) -> int:
         """Of a text that could be closed with the `remaining` when it was looked at last."""
         if not self._is_current:
             self._look_for_close()
+        if not self._consumes(token_id):
+            return token_id if self.is_failed else REFUSED
         known, self.slack = self._close, 0
-        self._consume(token_id)
-        if self.is_failed or self.matcher.is_stopped() or known is None or len(known) > remaining:
+        if self.matcher.is_stopped() or known is None or len(known) > remaining:
             self._is_current = False
             return token_id
         if known and token_id == known[0]:
@@ -124,9 +173,15 @@ class Hold:
 
     def _look_for_close(self) -> None:
         if self._close is None or not closes(self.matcher, self._close):
-            self._close = find_close(self.matcher, self._view, self._words)
+            self._close = find_close(self.matcher, self._view, self._closing.words)
         self._is_current = True
         self._margin = max(self._margin, len(self._close or ()))
 
-    def _consume(self, token_id: int) -> None:
-        self.is_failed = not self.matcher.consume_token(token_id)
+    def _consumes(self, token_id: int) -> bool:
+        """Whether the text goes on with it. If not, the text stands as it stood, or the matcher failed."""
+        if token_id in self._view.eos_token_ids and not self.matcher.is_accepting():
+            return False
+        if self.matcher.try_consume_tokens([token_id]):
+            return True
+        self.is_failed = self.matcher.is_error()
+        return False

@@ -101,7 +101,7 @@ class _Sizer:
         if isinstance(values, list) and values:
             return min(len(json.dumps(value)) for value in values)
         if isinstance(part.get("$ref"), str):
-            return self.least(_referred(part["$ref"], self._root))
+            return self.least(referred(part["$ref"], self._root))
         branches = [self.least(branch) for key in ("anyOf", "oneOf") for branch in _list(part.get(key))]
         own = sum(self.least(branch) for branch in _list(part.get("allOf"))) + min(branches, default=0)
         types = part.get("type")
@@ -117,7 +117,7 @@ class _Sizer:
         return max(own, 4 if types == "boolean" else 1)
 
 
-def _referred(reference: str, root: dict[str, Any]) -> Any:
+def referred(reference: str, root: dict[str, Any]) -> Any:
     """What a reference within the same schema points at; None for any other."""
     value: Any = root
     for name in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else ["?"]:

@@ -1,9 +1,9 @@
 """The constrained sequences of one engine: compiles what each is held to, and gives every step its masks.
 
 Compiling happens in a thread of its own, so that a new grammar costs the running sequences no step; a sequence joins
-them when its matcher is ready. What compiled is kept, per namespace, and copied for the next sequence. A step with
-constrained rows asks for its masks when its forward pass begins and needs them when that is done. A matcher that fails
-takes its own sequence with it and no other. Knows no text and no logits.
+them when its matcher is ready. What compiled is kept, per namespace, and copied for the next sequence. Rows draw first
+and ask for a mask only if what they drew is refused; large masks are filled beside the forward pass, for all rows. A
+matcher that fails takes its own sequence with it and no other. Knows no text and no logits.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,9 +21,9 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.constraints.closing import find_close
-from engine.constraints.compile import ConstraintRefused, compile_matcher, largest_step_of, words_of
-from engine.constraints.hold import Hold
+from engine.constraints.closing import Closing
+from engine.constraints.compile import ConstraintRefused, compile_matcher
+from engine.constraints.hold import REFUSED, Hold
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
 
@@ -33,68 +34,116 @@ _MANY_BITS = 1 << 20  # masks of as much in one step are filled by a thread, bes
 _STEPS_INLINE = 256  # steps without that thread, once it was late: this machine's cores are busy
 
 Ints = NDArray[np.int32]
+Masks = NDArray[np.uint8]
+
+_NO_MASKS: Masks = np.empty((0, 0), dtype=np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
 class _Compiled:
-    """A matcher that no sequence uses, before its first token, and a close from there; see `Hold` for the others."""
+    """A matcher that no sequence uses, before its first token, and what is known of closing its texts."""
 
     matcher: llguidance.LLMatcher
-    close: list[int] | None
+    closing: Closing
     view: TokenView
-    words: tuple[str, ...]
-    largest_step: int
 
     def hold(self) -> Hold:
         """For one more sequence."""
-        return Hold(self.matcher.deep_copy(), self.close, self.view, self.words, self.largest_step)
+        return Hold(self.matcher.deep_copy(), self.closing, self.view)
 
 
 class ConstrainedRows:
-    """The constrained ones among the K rows that sample in one step: C of them draw under a mask, the others get what
-    their constraint forces."""
+    """The constrained ones among the K rows that sample in one step: C of them draw, the others get what their
+    constraint forces. What a row draws is offered to its matcher; where that refuses, the row draws again, under a
+    mask. A row that failed may draw anything."""
 
-    def __init__(self, held: list[tuple[int, Hold]], remaining: Ints, view: TokenView) -> None:
-        """`held`: rows, and whose they are. `has_forced` and `has_ended` are known when the rows are settled."""
+    def __init__(self, held: list[tuple[int, Hold]], remaining: list[int], view: TokenView) -> None:
+        """`held`: rows, and whose they are. `remaining`: of all K rows. `has_forced` and `has_ended` are known when the
+        rows are settled."""
         self.has_forced = False
         self.has_ended = False
-        self.rows = [row for row, hold in held if not hold.forced]
         self.was_late = False
-        self._holds = [hold for _, hold in held if not hold.forced]
-        self._forced = [each for each in held if each[1].forced]
-        self._remaining: list[int] = remaining[self.rows].tolist()
+        self.rows: list[int] = []
+        self._holds: list[Hold] = []
+        self._forced: list[tuple[int, Hold]] = []
+        self._remaining = remaining
         self._view = view
-        self._filling: Future[NDArray[np.uint8]] | None = None
+        self._filling: Future[Masks] | None = None
+        self._masks: Masks | None = None  # of all rows, filled beside the forward pass
+        self._refused: list[int] = []  # indices of rows
+        self._closed: list[int] = []  # indices of rows
+        for row, hold in held:
+            if not hold.is_prepared:
+                _prepare(hold, remaining[row])
+            if hold.forced:
+                self._forced.append((row, hold))
+                continue
+            if not hold.is_open:
+                self._closed.append(len(self.rows))
+            self.rows.append(row)
+            self._holds.append(hold)
 
     def fill_beside(self, filler: ThreadPoolExecutor) -> None:
-        """Have the masks filled by a thread."""
-        self._filling = filler.submit(self._fill)
+        """Have the masks of all rows filled by a thread."""
+        self._filling = filler.submit(self._fill, list(range(len(self.rows))))
 
-    def allowed(self) -> NDArray[np.uint8]:
-        """[C, bytes], bits at least the vocabulary, the lowest first: what each row may draw. A row that failed may
-        draw anything."""
-        if self._filling is None:
-            return self._fill()
-        self.was_late = not self._filling.done()
-        return self._fill() if self._filling.cancel() else self._filling.result()
+    def allowed(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], Masks]:
+        """Which rows have to draw under a mask at once, R of them, and their masks [R, bytes]: bits at least the
+        vocabulary, the lowest first. `is_filtered` [K]: whose draw looks at other tokens than the one drawn."""
+        if self._filling is not None:
+            self._wait(self._filling)
+        chosen = self._closed
+        if is_filtered.any():
+            filtered: list[bool] = is_filtered.tolist()
+            chosen = [index for index, row in enumerate(self.rows) if filtered[row] or index in self._closed]
+        if not chosen:
+            return [], _NO_MASKS
+        return [self.rows[index] for index in chosen], self._masks_of(chosen)
 
-    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
         """Tell the matchers what the K rows drew, write over in `token_ids` what must not stand, and mark in
-        `is_failed` whose matcher failed."""
+        `is_failed` whose matcher failed. Returns the rows that have to draw again, and be settled again."""
         for row, hold in self._forced:
             token_ids[row] = hold.forced[0]
             hold.spend(1)
             self._note(hold)
-        drawn, has_failed = token_ids[self.rows].tolist(), is_failed[self.rows].tolist()
-        for index, (hold, remaining) in enumerate(zip(self._holds, self._remaining, strict=True)):
-            if not (hold.is_failed or has_failed[index]):
-                try:
-                    drawn[index] = hold.take(drawn[index], remaining)
-                except Exception as error:
-                    _fail(hold, error)
-            has_failed[index] |= hold.is_failed
-            self._note(hold)
-        token_ids[self.rows], is_failed[self.rows] = drawn, has_failed
+        self._offer(range(len(self.rows)), token_ids, is_failed)
+        return [self.rows[index] for index in self._refused]
+
+    def allowed_again(self) -> Masks:
+        """[R, bytes], for the rows that have to draw again."""
+        return self._masks_of(self._refused)
+
+    def settle_again(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """The same for what they drew under their masks."""
+        self._offer(self._refused, token_ids, is_failed)
+        is_failed[[self.rows[index] for index in self._refused]] = True
+
+    def _offer(self, indices: Iterable[int], token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """To the matchers of these rows; those that refuse are noted in `_refused`."""
+        drawn: list[int] = token_ids.tolist()
+        failed: list[bool] = is_failed.tolist()
+        refused = []
+        for index in indices:
+            row, hold = self.rows[index], self._holds[index]
+            token_id = drawn[row]
+            if hold.is_failed or failed[row]:
+                is_failed[row] = True
+                continue
+            try:
+                taken = hold.take(token_id, self._remaining[row])
+            except Exception as error:
+                _fail(hold, error)
+                taken = token_id
+            if taken == REFUSED:
+                refused.append(index)
+            elif taken != token_id:
+                token_ids[row] = taken
+            if hold.is_failed:
+                is_failed[row] = True
+            elif hold.forced or hold.is_over:
+                self._note(hold)
+        self._refused = refused
 
     def _note(self, hold: Hold) -> None:
         if hold.forced:
@@ -102,27 +151,27 @@ class ConstrainedRows:
         if hold.is_over:
             self.has_ended = True
 
-    def _fill(self) -> NDArray[np.uint8]:
-        masks = np.full((len(self.rows), -(-self._view.num_tokens // 32)), -1, dtype=np.int32)
+    def _wait(self, filling: Future[Masks]) -> None:
+        """For the masks that a thread fills."""
+        self.was_late = not filling.done()
+        if not filling.cancel():
+            self._masks = filling.result()
+
+    def _masks_of(self, indices: list[int]) -> Masks:
+        return self._masks[indices] if self._masks is not None else self._fill(indices)
+
+    def _fill(self, indices: list[int]) -> Masks:
+        masks = np.full((len(indices), -(-self._view.num_tokens // 32)), -1, dtype=np.int32)
         address, stride = masks.ctypes.data, masks.strides[0]
-        for hold, remaining in zip(self._holds, self._remaining, strict=True):
+        for place, index in enumerate(indices):
+            hold = self._holds[index]
             try:
-                if hold.slack <= 0:
-                    hold.review(remaining)
-                hold.matcher.unsafe_compute_mask_ptr(address, stride)
-                hold.is_failed = hold.is_failed or hold.matcher.is_error()
+                hold.matcher.unsafe_compute_mask_ptr(address + place * stride, stride)
+                hold.is_failed = hold.is_failed or hold.matcher.is_error() or not masks[place].any()
             except Exception as error:
                 _fail(hold, error)
-            address += stride
-        for hold, can_go_on in zip(self._holds, self._view.can_go_on(masks), strict=True):
-            hold.can_go_on = can_go_on
-        is_open = masks.any(axis=1)
-        if not is_open.all():
-            for index in np.flatnonzero(~is_open).tolist():
-                self._holds[index].is_failed = True
-        for index, hold in enumerate(self._holds):
             if hold.is_failed:
-                masks[index] = -1
+                masks[place] = -1
         return masks.view(np.uint8)
 
 
@@ -234,7 +283,7 @@ class Matchers:
         view = self._view.result()
         if latest is not None and latest.was_late:
             self._num_inline = _STEPS_INLINE
-        self._latest = rows = ConstrainedRows(held, remaining, view)
+        self._latest = rows = ConstrainedRows(held, remaining.tolist(), view)
         if len(rows.rows) * view.num_tokens >= _MANY_BITS and self._num_inline == 0:
             rows.fill_beside(self._filler)
         self._num_inline = max(0, self._num_inline - 1)
@@ -244,8 +293,10 @@ class Matchers:
         assert self._view is not None
         view = self._view.result()
         matcher = compile_matcher(constraint, view)
-        words = words_of(constraint)
-        return _Compiled(matcher, find_close(matcher, view, words), view, words, largest_step_of(constraint))
+        closing = Closing(constraint, matcher, view)
+        if closing.bound is None:
+            _ = closing.first, closing.largest_step  # every sequence asks for them, and this thread has the time
+        return _Compiled(matcher, closing, view)
 
     def _keep(self, key: bytes, future: Future[_Compiled]) -> None:
         try:
@@ -254,6 +305,13 @@ class Matchers:
             logger.warning("a constraint came that does not compile")
         except Exception as error:
             logger.exception("a constraint could not be compiled: %s", type(error).__name__)
+
+
+def _prepare(hold: Hold, remaining: int) -> None:
+    try:
+        hold.prepare(remaining)
+    except Exception as error:
+        _fail(hold, error)
 
 
 def _fail(hold: Hold, error: Exception) -> None:

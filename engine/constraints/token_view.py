@@ -19,11 +19,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.constraints.closing_bound import growth
 from engine.control_tokens import take_out_controls
 from engine.tokenizer_files import TokenizerUnusable, read_definition
 
 if TYPE_CHECKING:
-    from llguidance import LLTokenizer
+    from llguidance import LLMatcher, LLTokenizer
 
 _SPECIAL_TO_LIBRARY = re.compile(r"<.*>", re.DOTALL)  # whatever the file says of it
 
@@ -38,24 +39,27 @@ class TokenView:
     byte_ids: NDArray[np.intp]
     eos_token_ids: tuple[int, ...]
     control_ids: Mapping[str, int]  # by what the model's own files call them
-    is_plain: list[bool]  # [num_tokens], whether it spells letters, digits and spaces alone
+    # [num_tokens], 0 for a token that spells letters, digits and spaces alone; else itself and what it may add, in a
+    # JSON text, to the tokens that closing needs
+    costs: bytes
 
     @cached_property
-    def _signs(self) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-        """Words and bits of a mask for what shows that a string, or a number, may go on; and then for what ends one."""
-        ids = self.byte_ids[[*b'qxz"', *b"059,}]"]]
-        return ids >> 5, (ids & 31).astype(np.int32)
+    def _signs(self) -> tuple[list[int], list[int], list[int]] | None:
+        """Tokens that may all come where a string goes on, or a number, and of which one ends a number; None where the
+        vocabulary lacks one."""
+        string, number, ends = (self.byte_ids[[*text]].tolist() for text in (b'q"xz', b"059", b",}]"))
+        return (string, number, ends) if min(string + number + ends) >= 0 else None
 
-    def can_go_on(self, masks: NDArray[np.int32]) -> list[bool]:
-        """masks [C, words] -> which texts stand in a string of any letters, or in a number, that could end as well. A
-        key or a text of the caller's own allows but few letters."""
-        words, bits = self._signs
-        if (words < 0).any():
-            return [False] * len(masks)
-        seen = masks[:, words] >> bits & 1  # [C, 10]
-        is_string = seen[:, :4].all(axis=1)
-        is_number = seen[:, 4:7].all(axis=1) & seen[:, 7:].any(axis=1) & ~seen[:, :3].any(axis=1)
-        return list(np.logical_or(is_string, is_number).tolist())
+    def can_go_on(self, matcher: LLMatcher) -> bool:
+        """Whether the text stands in a string of any letters, or in a number, that could end as well. A key or a text
+        of the caller's own allows but few letters."""
+        if self._signs is None:
+            return False
+        (first, *string), number, ends = self._signs
+        may = matcher.validate_tokens
+        if may([first]):
+            return all(may([token_id]) for token_id in string)
+        return all(may([token_id]) for token_id in number) and any(may([token_id]) for token_id in ends)
 
 
 def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> TokenView:
@@ -74,8 +78,20 @@ def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, 
     num_tokens = max(vocab_size, largest_added + 1, _largest_id(definition["model"]["vocab"]) + 1)
     eos = [token_id for token_id in eos_token_ids if token_id < num_tokens]
     tokenizer = LLTokenizer(msgspec.json.encode(definition).decode(), n_vocab=num_tokens, eos_token=eos or None)
-    is_plain = [_is_plain(tokenizer, token_id) for token_id in range(num_tokens)]
-    return TokenView(tokenizer, num_tokens, _byte_ids(tokenizer), tuple(tokenizer.eos_tokens), control_ids, is_plain)
+    texts: list[bytes] = [tokenizer.decode_bytes([token_id]) for token_id in range(num_tokens)]
+    is_text = [not tokenizer.is_special_token(token_id) for token_id in range(num_tokens)]
+    return TokenView(
+        tokenizer=tokenizer,
+        num_tokens=num_tokens,
+        byte_ids=_byte_ids(tokenizer),
+        eos_token_ids=tuple(tokenizer.eos_tokens),
+        control_ids=control_ids,
+        costs=bytes(map(_cost, texts, is_text)),
+    )
+
+
+def _cost(text: bytes, is_text: bool) -> int:
+    return 0 if is_text and text.replace(b" ", b"").isalnum() else min(1 + growth(text), 255)
 
 
 def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:
@@ -85,11 +101,6 @@ def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:
         if len(ids) == 1 and tokenizer.decode_bytes(ids) == bytes([byte]):
             found[byte] = ids[0]
     return found
-
-
-def _is_plain(tokenizer: LLTokenizer, token_id: int) -> bool:
-    text: bytes = tokenizer.decode_bytes([token_id])
-    return text.replace(b" ", b"").isalnum() and not tokenizer.is_special_token(token_id)
 
 
 def _mark_special(definition: dict[str, Any], control_ids: set[int]) -> None:

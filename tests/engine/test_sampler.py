@@ -285,39 +285,83 @@ def test_filters_that_leave_nothing_leave_the_likeliest(parameters: dict[str, fl
 
 
 class Allowing:
-    """Constrained rows that may draw `allowed`; hears what was drawn, and may put `instead` in its place."""
+    """Constrained rows that may draw `allowed`, from the first draw on if they are `closed`; hears what was drawn, and
+    may put `instead` in its place."""
 
-    def __init__(self, rows: list[int], allowed: list[set[int]], instead: int | None = None) -> None:
-        self.rows = rows
+    def __init__(
+        self, rows: list[int], allowed: list[set[int]], instead: int | None = None, *, is_closed: bool = False
+    ) -> None:
         self.heard: list[int] = []
-        self._allowed = allowed
+        self.refused: list[int] = []
+        self._allowed = dict(zip(rows, allowed, strict=True))
         self._instead = instead
+        self._is_closed = is_closed
 
-    def allowed(self) -> np.ndarray:
-        padded = -(-VOCAB // 32) * 32
-        bits = np.array([[token_id in allowed for token_id in range(padded)] for allowed in self._allowed])
-        return np.packbits(bits, axis=1, bitorder="little")
+    def allowed(self, is_filtered: np.ndarray) -> tuple[list[int], np.ndarray]:
+        rows = [row for row in self._allowed if is_filtered[row] or self._is_closed]
+        return rows, self._masks(rows)
 
-    def settle(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
+    def settle(self, token_ids: np.ndarray, is_failed: np.ndarray) -> list[int]:
+        drawn = token_ids.tolist()
+        self.refused = [row for row in self._allowed if drawn[row] not in self._allowed[row] and not is_failed[row]]
+        if not self.refused:
+            self.settle_again(token_ids, is_failed)
+        return self.refused
+
+    def allowed_again(self) -> np.ndarray:
+        return self._masks(self.refused)
+
+    def settle_again(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
         self.heard = token_ids.tolist()
         if self._instead is not None:
-            token_ids[self.rows] = self._instead
+            token_ids[list(self._allowed)] = self._instead
+
+    def _masks(self, rows: list[int]) -> np.ndarray:
+        padded = -(-VOCAB // 32) * 32
+        bits = np.zeros((len(rows), padded), dtype=np.bool_)
+        for place, row in enumerate(rows):
+            bits[place, list(self._allowed[row])] = True
+        return np.packbits(bits, axis=1, bitorder="little")
 
 
 FILTERS: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_k": 90}]
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("filters", FILTERS)
-def test_a_constrained_row_draws_from_what_is_allowed_and_the_others_as_ever(filters: dict[str, Any]):
+def test_a_constrained_row_draws_from_what_is_allowed_and_the_others_as_ever(filters: dict[str, Any], is_closed: bool):
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
     rows = [filters | {"seeds": 9, "positions": position} for position in range(40)]
     allowed = {7, 100, 101, 299}
     free = sample(logits.clone(), inputs_of(rows)).token_ids
-    held = Allowing(list(range(0, 40, 2)), [allowed] * 20)
+    held = Allowing(list(range(0, 40, 2)), [allowed] * 20, is_closed=is_closed)
     tokens = sample(logits.clone(), dataclasses.replace(inputs_of(rows), constrained=held)).token_ids
     assert set(tokens[::2].tolist()) <= allowed
     assert np.array_equal(tokens[1::2], free[1::2])
     assert held.heard == tokens.tolist()
+
+
+@pytest.mark.parametrize("filters", [{}, {"temperature": 0.7}, {"top_p": 0.9, "min_p": 0.01}, {"top_k": 3}])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_token_comes_as_often_as_it_is_likely_among_those_allowed(filters: dict[str, Any], is_closed: bool):
+    """Whether it is drawn under the mask, or first without and then again: chi-square."""
+    num_rows, allowed = 6_000, [2, 3, 5, 250, 280]
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(8)) * 1.5
+    logits[0, allowed] += 4  # about half of the draws are allowed
+    rows = [filters | {"seeds": seed} for seed in range(num_rows)]
+    held = Allowing(list(range(num_rows)), [set(allowed)] * num_rows, is_closed=is_closed)
+    inputs = dataclasses.replace(inputs_of(rows), constrained=held)
+    drawn = sample(logits.repeat(num_rows, 1), inputs).token_ids
+    counts = np.array([np.count_nonzero(drawn == token_id) for token_id in allowed])
+    weights = torch.softmax(logits[0, allowed].double() / filters.get("temperature", 1.0), 0).numpy()
+    if filters.get("top_k") or filters.get("top_p"):
+        weights[counts == 0] = 0  # what filters leave of these five
+        assert 2 <= np.count_nonzero(weights) < 5
+    expected = weights[weights > 0] / weights.sum() * num_rows
+    freedom = len(expected) - 1
+    assert counts.sum() == num_rows
+    assert ((counts[weights > 0] - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
+    assert bool(held.refused) == (not is_closed and len(filters) < 1 + ("temperature" in filters))
 
 
 def test_penalties_and_filters_see_only_what_is_allowed():

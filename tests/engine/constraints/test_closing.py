@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import random
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.constraints.closing import closes, find_close
-from engine.constraints.compile import compile_matcher, largest_step_of, words_of
-from engine.constraints.hold import Hold
+from engine.constraints.closing import Closing, closes, find_close
+from engine.constraints.closing_bound import bound_of, growth
+from engine.constraints.compile import compile_matcher, words_of
+from engine.constraints.hold import REFUSED, Hold
 from engine.constraints.token_view import read_token_view
 from engine.protocol.tasks import Constraint
 from tests.engine.constraints.schemas import INTEGER, SCHEMAS, STRING, record
 from tests.engine.constraints.speaker import SPARK
 
 VIEW = read_token_view(SPARK, 4096, (0, 2))
+
+
+def count(text: str) -> int:
+    return len(VIEW.tokenizer.greedy_tokenize(text))
 
 
 def schema(value: object) -> Constraint:
@@ -92,22 +97,25 @@ def test_any_text_that_a_schema_allows_so_far_can_be_closed(name: str, data: st.
         assert matcher.consume_token(said[-1])
 
 
-@given(name=st.sampled_from(sorted(SCHEMAS)), spare=st.integers(0, 60), data=st.data())
+def hold_of(constraint: Constraint) -> Hold:
+    matcher = compile_matcher(constraint, VIEW)
+    return Hold(matcher.deep_copy(), Closing(constraint, matcher, VIEW), VIEW)
+
+
+@given(name=st.sampled_from(sorted(SCHEMAS)), spare=st.integers(0, 60) | st.integers(60, 200), data=st.data())
 def test_a_hold_closes_in_time_whatever_is_drawn(name: str, spare: int, data: st.DataObject) -> None:
     """Whoever draws does so at random; the hold has the last word where the room is short."""
     constraint = schema(SCHEMAS[name])
-    matcher = compile_matcher(constraint, VIEW)
-    close = find_close(matcher, VIEW)
+    hold = hold_of(constraint)
+    close = find_close(hold.matcher, VIEW)
     assert close is not None
-    hold = Hold(matcher, close, VIEW, words_of(constraint), largest_step_of(constraint))
     said: list[int] = []
     while (remaining := len(close) + spare - len(said)) > 0 and not hold.is_over:
-        if hold.slack <= 0:
-            hold.review(remaining)
-        mask = hold.matcher.compute_bitmask()
-        (hold.can_go_on,) = VIEW.can_go_on(np.frombuffer(mask, dtype=np.int32)[None])
-        allowed = [i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1]
-        said.append(hold.take(data.draw(st.sampled_from(allowed)), remaining))
+        hold.prepare(remaining)
+        if not hold.forced:
+            mask = hold.matcher.compute_bitmask()
+            allowed = [i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1]
+            said.append(hold.take(data.draw(st.sampled_from(allowed)), remaining))
         said += hold.forced
         hold.spend(len(hold.forced))
         assert not hold.is_failed
@@ -122,20 +130,18 @@ def test_a_large_part_is_not_opened_where_it_could_not_be_closed() -> None:
     opened = VIEW.tokenizer.greedy_tokenize('"detail":{"identification":"')
     fates = set()
     for size in range(10, 90, 4):
-        matcher = compile_matcher(constraint, VIEW)
-        hold = Hold(matcher, find_close(matcher, VIEW), VIEW, words_of(constraint), largest_step_of(constraint))
+        hold = hold_of(constraint)
         wish = VIEW.tokenizer.greedy_tokenize('{"note":"') + VIEW.tokenizer.greedy_tokenize("Q") * size
         wish += VIEW.tokenizer.greedy_tokenize('",') + opened
         said: list[int] = []
         while (remaining := 110 - len(said)) > 0 and not hold.is_over:
-            if hold.slack <= 0:
-                hold.review(remaining)
-            (hold.can_go_on,) = VIEW.can_go_on(np.frombuffer(hold.matcher.compute_bitmask(), dtype=np.int32)[None])
+            hold.prepare(remaining)
             wanted = wish[0] if wish else -1
             if hold.matcher.validate_tokens([wanted] if wanted >= 0 else []) != 1:
                 close = find_close(hold.matcher, VIEW)
                 wanted = close[0] if close else VIEW.eos_token_ids[0]
-            for token_id in [hold.take(wanted, remaining), *hold.forced]:
+            taken = [] if hold.forced else [hold.take(wanted, remaining)]
+            for token_id in taken + hold.forced:
                 said.append(token_id)
                 wish = wish[1:] if wish and token_id == wish[0] else []
             hold.spend(len(hold.forced))
@@ -143,3 +149,81 @@ def test_a_large_part_is_not_opened_where_it_could_not_be_closed() -> None:
         assert hold.is_match, (size, text)
         fates.add('"detail"' in text)
     assert fates == {True, False}
+
+
+# ── what is known without looking ──
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_no_text_needs_more_to_be_closed_than_its_schema_says(name: str) -> None:
+    """Random walks through the mask, most of them in what the schema describes."""
+    bound = bound_of(SCHEMAS[name], count)
+    if bound is None:
+        return
+    rng = random.Random(name)
+    for _ in range(6):
+        matcher, grown = compile_matcher(schema(SCHEMAS[name]), VIEW), 0
+        for _ in range(rng.randrange(3, 30)):
+            if matcher.is_stopped():
+                break
+            close = find_close(matcher, VIEW)
+            assert close is not None
+            assert len(close) <= bound + grown
+            mask = matcher.compute_bitmask()
+            allowed = [i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1]
+            short = [i for i in allowed if len(VIEW.tokenizer.decode_bytes([i])) < 3]
+            token_id = rng.choice(short or allowed)
+            grown += growth(VIEW.tokenizer.decode_bytes([token_id]))
+            assert matcher.consume_token(token_id)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_known"),
+    [
+        (record(a=STRING, b={"type": ["integer", "null"]}), True),
+        ({"type": "object", "properties": {"a": STRING}}, True),
+        ({}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": STRING}}, True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, False),
+        ({"$ref": "#"}, False),
+        ({"$ref": "https://elsewhere"}, False),
+        ({"type": "string", "pattern": "a{500}"}, False),
+        ({"type": "string", "minLength": 10**9}, False),
+        ({"type": "array", "items": {"type": "string", "minLength": 300}, "minItems": 300}, False),
+        ({"allOf": [STRING]}, False),
+        ({"anyOf": []}, False),
+        ({"enum": [[1, 2]]}, False),
+        (record(a=False), False),
+        ({"type": "object", "required": "a"}, False),
+    ],
+)
+def test_what_is_not_read_has_no_bound(value: dict[str, object], is_known: bool) -> None:
+    assert (bound_of(value, count) is not None) == is_known
+
+
+def test_parts_that_are_used_again_and_again_are_sized_once() -> None:
+    levels: dict[str, object] = {
+        f"l{n}": record(a={"$ref": f"#/$defs/l{n + 1}"}, b={"$ref": f"#/$defs/l{n + 1}"}) for n in range(40)
+    }
+    assert bound_of({"$ref": "#/$defs/l0", "$defs": levels | {"l40": STRING}}, count) is None  # 2 ** 40 keys
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMAS))
+def test_a_hold_takes_what_its_mask_allows_and_refuses_all_else(name: str) -> None:
+    hold, rng = hold_of(schema(SCHEMAS[name])), random.Random(name)
+    for _ in range(8):
+        hold.prepare(200)
+        hold.spend(len(hold.forced))
+        if hold.is_over:
+            break
+        mask = hold.matcher.compute_bitmask()
+        allowed = {i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1}
+        if hold.is_open:
+            for token_id in [*VIEW.eos_token_ids, *rng.sample(range(VIEW.num_tokens), 40)]:
+                if token_id not in allowed:
+                    assert hold.take(token_id, 200) == REFUSED
+                    assert hold.matcher.compute_bitmask() == mask
+        said = rng.choice(sorted(allowed))
+        assert hold.take(said, 200) == said
+        if said in VIEW.eos_token_ids:
+            break
