@@ -15,6 +15,7 @@ import torch
 from engine import weights
 from engine.adapters.bank import AdapterBank
 from engine.config import EngineConfig
+from engine.host_memory import available_bytes
 from engine.inputs import Ints, StepInputs, StepOutput
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
@@ -23,7 +24,7 @@ from engine.kernels.native.operators import find_native_kernels
 from engine.layers.share import WHOLE, Share
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
-from engine.models.packed_weights import has_packed, keep_packed
+from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
 from engine.sampler import sample
 
@@ -33,8 +34,9 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class Runner:
     """One model on one device.
 
-    Raises UnsupportedModel or WeightsError while it loads, ValueError for settings that cannot work; a runner that
-    exists is ready. `layout_tag` names how KV is stored: blocks of runners with equal tags and weights are alike.
+    Raises UnsupportedModel or WeightsError while it loads, ValueError for settings that cannot work, MemoryError where
+    weights or KV do not fit in what is free; a runner that exists is ready. `layout_tag` names how KV is stored: blocks
+    of runners with equal tags and weights are alike.
 
     One of several ranks has its `share` of the model, and each runs every step. The leader's `announce` tells the
     others of it; their logits are nothing.
@@ -61,11 +63,15 @@ class Runner:
             self.dtype = torch.bfloat16
         else:
             self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config, share)
+        free_bytes = available_bytes() - memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
+        if free_bytes < 0:
+            raise MemoryError(f"in {self.dtype}, the weights take {_gib(-free_bytes)} more than are free")
         self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"), share)
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes // share.size)
         if self.block_size < 1 or self.num_blocks < 1:
             raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} does not hold one block of {self.block_size}")
+        self._require(free_bytes)
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
@@ -139,6 +145,13 @@ class Runner:
     def _slot_elements(self) -> int:
         return self.model_config.num_layers * self._model.attention_shape.kv_width
 
+    def _require(self, free_bytes: int) -> None:
+        """The KV pool fits in what is free beside the weights. Raises MemoryError."""
+        pool_bytes = self.num_blocks * self.block_size * self._slot_elements() * self.dtype.itemsize
+        if pool_bytes > free_bytes:
+            wanted, found = _gib(pool_bytes), _gib(free_bytes)
+            raise MemoryError(f"kv_memory_bytes: the KV cache takes {wanted}; beside the weights {found} are free")
+
     def _max_model_len(self, wanted: int) -> int:
         """The longest sequence: what was asked, else the model's context; never more than the pool holds."""
         longest = self.model_config.max_positions
@@ -159,6 +172,10 @@ def settle_dtype(config: EngineConfig, share: Share) -> EngineConfig:
     model_config = read_config(config.model_dir)
     stored = weights.open_checkpoint(config.model_dir).dtype
     return replace(config, dtype=str(_choose_dtype("auto", stored, model_config, share)).removeprefix("torch."))
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB"
 
 
 def _give_memory_back() -> None:

@@ -34,6 +34,7 @@ Whole = torch.Tensor | PackedSlot
 Destination = Whole | Part
 
 _MAX_THREADS = 8
+_MAX_BIAS_BYTES = 1 << 24  # of one that is looked at for being of nothing
 _TELL_EVERY_S = 5.0
 
 
@@ -147,11 +148,12 @@ class Checkpoint:
             return True
         if name.startswith("lm_head.") and not any(other.startswith("lm_head.") for other in read):
             return True
-        base = name.removesuffix(".bias")
-        if base == name or f"{base}.qweight" not in read:
+        base, stored = name.removesuffix(".bias"), self._stored[name]
+        is_bias = base != name and f"{base}.qweight" in read
+        if not is_bias or stored.dtype not in REALS or stored.size_bytes > _MAX_BIAS_BYTES:
             return False
         with Files() as files:  # GPTQ tools write biases of zeros where a model has none
-            return not files.read_reals(self._stored[name]).any()
+            return not files.read_reals(stored).any()
 
 
 class _Names(Collection[str]):

@@ -89,7 +89,7 @@ class Fields:
 
     def indices(self, name: str, count: int) -> tuple[int, ...]:
         """A list of whole numbers below `count`; none if it is absent."""
-        values = self.raw.get(name) or []
+        values = self._value(name, [])
         is_plain = isinstance(values, list) and all(type(value) is int and 0 <= value < count for value in values)
         if not is_plain:
             raise self.refusal(name, f"expected a list of whole numbers below {count}")

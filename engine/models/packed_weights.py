@@ -5,6 +5,7 @@ All parts of a fused matrix must be packed alike. Whatever else is packed is exp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -27,6 +28,20 @@ def keep_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels) -> dic
     for linear in _taken(model, checkpoint, kernels, model.dtype):
         slots.update(linear.keep_packed())
     return slots
+
+
+def memory_bytes(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> int:
+    """What the weights will take if the model runs in `dtype`: packed ones as they are stored, all others expanded.
+    Raises WeightsError."""
+    packed = {name for linear in _taken(model, checkpoint, kernels, dtype) for name in linear.names}
+    total = 0
+    for name, destination in model.destinations(checkpoint.entries).items():
+        source = checkpoint.find(name) if name in packed else None
+        if source is None:
+            total += math.prod(destination.shape) * dtype.itemsize
+        else:
+            total += sum(part.size_bytes for part in source.parts)
+    return total
 
 
 def _taken(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> Iterator[Linear]:

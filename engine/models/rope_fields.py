@@ -17,7 +17,7 @@ _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial: bool = False) -> RopeConfig:
     """The positions that `fields` describe. Raises UnsupportedModel naming the field."""
-    parameters = fields.inner("rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling")
+    parameters = fields.inner("rope_scaling" if fields.raw.get("rope_parameters") in (None, {}) else "rope_parameters")
     for name in (FULL, SLIDING):
         if name in parameters:
             raise parameters.refusal(name, "layers of this architecture share their positions")

@@ -36,6 +36,7 @@ class Quantization:
     block: tuple[int, int] | None = None
     zero_shift: int = 0  # GPTQ before version 2 stores zeros less one
     is_input_quantized: bool = False  # 8-bit integer weights are made for 8-bit inputs
+    is_reordered: bool = False  # GPTQ's inputs, by the size of their activations
 
     def find(self, name: str, stored: Mapping[str, StoredTensor]) -> Source | None:
         """The parameter called `name`, made of what is stored; None if nothing is. Raises WeightsError."""
@@ -66,6 +67,8 @@ class Quantization:
         scales, zeros = _part(stored, f"{base}.scales"), _part(stored, f"{base}.qzeros")
         if len(words.shape) != 2 or len(scales.shape) != 2:
             raise WeightsError(f"{words.name} has shape {list(words.shape)}, {scales.name} {list(scales.shape)}")
+        if self.is_reordered and order is None:
+            raise WeightsError(f"tensor {base}.g_idx is missing, and desc_act says that inputs are reordered")
         if self.method == "awq":
             bits, group_size = self._levels_for(name, words.shape[0], words.shape[1], scales.shape[1], scales.shape[0])
             return PackedByInput(name, "AWQ", bits, words, scales, zeros, None, group_size, 0)
@@ -137,9 +140,12 @@ def parse_quantization(said: Any) -> Quantization:
 
 
 def _gptq(said: Mapping[str, Any]) -> Quantization:
-    version = said.get("checkpoint_format") or "gptq"
+    version = "gptq" if said.get("checkpoint_format") is None else said["checkpoint_format"]
     if version not in ("gptq", "gptq_v2"):
         raise WeightsError(f"{_WHERE}: checkpoint_format={str(version)[:50]!r} cannot be read (gptq and gptq_v2 can)")
+    is_reordered = False if said.get("desc_act") is None else said["desc_act"]
+    if not isinstance(is_reordered, bool):
+        raise WeightsError(f"{_WHERE}: desc_act={str(is_reordered)[:50]!r}: expected true or false")
     levels = [(_whole(said, "bits", (4, 8)), _group_size(said, "group_size"))]
     overrides = said.get("dynamic") or {}  # modules by pattern, with other bits or groups
     if not isinstance(overrides, dict):
@@ -148,7 +154,8 @@ def _gptq(said: Mapping[str, Any]) -> Quantization:
         if isinstance(override, dict) and override:
             merged = {**said, **override}
             levels.append((_whole(merged, "bits", (4, 8)), _group_size(merged, "group_size")))
-    return Quantization("gptq", tuple(dict.fromkeys(levels)), zero_shift=1 if version == "gptq" else 0)
+    zero_shift = 1 if version == "gptq" else 0
+    return Quantization("gptq", tuple(dict.fromkeys(levels)), zero_shift=zero_shift, is_reordered=is_reordered)
 
 
 def _compressed_tensors(said: Mapping[str, Any]) -> Quantization:

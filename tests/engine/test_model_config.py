@@ -96,6 +96,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "end tokens nested": ({"eos_token_id": [[1]]}, "eos_token_id"),
     "rotary kind": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "spiral"),
     "rotary list": ({"rope_parameters": [1]}, "rope_parameters"),
+    "rotary nothing": ({"rope_parameters": 0}, "rope_parameters"),
+    "rotary list of nothing": ({"rope_scaling": []}, "rope_scaling"),
     "rotary of each kind of layer": (
         {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 5e5}}}, "full_attention"
     ),
@@ -146,6 +148,7 @@ REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
         (MIXTURE | {"moe_intermediate_size": -1}, "moe_intermediate_size"),
         (MIXTURE | {"mlp_only_layers": [2]}, "mlp_only_layers"),
         (MIXTURE | {"mlp_only_layers": "all"}, "mlp_only_layers"),
+        (MIXTURE | {"mlp_only_layers": 0}, "mlp_only_layers"),
         (MIXTURE | {"decoder_sparse_step": 0}, "decoder_sparse_step"),
         (MIXTURE | {"norm_topk_prob": 1}, "norm_topk_prob"),
     ],

@@ -57,6 +57,19 @@ def test_the_facts_of_a_loaded_model(folder: Path) -> None:
     assert runner.layout_tag != runner_of(folder, dtype="bfloat16", block_size=8).layout_tag
 
 
+@pytest.mark.parametrize(
+    ("free_bytes", "message"),
+    [(100_000, "the weights take .* GiB more than are free"), (1 << 20, "kv_memory_bytes: the KV cache takes 1.0 GiB")],
+)
+def test_what_does_not_fit_in_memory_is_refused_before_any_is_taken(
+    folder: Path, free_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.runner.available_bytes", lambda: free_bytes)
+    monkeypatch.setattr("engine.weights.load", lambda *_: pytest.fail("weights were read"))
+    with pytest.raises(MemoryError, match=message):
+        runner_of(folder, num_blocks=0, kv_memory_bytes=1 << 30)
+
+
 def test_memory_for_kv_decides_the_number_of_blocks(folder: Path) -> None:
     token_bytes = 3 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, head size, float32
     runner = runner_of(folder, num_blocks=0, kv_memory_bytes=token_bytes * 16 * 10 + 5)

@@ -68,8 +68,15 @@ def test_biases_of_nothing_that_gptq_tools_write_are_let_pass_and_real_ones_are_
     tensors = gptq_tensors("x", random_levels(OUT, IN, 32))
     room = {"x.weight": torch.zeros(OUT, IN)}
     weights.load(save(tmp_path, tensors | {"x.bias": torch.zeros(OUT)}, GPTQ), room)
-    with pytest.raises(WeightsError, match=r"x\.bias is without a place"):
-        weights.load(save(tmp_path, tensors | {"x.bias": torch.ones(OUT)}, GPTQ), room)
+    for bias in (torch.ones(OUT), torch.zeros(OUT, dtype=torch.int32), torch.zeros(5 << 20)):
+        with pytest.raises(WeightsError, match=r"x\.bias is without a place"):
+            weights.load(save(tmp_path, tensors | {"x.bias": bias}, GPTQ), room)
+
+
+def test_inputs_in_an_order_that_is_not_told_are_refused(tmp_path: Path) -> None:
+    tensors = gptq_tensors("x", random_levels(OUT, IN, 32, is_shuffled=True), has_order=False)
+    with pytest.raises(WeightsError, match=r"x\.g_idx is missing, and desc_act"):
+        read(save(tmp_path, tensors, GPTQ | {"desc_act": True}), "x.weight", (OUT, IN), torch.float32)
 
 
 @pytest.mark.parametrize("group_size", [16, 32, 96])
@@ -212,6 +219,8 @@ def test_parts_of_compressed_tensors_too(change: Any, message: str, tmp_path: Pa
         (GPTQ | {"group_size": 0}, "group_size='0'"),
         (GPTQ | {"group_size": True}, "group_size='True'"),
         (GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
+        (GPTQ | {"checkpoint_format": 0}, "checkpoint_format='0'"),
+        (GPTQ | {"desc_act": "yes"}, "desc_act='yes'"),
         (GPTQ | {"dynamic": [1]}, "dynamic is not an object"),
         (AWQ | {"version": "gemv"}, "version='gemv'"),
         (AWQ | {"bits": 8}, "bits='8'"),
