@@ -29,8 +29,8 @@ class Call(Struct, frozen=True, kw_only=True):
     cache and `tenant` fairness; both are derived by us. `affinity` is what should meet the same node again.
     `num_estimated_tokens` is prompt and completion, guessed from text length. `started_s` is the monotonic clock's,
     `deadline_s` the event loop's, which may be coarser. `is_batch`: it was queued, and costs what queued calls cost.
-    `num_bytes_in` is the body's length, `body_hash` this process's hash of it; `is_retry`: its client says that it
-    asked before.
+    `num_bytes_in` is the body's length, `body_hash` is what it is known again by, 0 where its client says nothing of
+    retries; `is_retry`: that it asked before.
     """
 
     request_id: str

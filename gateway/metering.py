@@ -67,6 +67,7 @@ class MeteredEvents:
         self._pop = pop
         self._clock = clock
         self._useful = useful
+        self._asked = None if useful is None else useful.ask(call)
         self._on_output = on_output
         self._started = Started()
         self._num_completion_tokens = 0
@@ -178,7 +179,7 @@ class MeteredEvents:
             bytes_in=call.num_bytes_in,
             bytes_out=self._num_bytes_out,
             num_tool_calls=self._num_tool_calls,
-            num_retried=0 if self._useful is None else self._useful.num_retried(call),
+            num_retried=0 if self._useful is None else await self._useful.num_retried(call, self._asked),
             is_useful=self._is_useful(),
             is_batch=call.is_batch,
         )

@@ -30,7 +30,7 @@ from gateway import (
     test_tenant,
 )
 from gateway.admission import Place
-from gateway.asked_again import RETRY_HEADER
+from gateway.asked_again import RETRY_HEADER, body_hash
 from gateway.batch_body import Poll, Queue, RunNow
 from gateway.batch_now import Ending, Group, ItemAnswer
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
@@ -48,6 +48,7 @@ from tenants.cache_namespace import fresh_namespace
 from tenants.principal import Principal
 
 _AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_64_BITS = (1 << 64) - 1
 _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")
 
 OnStart = Callable[[Ending], None]
@@ -81,7 +82,7 @@ async def serve(
         resolved = resolved or await find_model(services.registry, _model_in(body))
         authentication.permit_model(principal, resolved.requested_name, resolved.card.name)
         exchange.answer_headers = _headers_of(exchange, resolved)
-        is_retry = exchange.header(RETRY_HEADER) not in (None, b"0")
+        retry = exchange.header(RETRY_HEADER)
         order = Order(
             exchange.request_id,
             principal,
@@ -89,8 +90,8 @@ async def serve(
             session,
             started_s,
             num_bytes_in=len(raw),
-            body_hash=hash(raw),
-            is_retry=is_retry,
+            body_hash=body_hash(settings.cache_secret, retry, raw),
+            is_retry=retry not in (None, b"0"),
         )
         if b"rejectIfBusy" in raw or b"rejectIfBusy" in exchange.query_string:
             _refuse_if_busy(services, exchange, resolved, body)
@@ -265,7 +266,7 @@ def _calls_of(call: Call, asked: Asked) -> list[Call]:
                 affinity=placement.affinity_of(call.namespace, None, opening_of(task)),
                 num_estimated_tokens=estimated_tokens_of(task),
                 num_bytes_in=0,
-                body_hash=hash((call.body_hash, number)),
+                body_hash=hash((call.body_hash, number)) & _64_BITS if call.body_hash else 0,
             )
         )
     return calls

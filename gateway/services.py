@@ -160,6 +160,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     async def watch_allowance() -> None:
         await allowance.watch(quota)
 
+    places = Places.read(settings.places, settings.pop, settings.stores_place)
     heads = AuditHeads(database, settings.audit_heads, settings.token_pepper, SYSTEM_CLOCK)
     loops = (
         nodes.run,
@@ -188,7 +189,9 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             limits=Limits(parse_rules(settings.rate_limits)),
             quota=quota,
             allowance=allowance,
-            useful_replies=UsefulReplies(SYSTEM_CLOCK),
+            useful_replies=UsefulReplies(
+                SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(places.stores)
+            ),
             threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
             finetunes=finetunes,
             documents=documents,
@@ -196,7 +199,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             idempotency_keys=idempotency_keys,
             test_tenant=TestTenant(settings.test_tenant),
             cache_identity=cache_identity,
-            places=Places.read(settings.places, settings.pop, settings.stores_place),
+            places=places,
             trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         )
     finally:

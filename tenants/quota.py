@@ -237,6 +237,18 @@ class Quota:
         self._riding += commands
         self._flush_soon()
 
+    @property
+    def is_within_reach(self) -> bool:
+        """Whether Redis can be asked now."""
+        return self._link.is_open
+
+    def ask(self, asking: bytes) -> asyncio.Future[Reply] | None:
+        """Send a whole command of somebody else's beside ours; None where Redis is away."""
+        try:
+            return self._link.send(asking) if self._link.is_open else None
+        except StoreUnavailable:
+            return None
+
     async def raise_used(self, key: str, micro_neurons: int) -> None:
         """At least so much of a budget is used, by the ledger's word; one that Redis does not know stays unknown.
         Raises StoreUnavailable."""
