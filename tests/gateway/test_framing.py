@@ -14,6 +14,7 @@ import pytest
 
 from tests.gateway.process import PARROT
 from tests.gateway.site import Running
+from tests.waiting import wait_until_blocking
 
 SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
 BODY = b'{"prompt": "x"}'
@@ -325,7 +326,7 @@ def test_connections_without_a_credential_are_bounded_and_others_are_not(running
 
         known = [opened(good) for _ in range(30)]
         strangers = [opened(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(60)]
-        time.sleep(2.2)
+        wait_until_blocking(lambda: sum(is_open(connection) for connection in strangers) <= 40)
         assert sum(is_open(connection) for connection in strangers) == 40
         assert all(is_open(connection) for connection in [*known, *strangers[20:]])
 

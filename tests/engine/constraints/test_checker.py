@@ -209,9 +209,8 @@ async def test_time_that_runs_out_is_told_apart_and_holds_up_no_other_namespace(
         await checker.check(schema({"const": "up"}), NAMESPACE)
         sleeping = [asyncio.create_task(checker.check(schema({"const": f"sleep {i}"}), b"hostile")) for i in range(6)]
         await asyncio.sleep(0.1)
-        started = time.monotonic()
         await checker.check(schema({"const": "other"}), b"other")
-        assert time.monotonic() - started < TIMEOUT_S / 2
+        assert not any(task.done() for task in sleeping), "it waited for the others' time to run out"
         with pytest.raises(ConstraintRefused, match="took longer than 2 s") as refused:
             await sleeping[0]
         assert refused.value.is_timeout
