@@ -24,6 +24,7 @@ from gateway.api import (
     held_tokens,
     kept_responses,
     models,
+    sign_in,
     tomarkdown,
     usage,
     users,
@@ -140,6 +141,10 @@ _ROUTES = (
 ROUTES = (
     *_ROUTES,
     Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
+    Route("GET", "/admin/sign-in", Access.PUBLIC, sign_in.begin),
+    Route("GET", "/admin/callback", Access.PUBLIC, sign_in.finish),
+    Route("GET", "/admin/session", Access.PROVES_ITSELF, sign_in.session),
+    Route("POST", "/admin/sign-out", Access.PROVES_ITSELF, sign_in.end),
     Route("GET", "/docs", Access.PUBLIC, docs.page),
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
     Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
@@ -236,7 +241,9 @@ class _Front:
             await serve(self._services, route.endpoint, exchange, account_id, model)
             return
         if route.access not in (Access.PUBLIC, Access.PROVES_ITSELF):
-            principal = await self._admit(route.access, parameters.get("account_id", account_id), exchange)
+            principal = await self._admit(
+                scope["method"], route.access, parameters.get("account_id", account_id), exchange
+            )
             scope["hearth.principal"] = principal
             await quotas.pass_by(self._services, exchange, principal)
             _check_has_no_null(scope["query_string"], parameters)
@@ -248,10 +255,9 @@ class _Front:
         exchange.has_started = True
         await response(scope, receive, send)
 
-    async def _admit(self, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
+    async def _admit(self, method: str, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
         """Who is calling, as one of the account in the path, if this is open to them. Raises Refusal."""
-        address = self._services.client_address(exchange.peer)
-        principal = await authentication.prove(self._services.verifier, exchange.headers, address)
+        principal = await self._prove(method, exchange)
         exchange.trust_client()
         if access is Access.PROVEN:
             return principal
@@ -260,3 +266,13 @@ class _Front:
         if account_id is None:
             return authentication.permit_user(principal, "" if access is Access.USER else access.value)
         return authentication.permit(principal, account_id, access.value)
+
+    async def _prove(self, method: str, exchange: Exchange) -> Principal:
+        """By a credential in the headers, or else by an operator's session. Raises Refusal."""
+        operators = self._services.operators
+        if operators is not None and not authentication.has_credential(exchange.headers):
+            cookie = operators.session_cookie_in(exchange.headers)
+            if cookie:
+                return await operators.prove(method, exchange.headers, cookie)
+        address = self._services.client_address(exchange.peer)
+        return await authentication.prove(self._services.verifier, exchange.headers, address)

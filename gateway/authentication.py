@@ -19,6 +19,10 @@ RUN_MODELS_SCOPE = "ai:run"
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+_CREDENTIAL_HEADERS = frozenset(
+    {b"authorization", b"x-api-key", b"x-auth-email", b"x-auth-key", b"x-auth-user-service-key"}
+)
+
 # The form of a signed token: a credential, though of a kind that opens nothing here.
 _JWT = re.compile(r"[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]*")
 
@@ -68,6 +72,11 @@ def credential_in(headers: Headers) -> Credential:
     if scheme.lower() != b"bearer" or not secret.strip().isascii():
         raise Refusal(Reason.CREDENTIAL_MALFORMED)
     return Credential(secret.strip().decode("ascii"))
+
+
+def has_credential(headers: Headers) -> bool:
+    """Whether the headers hold something that `credential_in` looks at, good or not."""
+    return any(name in _CREDENTIAL_HEADERS for name, _ in headers)
 
 
 async def judge(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal | Refused:

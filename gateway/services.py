@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog import finetunes as catalog_finetunes
 from catalog.pricing import micro_neurons_for
@@ -46,6 +46,9 @@ from tenants.limits import Limits, parse_rules
 from tenants.quota import LEASE_MARGIN_S, Quota
 from tenants.usage_upkeep import Kept, UsageUpkeep
 
+if TYPE_CHECKING:
+    from gateway.operators import Operators
+
 log = logging.getLogger(__name__)
 
 FIRST_READ_TIMEOUT_S = 5.0
@@ -80,6 +83,7 @@ class Services:
     cache_identity: Callable[[str], tuple[bytes, int]]
     places: Places
     trusted_proxies: AddressCondition | None = None
+    operators: Operators | None = None  # where an OpenID provider is configured
 
     def client_address(self, peer: tuple[str, int] | None) -> ClientAddress:
         """Of a request whose connection's other end is `peer` (ASGI's `client`)."""
@@ -150,6 +154,8 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         except (StoreUnavailable, TimeoutError):
             log.warning("starting without a store; it is tried again in the background", extra={"what": what})
 
+    operators = _operators(settings, database, ephemeral)
+
     @lru_cache(maxsize=65536)
     def cache_identity(account_id: str) -> tuple[bytes, int]:
         return cache_namespace(settings.cache_secret, account_id), fairness_id(settings.cache_secret, account_id)
@@ -201,6 +207,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             cache_identity=cache_identity,
             places=places,
             trusted_proxies=AddressCondition(within=proxies) if proxies else None,
+            operators=operators,
         )
     finally:
         await nodes.close()
@@ -211,6 +218,8 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         await asyncio.gather(*jobs, return_exceptions=True)
         await finetunes.close()
         await documents.close()
+        if operators is not None:
+            await operators.close()
         await ephemeral.close()
         await database.close()
 
@@ -225,3 +234,12 @@ async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
             log.exception("a background job failed and is started again", extra={"job": loop.__qualname__})
             metrics.INTERNAL_ERRORS.inc()
             await asyncio.sleep(RESTART_PAUSE_S)
+
+
+def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemeral) -> Operators | None:
+    """Only who is asked to let people sign in pays for what that needs."""
+    if not settings.oidc_issuer:
+        return None
+    from gateway.operators import Operators
+
+    return Operators(settings, database, ephemeral, SYSTEM_CLOCK)

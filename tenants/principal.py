@@ -72,6 +72,7 @@ class Principal:
     limits: str = ""  # the credential's own
     models: frozenset[str] | None = None  # the only ones that it may run; None is all
     residency: Residency = ANYWHERE
+    is_operator: bool = False  # of the whole platform: its scopes hold on every account
 
     @property
     def holder_id(self) -> str:
@@ -92,6 +93,8 @@ class Principal:
         """This principal as one of that account; None where it has nothing to do with it."""
         if account_id == self.account_id:
             return self
+        if self.is_operator:
+            return replace(self, account_id=account_id)
         grant = self.elsewhere.get(account_id)
         if grant is None:
             return None

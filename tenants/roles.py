@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
+from tenants.scopes import ALL_SCOPES
+
 Role = Literal["administrator", "developer", "viewer"]
 ROLES: tuple[Role, ...] = get_args(Role)
+
+OPERATOR_ROLES: tuple[Role, ...] = ("administrator", "viewer")
+"""Those that somebody may have on the whole platform: to manage, or to see."""
 
 _NAMES: dict[Role, str] = {
     "administrator": "Administrator",
@@ -37,3 +42,9 @@ def bounded(scopes: frozenset[str], role: Role) -> frozenset[str]:
         return scopes
     is_developer = role == "developer"
     return frozenset(s for s in scopes if s.endswith(":read") or (is_developer and s.startswith(("ai:", "api_token:"))))
+
+
+def operator_scopes(role: Role) -> frozenset[str]:
+    """What an operator may do on every account: manage, or see, as the role lets; never run or change a model, which
+    would be at the account's cost. An operator has no tokens of its own."""
+    return frozenset(s for s in bounded(ALL_SCOPES, role) if not s.startswith(("ai:", "api_token:")))

@@ -26,11 +26,17 @@ READ_SCOPE = "account:read"
 
 async def list_(services: Services, request: Request) -> Response:
     """Those that may be read; a credential that may read none is refused."""
-    opened = [id_ for id_, grant in principal_of(request).accounts().items() if READ_SCOPE in grant.scopes]
-    if not opened and not principal_of(request).has_global_key:
+    principal = principal_of(request)
+    opened = [id_ for id_, grant in principal.accounts().items() if READ_SCOPE in grant.scopes]
+    sees_all = principal.is_operator and READ_SCOPE in principal.scopes
+    if not opened and not sees_all and not principal.has_global_key:
         raise Refusal(Reason.NOT_PERMITTED)
     name, query = request.query_params.get("name", "").lower(), page_query(request)
-    found = [found for found in await accounts.list_all(services.database, opened) if name in found.name.lower()]
+    found = [
+        found
+        for found in await accounts.list_all(services.database, None if sees_all else opened)
+        if name in found.name.lower()
+    ]
     return query.answer([shown_account(account) for account in query.cut(found)], len(found))
 
 

@@ -30,6 +30,7 @@ from tenants import api_tokens, held_tokens, service_ring, service_tokens, users
 from tenants.conditions import AddressCondition
 from tenants.policies import Policy
 from tenants.scopes import find_group
+from tenants.web_sessions import WebSessions
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import Tenants, seed
 
@@ -39,6 +40,7 @@ READ_ACCOUNT, WRITE_ACCOUNT = "read the account", "write the account"
 READ_TOKENS, WRITE_TOKENS = "read the account's tokens", "write the account's tokens"
 READ_OWN_TOKENS, WRITE_OWN_TOKENS = "read one's own tokens", "write one's own tokens"
 USER, ACCOUNTS, NEW_ACCOUNT = "a user", "list accounts", "make an account"
+SESSION = "an operator's session"  # which only test_sign_in.py has: there is no provider here
 VERIFY_USER, VERIFY_ACCOUNT = "verify a user's token", "verify an account's token"
 
 # What each route asks for. A new route needs a line here, and so a thought.
@@ -114,11 +116,15 @@ TABLE = {
     ("GET", "/readyz"): ANYBODY,
     ("GET", "/metrics"): ANYBODY,
     ("GET", "/openapi.json"): ANYBODY,
+    ("GET", "/admin/sign-in"): ANYBODY,
+    ("GET", "/admin/callback"): ANYBODY,
+    ("GET", "/admin/session"): SESSION,
+    ("POST", "/admin/sign-out"): SESSION,
     ("GET", "/docs"): ANYBODY,
     ("GET", "/docs/docs.js"): ANYBODY,
     ("GET", "/docs/docs.css"): ANYBODY,
 }
-JUDGES_ITSELF = {ACCOUNTS, NEW_ACCOUNT, VERIFY_USER, VERIFY_ACCOUNT}
+JUDGES_ITSELF = {SESSION, ACCOUNTS, NEW_ACCOUNT, VERIFY_USER, VERIFY_ACCOUNT}
 
 MALFORMED, UNKNOWN, FORBIDDEN = (400, 9106), (401, 10000), (403, 10000)
 OUTSIDE, BLOCKED, NO_SUCH_TOKEN, REPEATED = (403, 10001), (403, 3023), (401, 1000), (400, 3003)
@@ -160,7 +166,7 @@ class Credential:
     query: str = ""
 
     def expected(self, what: str) -> tuple[int, int]:
-        if what == ANYBODY or what in self.opens:
+        if what in (ANYBODY, SESSION) or what in self.opens:
             return REACHED
         if what in (VERIFY_USER, VERIFY_ACCOUNT):
             return self.verify_refusal
@@ -363,6 +369,38 @@ async def test_exactly_the_cells_that_should_open_do(sqlite_url: str, tmp_path: 
                     wrong.append(f"{credential.name}: {method} {path} said {found}, not {credential.expected(what)}")
     assert not wrong, "\n".join(wrong)
     assert len({credential.name for credential in everybody}) == len(everybody) >= 30
+
+
+async def test_an_operator_s_session_manages_and_runs_nothing(
+    sqlite_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    tenants = await seed(sqlite_url)
+    provider = {
+        "HEARTH_OIDC_ISSUER": "https://login.example",
+        "HEARTH_OIDC_CLIENT_ID": "hearth",
+        "HEARTH_OIDC_REDIRECT_URL": "https://hearth.example/admin/callback",
+        "HEARTH_OIDC_ROLES": "x=viewer",
+    }
+    settings = settings_of(sqlite_url, tmp_path, REDIS_URL=redis_url, **provider)
+    wrong = []
+    async with open_services(settings) as services:
+        app = App(services, monkeypatch)
+        sessions = WebSessions(services.ephemeral, settings.cache_secret)
+        for role, opens in (("administrator", WRITES | KEEPS), ("viewer", READS | {READ_TOKENS})):
+            cookie = await sessions.open("operator:1", "Ann", role)  # type: ignore[arg-type]
+            found = await sessions.find(cookie)
+            assert found is not None
+            headers = {"cookie": f"__Host-hearth-session={cookie}", "sec-fetch-site": "same-origin"}
+            operator = Credential(role, {**headers, "x-hearth-csrf": found.csrf_token}, opens | {SESSION})
+            for (method, path), what in TABLE.items():
+                if path in ("/admin/sign-in", "/admin/sign-out"):  # the first asks the provider, the second ends this
+                    continue
+                said = await app.ask(method, filled(path, tenants.account_id), operator)
+                # Where models are run, and tokens verify themselves, a cookie is no credential at all.
+                is_cookie_nothing = what in (RUN, OWN_RUN, VERIFY_USER, VERIFY_ACCOUNT) and said == MALFORMED
+                if said != operator.expected(what) and not is_cookie_nothing:
+                    wrong.append(f"{role}: {method} {path} said {said}, not {operator.expected(what)}")
+    assert not wrong, "\n".join(wrong)
 
 
 async def test_other_accounts_and_other_spellings_open_nothing(

@@ -1,0 +1,128 @@
+"""A small OpenID provider over real HTTP: signs everybody in as whoever the test says, and can be made to lie.
+
+Authorization code with PKCE as the standards have it; a code is good once. `forge` may put another id token in place of
+the right one; `describe` changes what the provider says of itself.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from joserfc import jwt
+from joserfc.jwk import ECKey
+
+CLIENT_ID, CLIENT_SECRET = "hearth", "a secret of the tests"
+PUBLISHED_SECRET = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0"  # among the keys, where no secret should be
+
+Claims = dict[str, Any]
+
+
+class OidcProvider:
+    def __init__(self) -> None:
+        self.key = ECKey.generate_key("P-256", {"kid": "key-1", "use": "sig", "alg": "ES256"})
+        self.person: Claims = {"sub": "ann-1", "name": "Ann", "groups": ["platform"]}
+        self.forge: Callable[[Claims], str] | None = None
+        self.describe: Claims = {}
+        self.num_key_requests = 0
+        self.asked: list[dict[str, str]] = []  # queries of authorization requests
+        self._codes: dict[str, dict[str, str]] = {}
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                url = urlsplit(self.path)
+                query = {name: values[0] for name, values in parse_qs(url.query).items()}
+                if url.path == "/.well-known/openid-configuration":
+                    self._answer(200, provider.description())
+                elif url.path == "/keys":
+                    provider.num_key_requests += 1
+                    self._answer(
+                        200, {"keys": [provider.key.as_dict(private=False), {"kty": "oct", "k": PUBLISHED_SECRET}]}
+                    )
+                elif url.path == "/authorize":
+                    self.send_response(302)
+                    self.send_header("location", provider.authorize(query))
+                    self.send_header("content-length", "0")
+                    self.end_headers()
+                else:
+                    self._answer(404, {})
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"])).decode()
+                form = {name: values[0] for name, values in parse_qs(body).items()}
+                answer = provider.redeem(form) if self.path == "/token" else None
+                self._answer(400 if answer is None else 200, answer or {"error": "invalid_grant"})
+
+            def _answer(self, status: int, body: Claims) -> None:
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_arguments: object) -> None: ...
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.issuer = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def start(self) -> OidcProvider:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join(10)
+        self._server.server_close()
+
+    def description(self) -> Claims:
+        return {
+            "issuer": self.issuer,
+            "authorization_endpoint": f"{self.issuer}/authorize",
+            "token_endpoint": f"{self.issuer}/token",
+            "jwks_uri": f"{self.issuer}/keys",
+            "end_session_endpoint": f"{self.issuer}/bye",
+            **self.describe,
+        }
+
+    def authorize(self, query: dict[str, str]) -> str:
+        """Where a browser goes next that has come to the authorization endpoint."""
+        self.asked.append(query)
+        code = secrets.token_urlsafe(16)
+        self._codes[code] = query
+        answer = {"code": code, "state": query["state"], "iss": self.issuer}
+        return f"{query['redirect_uri']}?{urlencode(answer)}"
+
+    def redeem(self, form: dict[str, str]) -> Claims | None:
+        """Tokens for a code, or None for a request that is not as it must be."""
+        asked = self._codes.pop(form.get("code", ""), None)
+        if asked is None:
+            return None
+        challenge = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        is_same = base64.urlsafe_b64encode(challenge).rstrip(b"=").decode() == asked["code_challenge"]
+        is_client = (form.get("client_id"), form.get("client_secret")) == (CLIENT_ID, CLIENT_SECRET)
+        if not is_same or not is_client or form.get("redirect_uri") != asked["redirect_uri"]:
+            return None
+        claims = self.claims(asked["nonce"])
+        return {
+            "access_token": "an access token",
+            "token_type": "Bearer",
+            "id_token": self.forge(claims) if self.forge is not None else self.signed(claims),
+        }
+
+    def claims(self, nonce: str) -> Claims:
+        now_s = int(time.time())
+        return {"iss": self.issuer, "aud": CLIENT_ID, "nonce": nonce, "iat": now_s, "exp": now_s + 300, **self.person}
+
+    def signed(self, claims: Claims, **header: Any) -> str:
+        return jwt.encode({"alg": "ES256", "kid": "key-1", **header}, claims, self.key)
