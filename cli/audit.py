@@ -63,7 +63,8 @@ async def _list(data: Path | None, account_id: str, limit: int) -> list[dict[str
     from tenants import audit
 
     async with Target.find(data).database() as database:
-        await check_account(database, account_id)
+        if account_id != PLATFORM:
+            await check_account(database, account_id)
         entries = await audit.list_recent(database, account_id, limit)
     return [{name: getattr(entry, name) for name in ("audit_id", *COLUMNS)} for entry in entries]
 

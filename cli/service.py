@@ -175,7 +175,7 @@ def revoke(
 
     what = "key" if key else "subject" if subject else "token"
     _read(path)
-    _change(path, data, f"service_{what}.revoke", key or subject or token, "", revoked)
+    _change(path, data, f"service_{what}.revoke", key or subject or token, subject, revoked)
     print_record({"revoked": what, "id": key or subject or token}, is_json=json)
 
 
@@ -189,7 +189,7 @@ def reinstate(
     path = ring_path(ring, data)
     back: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_back(old, subject)  # noqa: E731
     _read(path)
-    _change(path, data, "service_subject.reinstate", subject, "", back)
+    _change(path, data, "service_subject.reinstate", subject, subject, back)
     print_record({"reinstated": subject}, is_json=json)
 
 
@@ -236,17 +236,16 @@ def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, c
 async def _change_and_tell(
     path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]
 ) -> None:
-    from tenants import audit, service_ring
+    from cli.noted import noted
+    from tenants import service_ring
 
-    now = datetime.now(UTC)
     async with contextlib.AsyncExitStack() as stack:
         target = _ledger_of(path, data)
         if target is not None:
             database = await stack.enter_async_context(target.database())
             connection = await stack.enter_async_context(database.transaction())
-            who = {"at": now, "who": "cli", "action": action}
-            await audit.append(connection, **who, account_id="", subject_id=id_, detail=detail)  # type: ignore[arg-type]
-        service_ring.change_ring(path, change, now_s=now.timestamp())
+            await noted(action, id_, detail)(connection)
+        service_ring.change_ring(path, change, now_s=time.time())
 
 
 def _ledger_of(path: Path, data: Path | None) -> Target | None:

@@ -37,6 +37,7 @@ from storage.errors import StoreUnavailable
 from storage.spool import Spool
 from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
+from telemetry.steady_clock import SteadyClock
 from tenants.allowance import Allowance
 from tenants.api_tokens import TokenVerifier
 from tenants.cache_namespace import cache_namespace, fairness_id
@@ -242,4 +243,4 @@ def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemer
         return None
     from gateway.operators import Operators
 
-    return Operators(settings, database, ephemeral, SYSTEM_CLOCK)
+    return Operators(settings, database, ephemeral, SteadyClock(SYSTEM_CLOCK))

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from telemetry.clock import SYSTEM_CLOCK, Clock
+from telemetry.steady_clock import SteadyClock
 from tenants.service_ring import Unsafe, read_private_keys, read_ring
 from tenants.service_tokens import LEEWAY_S, Forged, Kind, KnownKeys, PublicKey, Ring, Service, parse_subject, sign
 
@@ -34,7 +35,7 @@ class ServiceIdentity:
         """`is_required`: peers must show a token. Raises Unsafe for files that cannot be used, or private keys that are
         not those of one service of this kind that is in the ring."""
         self.is_required = is_required
-        self._ring_path, self._keys_path, self._clock = ring, keys, clock
+        self._ring_path, self._keys_path, self._clock = ring, keys, SteadyClock(clock)
         self._known = read_ring(ring)
         self._private = read_private_keys(keys)
         self._stamps = self._look()

@@ -37,11 +37,19 @@ ACTS: dict[str, tuple[str, list[str]]] = {
     "model publish": ("{folder} --name @cf/acme/chat", ["model.publish"]),
     "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
     "node-key": ("fra", ["node_key.tell"]),
+    "service make": ("node/n1 --place fra", ["service_key.make"]),
+    "service add": (
+        f"node/n2 {'d75a980182b10ab7d54bfed3c964073a' + '0ee172f3daa62325af021a68f707511a'}",
+        ["service_key.add"],
+    ),
+    "service rotate": ("node/n1", ["service_key.rotate"]),
+    "service revoke": ("--subject node/n1", ["service_subject.revoke"]),
+    "service reinstate": ("node/n1", ["service_subject.reinstate"]),
 }
 # What only tells, or works on this machine alone.
 TELLS = {
     "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "doctor", "evidence",
-    "model list", "settings", "token list", "usage", "user list", "worker dev",
+    "model list", "service issue", "service list", "settings", "token list", "usage", "user list", "worker dev",
 }  # fmt: skip
 # These are done where there is what they need: test_model.py, test_quantize.py, below, and test_up.py.
 ELSEWHERE = {"model pull", "model quantize", "migrate", "up"}

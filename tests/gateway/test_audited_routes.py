@@ -25,6 +25,7 @@ TELLS = {
     ("POST", "/to-everything/markdown/transformer"): "the same for a binding",
     ("POST", ACCOUNT + "/ai/price/{model...}"): "reckons",
     ("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}"): "a call's own answer is forgotten",
+    ("POST", "/admin/sign-out"): "ends a session, and there is none here: test_sign_in.py reads its entry",
 }
 
 

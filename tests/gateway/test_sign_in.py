@@ -220,6 +220,7 @@ def forgeries(provider: OidcProvider) -> dict[str, Callable[[Claims], str]]:
         "another issuer": claims(iss="https://example.com"),
         "no issuer": claims(iss=None),
         "another audience": claims(aud="other"),
+        "another audience, used by us": claims(aud="other", azp=CLIENT_ID),
         "no audience": claims(aud=None),
         "for others too": claims(aud=[CLIENT_ID, "other"]),
         "for others too, used by one": claims(aud=[CLIENT_ID, "other"], azp="other"),

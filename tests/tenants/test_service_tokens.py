@@ -341,6 +341,18 @@ def test_a_revocation_is_seen_within_a_second(desk: Desk):
     assert node.sign("gateway/g", NONCES) == ""
 
 
+@pytest.mark.parametrize("jump_s", [3600, -86400])
+def test_a_clock_that_jumps_breaks_nothing_that_was_proven(desk: Desk, jump_s: float):
+    """Neither what is open nor, on the machine that jumped, what is proven next."""
+    gateway, node = desk.identity("gateway/g"), desk.identity("node/n1")
+    found = gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES)
+    assert found is not None
+    desk.clock.jump_wall(jump_s)
+    desk.pass_time()
+    assert gateway.still_holds(found)
+    assert gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES) is not None
+
+
 def test_a_token_of_no_connection_is_good_once(desk: Desk):
     gateway, node = desk.identity("gateway/g"), desk.identity("node/n1")
     token = gateway.sign("node/n1")
