@@ -30,6 +30,7 @@ from engine.report import (
     OUT_OF_CAPACITY,
     RUNNING,
     STOP,
+    TOO_COMPLEX,
     UNCLOSED,
     EngineInfo,
     EngineStatus,
@@ -390,7 +391,9 @@ class Engine:
         ids = self.table.sequence_id[slots].tolist()
         for row, sequence_id in enumerate(ids):
             hold = self.matchers.find(sequence_id)
-            if hold is None or codes[row] in (ERROR, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
+            if hold is not None and hold.is_failed and codes[row] == ERROR:
+                codes[row] = TOO_COMPLEX
+            if hold is None or codes[row] in (ERROR, TOO_COMPLEX, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
                 continue
             if hold.is_over:
                 codes[row], is_complete[row] = RUNNING, True

@@ -25,7 +25,16 @@ from telemetry.child_process import Child
 logger = logging.getLogger(__name__)
 
 Finish = Literal[
-    "stop", "length", "aborted", "out_of_capacity", "context_too_long", "error", "unclosed", "bad_adapter", "crashed"
+    "stop",
+    "length",
+    "aborted",
+    "out_of_capacity",
+    "context_too_long",
+    "error",
+    "unclosed",
+    "bad_adapter",
+    "too_complex",
+    "crashed",
 ]
 
 

@@ -22,8 +22,20 @@ FINISHES = (
     "error",
     "unclosed",
     "bad_adapter",
+    "too_complex",
 )
-RUNNING, STOP, LENGTH, ABORTED, OUT_OF_CAPACITY, CONTEXT_TOO_LONG, ERROR, UNCLOSED, BAD_ADAPTER = range(len(FINISHES))
+(
+    RUNNING,
+    STOP,
+    LENGTH,
+    ABORTED,
+    OUT_OF_CAPACITY,
+    CONTEXT_TOO_LONG,
+    ERROR,
+    UNCLOSED,
+    BAD_ADAPTER,
+    TOO_COMPLEX,
+) = range(len(FINISHES))
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,8 +35,8 @@ class SequenceRequest:
 
     With a `constraint` the completion's text matches it from its first token to its last, and end tokens count whatever
     `ignore_eos` says. It ends with "stop" once nothing more may follow, in an entry without a token; with "unclosed" if
-    the limit came while the text was not yet a match. With an `adapter` every token goes through it; one that cannot
-    be had ends the sequence with "bad_adapter".
+    the limit came while the text was not yet a match; with "too_complex" if following it took more than its limits.
+    With an `adapter` every token goes through it; one that cannot be had ends the sequence with "bad_adapter".
 
     `twin_of` names an open sequence with the same prompt, namespace and adapter: this one waits until that prompt is
     computed and then shares its blocks. Where there is no such sequence, it means nothing.

@@ -65,7 +65,8 @@ def format_constraint(value: Any, pointer: str) -> Constraint | None:
         return Constraint("json_object")  # what Workers AI's provider for the AI SDK asks for where there is no schema
     pointer = f"{pointer}/json_schema"
     schema = fields.mapping(value["json_schema"], pointer)
-    if isinstance(schema.get("schema"), dict) and _SCHEMA_KEYWORDS.isdisjoint(schema):
+    is_wrapper = schema.keys() <= _WRAPPER or isinstance(schema.get("schema"), dict)
+    if schema.get("schema") is not None and is_wrapper and _SCHEMA_KEYWORDS.isdisjoint(schema):
         return _schema(schema["schema"], f"{pointer}/schema")
     if "name" in schema and schema.get("schema") is None and schema.keys() <= _WRAPPER:
         return Constraint("json_object")
@@ -75,7 +76,7 @@ def format_constraint(value: Any, pointer: str) -> Constraint | None:
 def _schema(value: Any, pointer: str) -> Constraint:
     schema = fields.mapping(value, pointer)
     fields.check_size(schema, pointer, max_bytes=MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH)
-    return Constraint("json_schema", msgspec.json.encode(schema).decode())
+    return Constraint("json_schema", msgspec.json.encode(schema).decode(), pointer)
 
 
 def _structured(value: Any, pointer: str) -> Constraint:
@@ -100,11 +101,11 @@ def _json(value: Any, pointer: str) -> Constraint:
 
 
 def _regex(value: Any, pointer: str) -> Constraint:
-    return Constraint("regex", _text(value, pointer, MAX_REGEX_BYTES))
+    return Constraint("regex", _text(value, pointer, MAX_REGEX_BYTES), pointer)
 
 
 def _grammar(value: Any, pointer: str) -> Constraint:
-    return Constraint("grammar", _text(value, pointer, MAX_GRAMMAR_BYTES))
+    return Constraint("grammar", _text(value, pointer, MAX_GRAMMAR_BYTES), pointer)
 
 
 def _choice(value: Any, pointer: str) -> Constraint:
@@ -112,7 +113,7 @@ def _choice(value: Any, pointer: str) -> Constraint:
     if not choices or not all(isinstance(choice, str) for choice in choices):
         raise BadInput(f"'{pointer}' must be a list of at least one string")
     fields.check_size(choices, pointer, max_bytes=MAX_SCHEMA_BYTES, max_depth=1)
-    return Constraint("choice", msgspec.json.encode(choices).decode())
+    return Constraint("choice", msgspec.json.encode(choices).decode(), pointer)
 
 
 def _text(value: Any, pointer: str, max_bytes: int) -> str:

@@ -76,11 +76,13 @@ class Constraint(Struct, frozen=True, omit_defaults=True):
 
     json_schema: a JSON schema; json_object: any JSON object, no text; regex: a Rust regular expression; choice: a JSON
     array of strings; grammar: Lark in llguidance's dialect, where `<name>` is a control token of the model, or what
-    llama.cpp calls GBNF.
+    llama.cpp calls GBNF. `field` is where the caller has it, a JSON pointer; messages name it, and nothing else is made
+    of it.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
     text: str = ""
+    field: str = ""
 
 
 class Adapter(Struct, frozen=True):

@@ -33,6 +33,10 @@ _FAILURES: dict[str, Failed] = {
         "invalid_input", "'/lora' cannot be used: its matrices are damaged, not finite, or more than this node keeps"
     ),
     "unclosed": Failed("constraint_failed", "the answer was not complete when the tokens ran out"),
+    "too_complex": Failed(
+        "constraint_failed",
+        "the output format asked for is too complex to be followed within 10,000 states and 4 ms a token",
+    ),
 }
 
 

@@ -149,7 +149,8 @@ class TextGenerator:
         room = info.max_model_len - len(prompt)
         if task.sampling.must_fit and task.sampling.max_tokens > room:
             raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
-        constraint = await self._first_sound(plan, work.namespace)
+        field = task.constraint.field if task.constraint is not None else ""
+        constraint = await self._first_sound(plan, work.namespace, field)
         stops = task.sampling.stop
         controls = [token_id for stop in stops if (token_id := self._tokenizer.control_id(stop)) is not None]
         request = SequenceRequest(
@@ -196,8 +197,9 @@ class TextGenerator:
             twin_of=request.sequence_id,
         )
 
-    async def _first_sound(self, plan: Plan, namespace: bytes) -> Constraint | None:
-        """The first of the constraints that sequences can be held to. Raises Refused when it is none of them."""
+    async def _first_sound(self, plan: Plan, namespace: bytes, field: str) -> Constraint | None:
+        """The first of the constraints that sequences can be held to; `field` is where the caller's own is. Raises
+        Refused when it is none of them."""
         for constraint in plan.constraints:
             if constraint is None:
                 return None
@@ -206,7 +208,8 @@ class TextGenerator:
                 return constraint
             except ConstraintRefused as error:
                 refusal = error
-        message = f"'/tools' cannot be held to: {refusal}" if plan.tools else str(refusal)
+        place = "/tools" if plan.tools else field
+        message = f"'{place}' cannot be held to: {refusal}" if place else str(refusal)
         raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
 
     def _detokenizer(self, task: TextGeneration, plan: Plan, prompt: Sequence[int]) -> Detokenizer:

@@ -79,6 +79,11 @@ def test_a_schema_at_the_limit_is_taken():
             "'/response_format/json_schema/schema' must not be nested deeper",
         ),
         ({"response_format": {"type": "json_schema", "json_schema": {"enum": ["x" * 65536]}}}, "<= 65536 bytes"),
+        *(
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}, says)
+            for schema in (False, True, "x", [], 5)
+            for says in ["'/response_format/json_schema/schema', expected 'object'"]
+        ),
         ({"guided_json": "{"}, "'/guided_json' must be a JSON schema"),
         ({"guided_json": [1]}, "'/guided_json', expected 'object'"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "cannot be combined"),
@@ -91,21 +96,22 @@ def test_bad_formats_are_refused_by_field(body, named):
 
 
 @pytest.mark.parametrize(
-    ("body", "kind", "text"),
+    ("body", "kind", "text", "field"),
     [
-        ({"guided_regex": "a+"}, "regex", "a+"),
-        ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"'),
-        ({"guided_choice": ["a", "b"]}, "choice", '["a","b"]'),
-        ({"structured_outputs": {"regex": "a+", "json_object": False}}, "regex", "a+"),
-        ({"structured_outputs": {"json_object": True}}, "json_object", ""),
-        ({"structured_outputs": {"json": '{"type":"integer"}'}}, "json_schema", '{"type":"integer"}'),
-        ({"response_format": {"type": "regex", "regex": "a+"}}, "regex", "a+"),
-        ({"response_format": {"type": "regex", "value": "a+"}}, "regex", "a+"),
-        ({"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, "grammar", 'start: "a"'),
+        ({"guided_regex": "a+"}, "regex", "a+", "/guided_regex"),
+        ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"', "/guided_grammar"),
+        ({"guided_choice": ["a", "b"]}, "choice", '["a","b"]', "/guided_choice"),
+        ({"structured_outputs": {"regex": "a+", "json_object": False}}, "regex", "a+", "/structured_outputs/regex"),
+        ({"structured_outputs": {"json_object": True}}, "json_object", "", ""),
+        ({"structured_outputs": {"json": '{"a":1}'}}, "json_schema", '{"a":1}', "/structured_outputs/json"),
+        ({"response_format": {"type": "regex", "regex": "a+"}}, "regex", "a+", "/response_format/regex"),
+        ({"response_format": {"type": "regex", "value": "a+"}}, "regex", "a+", "/response_format/regex"),
+        ({"response_format": {"type": "grammar", "grammar": "a: b"}}, "grammar", "a: b", "/response_format/grammar"),
     ],
 )
-def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text):
-    assert output_constraint(body) == Constraint(kind, text)
+def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text, field):
+    """And know where they stood: whatever refuses them later can name the field."""
+    assert output_constraint(body) == Constraint(kind, text, field)
 
 
 @pytest.mark.parametrize(
