@@ -68,9 +68,9 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse_unreadable(error, data)
             return
-        if self._is_in_head or not (self._is_in_message or was_in_message or self._is_answering):
+        if self._is_in_head or not (self._is_in_message or was_in_message or self.is_answering):
             self._go_on_waiting(len(data))
-        elif not self._is_answering:
+        elif not self.is_answering:
             self._discard_body()
 
     def on_message_begin(self) -> None:
@@ -101,7 +101,8 @@ class Connection(HttpToolsProtocol):
         super().on_message_complete()
 
     @property
-    def _is_answering(self) -> bool:
+    def is_answering(self) -> bool:
+        """Whether a request is here whole, or its head is, and its answer is not out."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _go_on_waiting(self, num_bytes: int) -> None:

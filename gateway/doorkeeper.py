@@ -1,7 +1,8 @@
 """How long a connection may take to say what it wants, and how many of one address may stay without a credential.
 
-One pass over those that wait, twice a second and only while any do: no timer for each request. Knows connections by
-three things they can do, and nothing of HTTP.
+One pass over those that wait, twice a second and only while any do: no timer for each request. Whoever is to go is
+looked at once more, when everything that has arrived meanwhile was read: a process that was busy, or stood still, does
+not take its own lateness for a client's. Knows connections by what they can do, and nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from typing import Protocol
 
 SWEEP_INTERVAL_S = 0.5
+LOOK_AGAIN_S = 0.05
 GRACE_S = 1.0  # in which a connection can show a credential before it counts
 MAX_BURST = 10  # times the limit, and a new connection is dropped at once
 
@@ -19,6 +21,8 @@ class Visitor(Protocol):
 
     address: str
 
+    @property
+    def is_answering(self) -> bool: ...
     def give_up_on_head(self) -> None: ...
     def abort(self) -> None: ...
 
@@ -72,18 +76,30 @@ class Doorkeeper:
     def _sweep(self) -> None:
         self._sweep_timer = None
         now = self._loop.time()
-        for visitor, since_s in list(self._waiting.items()):
+        late = {}
+        for visitor, since_s in self._waiting.items():
             if now - since_s < self._head_timeout_s:
                 break
-            del self._waiting[visitor]
-            visitor.give_up_on_head()
+            late[visitor] = since_s
         is_crowded = False
-        for strangers in list(self._strangers.values()):
+        crowd: list[Visitor] = []
+        for strangers in self._strangers.values():
             num_over = len(strangers) - self._max_strangers
             if num_over > 0:
                 is_crowded = True
-                for visitor, since_s in list(strangers.items())[:num_over]:
-                    if now - since_s >= GRACE_S:
-                        visitor.abort()
+                oldest = list(strangers.items())[:num_over]
+                crowd += [visitor for visitor, since_s in oldest if now - since_s >= GRACE_S]
+        if late or crowd:
+            self._loop.call_later(LOOK_AGAIN_S, self._send_away, late, crowd)
         if self._waiting or is_crowded:
             self._sweep_timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+
+    def _send_away(self, late: dict[Visitor, float], crowd: list[Visitor]) -> None:
+        """Those who still have not said what was due."""
+        for visitor, since_s in late.items():
+            if self._waiting.get(visitor) == since_s:
+                del self._waiting[visitor]
+                visitor.give_up_on_head()
+        for visitor in crowd:
+            if visitor in self._strangers.get(visitor.address, ()) and not visitor.is_answering:
+                visitor.abort()

@@ -6,6 +6,7 @@ never answered, so nothing of it was run.
 
 import json
 import re
+import signal
 import socket
 import time
 from contextlib import ExitStack, closing
@@ -329,6 +330,26 @@ def test_connections_without_a_credential_are_bounded_and_others_are_not(running
         wait_until_blocking(lambda: sum(is_open(connection) for connection in strangers) <= 40)
         assert sum(is_open(connection) for connection in strangers) == 40
         assert all(is_open(connection) for connection in [*known, *strangers[20:]])
+
+
+def test_a_gateway_that_stood_still_drops_nobody_for_it(running: Running):
+    process = running.gateway.process
+    assert process is not None
+    good = post(running, LENGTH)
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", running.gateway.port), 10)))
+            for _ in range(60)
+        ]
+        time.sleep(0.2)  # accepted by now, or else this is easier than it should be
+        process.send_signal(signal.SIGSTOP)
+        try:
+            for connection in connections:
+                connection.sendall(good)
+            time.sleep(1.3)  # longer than strangers, and heads, may take
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert {tuple(statuses(connection.recv(65536))) for connection in connections} == {(200,)}
 
 
 def is_open(connection: socket.socket) -> bool:
