@@ -12,7 +12,7 @@ from typing import Protocol
 
 SWEEP_INTERVAL_S = 0.5
 LOOK_AGAIN_S = 0.05
-GRACE_S = 1.0  # in which a connection can show a credential before it counts
+GRACE_SHARE = 0.5  # of the time for a head, in which a connection can show a credential before it counts
 MAX_BURST = 10  # times the limit, and a new connection is dropped at once
 
 
@@ -32,6 +32,7 @@ class Doorkeeper:
 
     def __init__(self, head_timeout_s: float, max_strangers: int) -> None:
         self._head_timeout_s = head_timeout_s
+        self._grace_s = head_timeout_s * GRACE_SHARE
         self._max_strangers = max_strangers
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Visitor, float] = {}  # for a whole head, since; the oldest first
@@ -88,7 +89,7 @@ class Doorkeeper:
             if num_over > 0:
                 is_crowded = True
                 oldest = list(strangers.items())[:num_over]
-                crowd += [visitor for visitor, since_s in oldest if now - since_s >= GRACE_S]
+                crowd += [visitor for visitor, since_s in oldest if now - since_s >= self._grace_s]
         if late or crowd:
             self._loop.call_later(LOOK_AGAIN_S, self._send_away, late, crowd)
         if self._waiting or is_crowded:

@@ -1,9 +1,10 @@
 """One connection to Redis for commands whose answer a call waits for: pipelined, in order, a few microseconds each.
 
 Where `ephemeral.py` is a library's client for everything, this is the least that a scripted command needs: bytes are
-joined to one write per turn of the event loop, answers come back in order. What is late makes the whole connection
-suspect: it is dropped, all who wait hear StoreUnavailable, and it is opened again in the background. Nothing is ever
-sent twice. Knows the protocol (RESP 2) and no script's meaning.
+joined to one write per turn of the event loop, answers come back in order. A server that says nothing for too long
+while an answer is due makes the whole connection suspect: it is dropped, all who wait hear StoreUnavailable, and it is
+opened again in the background. One that works through many commands is waited for a while. Nothing is ever sent twice.
+Knows the protocol (RESP 2) and no script's meaning.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 OPEN_TIMEOUT_S = 5.0
 _GRACE_S = 0.002  # for what has arrived and was not read yet, because this process was kept from running
+_MAX_TIMEOUTS = 20  # for one answer, of a server that goes on answering others before it
 _SEVERAL = 4096  # bytes of one line of an answer, at most
 
 Reply = int | bytes | None | list[Any] | Exception
@@ -126,6 +128,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
+        self._heard_s = 0.0
         self._reader = ReplyReader()
         self._unsent: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -137,6 +140,7 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
         try:
             replies = self._reader.feed(data)
         except ValueError as error:
@@ -171,11 +175,14 @@ class _Connection(asyncio.Protocol):
             self.transport.write(data[0] if len(data) == 1 else b"".join(data))
 
     def _look(self, was_late: bool) -> None:
-        """Drop the connection when the oldest answer is late; after one more look, behind whatever has arrived."""
+        """Drop the connection when the oldest answer is late and nothing else comes; after one more look, behind
+        whatever has arrived."""
         self._timer = None
         if not self.waiting:
             return
-        left_s = self.waiting[0].since_s + self._timeout_s - self._loop.time()
+        since_s = self.waiting[0].since_s
+        late_s = min(max(since_s, self._heard_s) + self._timeout_s, since_s + self._timeout_s * _MAX_TIMEOUTS)
+        left_s = late_s - self._loop.time()
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._look, False)
         elif not was_late:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage import redis_link
 from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from storage.errors import StoreUnavailable
 from storage.redis_link import CommandRefused, RedisLink, ReplyReader, command
+from tests.fakes.virtual_loop import run_virtually
 from tests.waiting import wait_until
 
 ANSWERS = (
@@ -101,6 +104,32 @@ async def test_a_late_answer_is_a_lost_connection_for_all_who_wait(tmp_path: Pat
                 await answer
         with pytest.raises(StoreUnavailable):
             link.send(command("PING"))
+
+
+def test_a_server_that_works_through_a_pile_is_waited_for():
+    async def num_answered(pause_s: float) -> int:
+        loop = asyncio.get_running_loop()
+
+        async def answer_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                while await reader.readline():
+                    await asyncio.sleep(pause_s)
+                    writer.write(b"+OK\r\n")
+
+        ours, theirs = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=theirs)
+        serving = loop.create_task(answer_slowly(reader, writer))
+        _, connection = await loop.create_unix_connection(lambda: redis_link._Connection(1.0), sock=ours)
+        waiting = [connection.send(b"PING\n", 1) for _ in range(100)]
+        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        writer.close()
+        return sum(answer == b"OK" for answer in answers)
+
+    assert run_virtually(num_answered(0.1)) == 100, "the last comes after ten times the wait for one"
+    assert run_virtually(num_answered(0.6)) == 33, "but nobody waits for ever"
+    assert run_virtually(num_answered(1.5)) == 0
 
 
 async def test_an_answer_that_nobody_asked_for_is_not_taken_for_another_s(tmp_path: Path):
