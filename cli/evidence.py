@@ -148,14 +148,17 @@ def _promises(tests: Path | None) -> tuple[str, str]:
     runs = _read_run(tests) if tests is not None else {}
     log = _ROOT / "bench" / "LOG.md"
     lines = log.read_text().splitlines() if log.is_file() else []
+    figures = _figures(_ROOT / "bench" / "figures.jsonl")
     rows = []
     for promise in promises:
+        measured = figures.get(promise["id"])
         rows.append(
             {
                 "id": promise["id"],
                 "promise": promise["text"],
                 "goal": promise["goal"],
-                "last_figure": _last_figure(lines, promise.get("log", ())) or "none in bench/LOG.md",
+                "last_figure": _shown(measured) or _last_figure(lines, promise.get("log", ())) or "none yet",
+                "measured": measured,
                 "tests": [{"file": file, "run": runs.get(file, "not in the record")} for file in promise["tests"]],
             }
         )
@@ -165,6 +168,25 @@ def _promises(tests: Path | None) -> tuple[str, str]:
         figure = row["last_figure"].replace("|", "\\|")
         read.append(f"| {row['id']} | {row['promise']} | {row['goal']} | {figure} | {files} |")
     return _written(rows), "# Promises\n\n" + "\n".join(read) + "\n"
+
+
+def _figures(path: Path) -> dict[str, dict[str, str]]:
+    """By promise, the line that was written last (`bench/figures.py`). Raises CommandFailed naming one that is none."""
+    found: dict[str, dict[str, str]] = {}
+    for number, text in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
+        try:
+            line = json.loads(text)
+            found[line["promise"]] = {name: str(line[name]) for name in ("figure", "command", "at", "commit")}
+        except (ValueError, KeyError, TypeError):
+            raise CommandFailed(f"line {number} of {path} is no figure") from None
+    return found
+
+
+def _shown(measured: Mapping[str, str] | None) -> str:
+    """A figure with when, of what and by what it was measured."""
+    if measured is None:
+        return ""
+    return f"{measured['figure']} ({measured['at'][:10]}, commit {measured['commit']}, `{measured['command']}`)"
 
 
 def _last_figure(lines: Sequence[str], words: Sequence[str]) -> str:

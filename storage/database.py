@@ -21,7 +21,7 @@ from sqlalchemy.sql.schema import Table
 
 from storage.columns import UtcDateTime, new_id_hex, utc_day, utc_floor, uuid7, uuid7_floor
 from storage.database_url import parse_database_url
-from storage.errors import Conflict, StoreUnavailable
+from storage.errors import Conflict, StoreUnavailable, means_lost
 from storage.sqlite_engine import READ_ONLY, sqlite_engine
 
 __all__ = [
@@ -158,6 +158,10 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailable("database: every connection is in use") from error
     except (OSError, TimeoutError) as error:
         raise StoreUnavailable(f"database: {type(error).__name__}") from error
+    except RuntimeError as error:
+        if means_lost(error):
+            raise StoreUnavailable("database: the connection is lost") from error
+        raise
 
 
 def _means_away(error: DBAPIError) -> bool:

@@ -17,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from storage.errors import StoreUnavailable
+from storage.errors import StoreUnavailable, means_lost
 
 # Ids whose value has gone are dropped from a kind's index this long after they would have expired: far beyond any
 # difference between two machines' clocks, since the value's own expiry (by Redis's clock) is what decides.
@@ -155,7 +155,9 @@ def _translated() -> Iterator[None]:
     cancellations = task.cancelling() if task is not None else 0
     try:
         yield
-    except (RedisError, OSError, TimeoutError) as error:
+    except (RedisError, OSError, TimeoutError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not means_lost(error):
+            raise
         if task is not None and task.cancelling() > cancellations:
             raise asyncio.CancelledError from error
         raise StoreUnavailable(f"redis: {type(error).__name__}") from error

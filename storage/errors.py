@@ -30,3 +30,9 @@ class Missing(StoreError):
 
 class Damaged(StoreError):
     """Bytes do not have the checksum they should have."""
+
+
+def means_lost(error: RuntimeError) -> bool:
+    """Whether this is uvloop's word for a connection that the other side has just reset: it raises no OSError when such
+    a one is written to."""
+    return "the handler is closed" in str(error)

@@ -60,6 +60,11 @@ class PostgresServer:
         return f"postgresql://postgres@/{name}?host={self._data}"
 
     @property
+    def socket_path(self) -> Path:
+        """Where it listens, for what connects by itself."""
+        return self._data / ".s.PGSQL.5432"
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -110,7 +110,8 @@ def test_the_evidence_is_a_folder_that_an_auditor_can_check(
     assert tokens[0]["permissions"] == "Workers AI Read; Workers AI Write"
     assert tokens[1]["name"] == "'=cmd()"
     promises = {row["id"]: row for row in json.loads((out / "promises.json").read_text())}
-    assert promises["T18"]["tests"] == [{"file": "tests/tenants/test_audit.py", "run": "1 passed, 1 failed, 0 skipped"}]
+    first = {"file": "tests/tenants/test_audit.py", "run": "1 passed, 1 failed, 0 skipped"}
+    assert promises["T18"]["tests"][0] == first
     for path in out.iterdir():
         text = path.read_text()
         assert secret not in text
@@ -126,6 +127,43 @@ def test_the_pack_is_written_and_says_so_when_the_audit_is_not_whole(
     tamper(data, "DELETE FROM audit_entries WHERE sequence = 2")
     assert fails(data, capsys, "evidence", str(tmp_path / "pack"), says="the audit is not whole")
     assert json.loads((tmp_path / "pack" / "audit.json").read_text())["problems"] == ["entries 2 to 2 are missing"]
+
+
+def test_the_pack_carries_what_tests_and_benches_measured_last(
+    hearth: Hearth, account_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from bench import figures
+    from cli import evidence
+
+    root = tmp_path / "project"
+    (root / "bench").mkdir(parents=True)
+    (root / "bench" / "LOG.md").write_text("## a day\n\n| kill campaign | 500 of 500 |\n")
+    monkeypatch.setattr(evidence, "_ROOT", root)
+    figures.record("P6", "not wanted", "nothing")
+    monkeypatch.setenv("HEARTH_FIGURES", str(root / "bench" / "figures.jsonl"))
+    for figure in ("9,999 rows", "10,000 rows of 10,000 calls"):
+        figures.record("P6", figure, "pytest this")
+    hearth("evidence", str(tmp_path / "pack"))
+    rows = {row["id"]: row for row in json.loads((tmp_path / "pack" / "promises.json").read_text())}
+    assert rows["P6"]["measured"]["figure"] == "10,000 rows of 10,000 calls"
+    assert rows["P6"]["last_figure"].startswith("10,000 rows of 10,000 calls (20")
+    assert rows["P1"]["last_figure"] == "a day: kill campaign | 500 of 500"
+    assert rows["P20"]["last_figure"] == "none yet"
+    read = (tmp_path / "pack" / "promises.md").read_text()
+    assert "10,000 rows of 10,000 calls" in read
+    assert "9,999" not in read
+    (root / "bench" / "figures.jsonl").write_text('{"promise": "P6"}\n')
+    assert "line 1 of" in hearth("evidence", str(tmp_path / "other"), status=1)
+
+
+def test_every_figure_is_of_a_promise():
+    import tomllib
+
+    from cli.evidence import _figures
+
+    root = Path(__file__).parents[2]
+    known = {promise["id"] for promise in tomllib.loads((root / "cli" / "promises.toml").read_text())["promise"]}
+    assert _figures(root / "bench" / "figures.jsonl").keys() <= known
 
 
 def test_every_promise_names_tests_that_there_are():

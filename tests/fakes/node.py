@@ -72,6 +72,7 @@ class FakeNode:
         self.proves_pop = proves_pop
         self.pop = pop
         self.address = f"unix://{folder / (node_id + '.sock')}"
+        self.announced = self.address  # where gateways look for it
         self.executes: list[wire.Execute] = []
         self.cancels: list[str] = []  # request ids
         self.is_deaf = False  # hears everything and answers nothing, pings included
@@ -152,7 +153,7 @@ class FakeNode:
         return NodeStatus(
             node_id=self.node_id,
             pop=self.pop,
-            address=self.address,
+            address=self.announced,
             is_draining=self.state == "draining",
             replicas=tuple(
                 ReplicaStatus(

@@ -139,3 +139,20 @@ async def test_a_lost_redis_is_said_to_every_caller_and_found_again(short_tmp_pa
 def test_a_url_of_another_kind_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="scheme"):
         Ephemeral.connect(url)
+
+
+async def test_a_connection_that_was_just_reset_is_an_outage_and_a_mistake_of_ours_is_none(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop says RuntimeError for the first, and Redis's client passes it on."""
+    store = Ephemeral.connect(redis_url, timeout_s=2)
+    for text, expected in (("unable to … <TCPTransport closed=True>; the handler is closed", StoreUnavailable),
+                           ("something else", RuntimeError)):  # fmt: skip
+
+        async def fail(*_: object, text: str = text) -> None:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(store._redis, "execute_command", fail)
+        with pytest.raises(expected):
+            await store.get("x")
+    await store.close()

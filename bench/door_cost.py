@@ -1,0 +1,258 @@
+"""What it costs a call to be known, let in and counted: authentication, admission and metering, each taken apart.
+
+    python -m bench.door_cost [--calls 4000]
+
+The gateway's own parts in one process, without HTTP and without a node: a token out of a header, limits and a budget in
+one exchange with a real Redis on loopback, an entry in a spool that is synced to the disk. The parts take turns with
+nothing at all, at 32 calls at once, and what nothing costs is taken off; CPU is this process's, all threads, and
+Redis's own beside it. Latency is of all parts together, one call at a time and 32 at once. Prints JSON.
+
+Goals: 150 µs of CPU added to a call, the round trip included; P99 2 ms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import uvloop
+
+from bench.gateway_cpu import cpu_seconds
+from bench.platform_under_test import machine
+from catalog.pricing import micro_neurons_for
+from engine.protocol.events import Event, Finished, Started, Token, Usage
+from engine.protocol.tasks import TextGeneration
+from gateway import authentication, quotas
+from gateway.call import Call
+from gateway.client_address import ClientAddress
+from gateway.metering import MeteredEvents
+from gateway.services import Services
+from storage.database import Database, uuid7
+from storage.embedded_redis import EmbeddedRedis
+from storage.ephemeral import Ephemeral
+from storage.migrate import migrate
+from storage.spool import Spool
+from telemetry.clock import SYSTEM_CLOCK
+from tenants import accounts, api_tokens
+from tenants.allowance import Allowance
+from tenants.ledger import UsageLedger
+from tenants.limits import Limits, parse_rules
+from tenants.principal import Principal
+from tenants.quota import Quota
+from tenants.token_verifier import TokenVerifier
+from tests.gateway.process import PARROT, cards
+
+PEPPER = b"a pepper for a benchmark, 32 byte"
+AT_ONCE = 32
+RULES = (
+    "account=100000000/60, account.tokens=10000000000/60, token=100000000/300, text-generation=100000000/60, "
+    "account.calls=100000"
+)
+ADDRESS = ClientAddress("127.0.0.1", None)
+CARD = next(card for card in cards() if card.name == PARROT)
+TASK = TextGeneration(prompt="Explain in two sentences why the sky is blue.")
+EVENTS: list[Event] = [
+    Started(20),
+    Token("A short answer."),
+    Finished("stop", Usage(prompt_tokens=20, completion_tokens=1)),
+]
+
+
+class Source:
+    """A node that has answered already."""
+
+    node_id = "n1"
+    num_attempts = 1
+
+    async def take(self, not_before_s: float = 0.0) -> list[Event]:  # noqa: ARG002
+        return EVENTS
+
+    def cancel(self) -> None: ...
+
+    async def last_words(self, timeout_s: float) -> list[Event]:  # noqa: ARG002
+        return []
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Door:
+    """The parts, and what a call brings with it."""
+
+    services: Services
+    verifier: TokenVerifier
+    ledger: UsageLedger
+    headers: list[tuple[bytes, bytes]]
+    principal: Principal
+    redis_pid: int
+
+    def make_call(self) -> Call:
+        loop_s = asyncio.get_running_loop().time()
+        return Call(
+            request_id=uuid7(),
+            principal=self.principal,
+            card=CARD,
+            shown_model=CARD.name,
+            task=TASK,
+            is_stream=False,
+            namespace=bytes(32),
+            tenant=1,
+            affinity=b"",
+            num_estimated_tokens=276,
+            started_at=datetime.now(UTC),
+            started_s=loop_s,
+            deadline_s=loop_s + 60,
+        )
+
+    async def nothing(self) -> None:
+        self.make_call()
+
+    async def authenticate(self) -> None:
+        self.make_call()
+        principal = await authentication.prove(self.verifier, self.headers, ADDRESS)
+        authentication.permit(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
+
+    async def admit(self) -> None:
+        async with quotas.Held(self.services, [self.make_call()], []) as cost:
+            cost.was(21, 3)
+
+    async def meter(self) -> None:
+        events = MeteredEvents(self.make_call(), Source(), self.ledger, "local", SYSTEM_CLOCK)
+        await events.take()
+        await events.close()
+
+    async def all(self) -> None:
+        principal = await authentication.prove(self.verifier, self.headers, ADDRESS)
+        authentication.permit(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
+        call = self.make_call()
+        headers: list[tuple[bytes, bytes]] = []
+        async with quotas.Held(self.services, [call], headers) as cost:
+            events = MeteredEvents(call, Source(), self.ledger, "local", SYSTEM_CLOCK)
+            await events.take()
+            await events.close()
+            cost.was(events.num_tokens, events.micro_neurons)
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[Door]:
+    """Everything real and running, in a folder of its own."""
+    url = f"sqlite://{folder / 'hearth.db'}"
+    await migrate(url)
+    database, ephemeral = Database.connect(url), Ephemeral.connect(redis.url)
+    account_id = (await accounts.create(database, "bench", plan="free")).account_id
+    made = await api_tokens.create(database, PEPPER, account_id, "bench", ["Workers AI Read"])
+    verifier = TokenVerifier(database, PEPPER, SYSTEM_CLOCK, ephemeral)
+    ledger = UsageLedger(Spool(folder / "spool", 1 << 30, keep_s=600.0), database)
+    allowance = Allowance(
+        database,
+        SYSTEM_CLOCK,
+        free_micro_neurons=10**15,
+        micro_neurons_for=micro_neurons_for,
+        flush=ledger.flush,
+    )
+    quota = Quota(redis.url, ephemeral, timeout_s=5.0, lease_s=60.0, budgets=allowance)
+    await quota.open()
+    parts = SimpleNamespace(quota=quota, limits=Limits(parse_rules(RULES)), allowance=allowance)
+    jobs = [asyncio.create_task(job()) for job in (quota.run, ledger.run, verifier.watch)]
+    headers = [(b"host", b"x"), (b"authorization", b"Bearer " + made.secret.encode())]
+    principal = await authentication.prove(verifier, headers, ADDRESS)
+    try:
+        yield Door(cast(Services, parts), verifier, ledger, headers, principal, redis.pid)
+    finally:
+        await ledger.close()
+        await quota.close()
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        await ephemeral.close()
+        await database.close()
+
+
+async def repeat(part: Callable[[], Awaitable[None]], num_calls: int, at_once: int) -> list[float]:
+    """Seconds that each took."""
+    took_s: list[float] = []
+
+    async def one_after_another(count: int) -> None:
+        for _ in range(count):
+            began_s = time.perf_counter()
+            await part()
+            took_s.append(time.perf_counter() - began_s)
+
+    await asyncio.gather(*(one_after_another(num_calls // at_once) for _ in range(at_once)))
+    return took_s
+
+
+async def cost_us(door: Door, part: Callable[[], Awaitable[None]], num_calls: int) -> tuple[float, float]:
+    """CPU microseconds a call: of this process, of Redis. What is written behind is waited for, and counted."""
+    began_s, redis_s = time.process_time(), cpu_seconds(door.redis_pid)
+    took = await repeat(part, num_calls, AT_ONCE)
+    await door.ledger.flush()
+    scale = 1e6 / len(took)
+    return (time.process_time() - began_s) * scale, (cpu_seconds(door.redis_pid) - redis_s) * scale
+
+
+def percentiles(took_s: list[float]) -> dict[str, float]:
+    ordered = sorted(took_s)
+    return {
+        "p50_ms": round(ordered[len(ordered) // 2] * 1e3, 3),
+        "p99_ms": round(ordered[int(len(ordered) * 0.99)] * 1e3, 3),
+    }
+
+
+async def measure(folder: Path, redis: EmbeddedRedis, num_calls: int) -> dict[str, Any]:
+    async with opened(folder, redis) as door:
+        parts = {
+            "nothing": door.nothing,
+            "authentication": door.authenticate,
+            "admission": door.admit,
+            "metering": door.meter,
+            "all": door.all,
+        }
+        for part in parts.values():  # whatever happens once
+            await repeat(part, 2 * AT_ONCE, AT_ONCE)
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
+        for _ in range(3):
+            for name, part in parts.items():
+                found[name].append(await cost_us(door, part, num_calls))
+        own = {name: statistics.median(own for own, _ in each) for name, each in found.items()}
+        of_redis = {name: statistics.median(its for _, its in each) for name, each in found.items()}
+        alone = await repeat(door.all, num_calls // 4, 1)
+        together = await repeat(door.all, num_calls // 4, AT_ONCE)
+    return {
+        "added_cpu_us": {name: round(own[name] - own["nothing"], 1) for name in parts if name != "nothing"},
+        "redis_cpu_us": round(of_redis["all"], 1),
+        "latency_one": percentiles(alone),
+        f"latency_{AT_ONCE}": percentiles(together),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--calls", type=int, default=4000, help="of each part, three times")
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="hearth-bench-"))
+    redis = EmbeddedRedis(folder / "redis")
+    try:
+        redis.start()
+        redis.wait_ready()
+        found = uvloop.run(measure(folder, redis, options.calls))
+    finally:
+        redis.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps({"bench": "door_cost", **vars(options), **found, **machine()}))
+
+
+if __name__ == "__main__":
+    main()

