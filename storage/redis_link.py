@@ -15,7 +15,7 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from redis.asyncio.connection import parse_url
 
@@ -31,7 +31,6 @@ _MAX_TIMEOUTS = 20  # for one answer, of a server that goes on answering others 
 _SEVERAL = 4096  # bytes of one line of an answer, at most
 
 Reply = int | bytes | None | list[Any] | Exception
-Opened = Callable[["RedisLink"], Awaitable[None]]
 
 
 class CommandRefused(Exception):
@@ -157,7 +156,7 @@ class _Connection(asyncio.Protocol):
                 if not asked.future.done():
                     asked.future.set_result(reply)
 
-    def send(self, data: bytes, num_replies: int) -> asyncio.Future[Reply]:
+    def send(self, data: bytes, num_replies: int = 1) -> asyncio.Future[Reply]:
         if self.is_closed.done():
             raise StoreUnavailable("redis: the connection is lost")
         future: asyncio.Future[Reply] = self._loop.create_future()
@@ -211,6 +210,16 @@ class _Connection(asyncio.Protocol):
             self.is_closed.set_result(None)
 
 
+class Sender(Protocol):
+    """What takes commands: a link, or one connection of it that nobody else has yet."""
+
+    def send(self, data: bytes, num_replies: int = 1) -> asyncio.Future[Reply]: ...
+    def drop(self, why: str) -> None: ...
+
+
+Opened = Callable[[Sender], Awaitable[None]]
+
+
 class RedisLink:
     """The way to one Redis; its connection comes and goes while `run` runs. `on_open` is awaited on each new one,
     before anybody else can use it; `timeout_s` bounds the wait for an answer.
@@ -224,7 +233,6 @@ class RedisLink:
         self._timeout_s = timeout_s
         self._on_open = on_open
         self._connection: _Connection | None = None
-        self._opening: _Connection | None = None
 
     @property
     def is_open(self) -> bool:
@@ -235,10 +243,9 @@ class RedisLink:
         """Send the bytes of so many whole commands; the future is the answer to the last. A refusal of Redis is the
         answer CommandRefused, a value. The future, or this, raises StoreUnavailable: the commands may have been done or
         not."""
-        connection = self._connection or self._opening
-        if connection is None:
+        if self._connection is None:
             raise StoreUnavailable("redis: not connected")
-        return connection.send(data, num_replies)
+        return self._connection.send(data, num_replies)
 
     async def open(self) -> None:
         """One try to connect. Raises StoreUnavailable, CommandRefused."""
@@ -246,18 +253,15 @@ class RedisLink:
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 connection = await self._connect()
-                self._opening = connection
-                await self._greet()
+                await self._greet(connection)
                 if self._on_open is not None:
-                    await self._on_open(self)
+                    await self._on_open(connection)
         except BaseException as error:
             if connection is not None:
                 connection.transport.abort()
             if isinstance(error, OSError | TimeoutError):
                 raise StoreUnavailable(f"redis: {type(error).__name__}") from None
             raise
-        finally:
-            self._opening = None
         self._connection = connection
 
     async def run(self) -> None:
@@ -308,13 +312,13 @@ class RedisLink:
         context = ssl.create_default_context() if self._is_tls else None
         return (await loop.create_connection(make, host, port, ssl=context))[1]
 
-    async def _greet(self) -> None:
+    async def _greet(self, connection: _Connection) -> None:
         """Say who we are and which database is meant."""
         password, user = self._options.get("password"), self._options.get("username")
         if password:
-            raise_refused(await self.send(command("AUTH", *([user] if user else []), password)))
+            raise_refused(await connection.send(command("AUTH", *([user] if user else []), password)))
         if self._options.get("db"):
-            raise_refused(await self.send(command("SELECT", int(self._options["db"]))))
+            raise_refused(await connection.send(command("SELECT", int(self._options["db"]))))
 
 
 def raise_refused(reply: Reply) -> Reply:

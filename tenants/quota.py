@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
-from storage.redis_link import CommandRefused, RedisLink, Reply, command, packed, raise_refused
+from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, packed, raise_refused
 from telemetry import metrics
 from tenants import quota_script as script
 from tenants.limits import Item
@@ -292,21 +292,28 @@ class Quota:
             epoch = self._epoch
             reply = await self._link.send(self._enter_bytes(entered, epoch, how))
             if isinstance(reply, CommandRefused):
-                if reply.code != "NOSCRIPT":
-                    self._link.drop(reply.code)
-                    raise StoreUnavailable(f"redis: {reply.code}")
-                await self._load_scripts(self._link)
+                await self._make_up(reply)
                 continue
             assert isinstance(reply, bytes)
             first, _, rest = reply.partition(b" ")
             status = int(first)
-            if status == script.NEW_EPOCH:
-                await self._adopt(self._link, epoch, rest.decode())
-            elif status == script.UNKNOWN_BUDGET:
-                await self._seed(plan.budgets[int(rest) - 1 - len(plan.items)])
-            else:
+            if status not in (script.NEW_EPOCH, script.UNKNOWN_BUDGET):
                 return [status, *map(int, rest.split())]
+            try:
+                if status == script.NEW_EPOCH:
+                    await self._adopt(self._link, epoch, rest.decode())
+                else:
+                    await self._seed(plan.budgets[int(rest) - 1 - len(plan.items)])
+            except CommandRefused as error:
+                await self._make_up(error)
         raise StoreUnavailable("redis: it does not keep what it is told")
+
+    async def _make_up(self, refused: CommandRefused) -> None:
+        """Redis has forgotten the scripts: tell it again. Raises StoreUnavailable for any other refusal."""
+        if refused.code != "NOSCRIPT":
+            self._link.drop(refused.code)
+            raise StoreUnavailable(f"redis: {refused.code}")
+        await self._load_scripts(self._link)
 
     def _learn(self, entered: Entered, numbers: list[int]) -> None:
         """Remember how things stand. Raises QuotaExceeded if that is what the numbers say."""
@@ -399,7 +406,7 @@ class Quota:
         last = f"{entered.op} {self._lease_ms} {entered.tokens} {tokens} {entered.micro_neurons} {spent}"
         return b"%b$%d\r\n%b\r\n" % (entered.plan.leave_head, len(last), last.encode())
 
-    async def _come_back(self, link: RedisLink) -> None:
+    async def _come_back(self, link: Sender) -> None:
         """A connection has opened: scripts, what Redis forgot, what it was not told."""
         await self._load_scripts(link)
         known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
@@ -422,7 +429,7 @@ class Quota:
         self._owed_leaves.clear()
         self._local.come_back()
 
-    async def _load_scripts(self, link: RedisLink) -> None:
+    async def _load_scripts(self, link: Sender) -> None:
         try:
             for text in script.SCRIPTS.values():
                 raise_refused(await link.send(command("SCRIPT", "LOAD", text)))
@@ -430,7 +437,7 @@ class Quota:
             link.drop(error.code)
             raise StoreUnavailable(f"redis: {error.code}") from None
 
-    async def _adopt(self, link: RedisLink, asked_with: str, known: str) -> None:
+    async def _adopt(self, link: Sender, asked_with: str, known: str) -> None:
         """Redis is not the one that we knew: give back what we remember, and agree on what this one is called."""
         async with self._adopting:
             if self._epoch != asked_with or (known and known == self._epoch):
@@ -449,7 +456,7 @@ class Quota:
             under_way = [entered for entered in self._under_way.values() if entered.is_counted]
             for budget in dict.fromkeys(budget for entered in under_way for budget in entered.plan.budgets):
                 with contextlib.suppress(StoreUnavailable):  # a reservation needs a budget to be taken of
-                    await self._seed_now(budget)
+                    await self._seed_now(budget, link)
             replies = []
             for entered in under_way:
                 replies.append(link.send(self._enter_bytes(entered, epoch, script.AGAIN)))
@@ -464,15 +471,15 @@ class Quota:
         """Tell Redis of a budget by the ledger's word, one at a time. Raises StoreUnavailable."""
         task = self._seeding.get(budget.key)
         if task is None:
-            task = self._seeding[budget.key] = self._loop.create_task(self._seed_now(budget))
+            task = self._seeding[budget.key] = self._loop.create_task(self._seed_now(budget, self._link))
             task.add_done_callback(lambda _: self._seeding.pop(budget.key, None))
         await asyncio.shield(task)
 
-    async def _seed_now(self, budget: Budget) -> None:
+    async def _seed_now(self, budget: Budget, link: Sender) -> None:
         if self._budgets is None:
             raise StoreUnavailable("no source of budgets")
         used, ttl_ms = await self._budgets.used(budget), max(1, round(budget.ttl_s * 1000))
-        raise_refused(await self._link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
+        raise_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
 
     async def _be_present(self) -> None:
         """Say that this gateway lives, and count those who do: what an outage is shared among."""

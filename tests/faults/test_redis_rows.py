@@ -5,6 +5,7 @@ A real gateway and a real Redis with the fault proxy between them.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import statistics
@@ -17,10 +18,12 @@ import httpx
 import pytest
 from redis import Redis
 
+from storage.database import Database
+from tenants import accounts, api_tokens
 from tests.faults.conftest import errors_in, socket_of
 from tests.faults.proxy import FaultProxy
-from tests.gateway.process import PARROT
-from tests.gateway.site import Running, Site
+from tests.gateway.process import PARROT, PEPPER
+from tests.gateway.site import READ, Running, Site
 from tests.gateway.test_text_generation import events_of, script
 from tests.waiting import wait_until_blocking
 
@@ -39,30 +42,34 @@ class Parted:
     proxy: FaultProxy
     client: httpx.Client
     redis: Redis
+    account_id: str = ""
+    secret: str = ""
+
+    async def begin(self) -> None:
+        """Healthy, with an account of which nothing was counted yet."""
+        self.proxy.heal()
+        database = Database.connect(self.running.site.database_url)
+        try:
+            self.account_id = (await accounts.create(database, "own")).account_id
+            self.secret = (await api_tokens.create(database, PEPPER, self.account_id, "own", [READ])).secret
+        finally:
+            await database.close()
 
     def ask(self, body: dict[str, object] | None = None) -> httpx.Response:
-        account_id = self.running.tenants.other_account_id
-        url = f"{self.running.gateway.base_url}/accounts/{account_id}/ai/run/{PARROT}"
-        return self.client.post(url, json=body or {"prompt": "x"}, headers=self.running.headers("other"))
+        url = f"{self.running.gateway.base_url}/accounts/{self.account_id}/ai/run/{PARROT}"
+        return self.client.post(url, json=body or {"prompt": "x"}, headers={"Authorization": f"Bearer {self.secret}"})
 
     def counted(self) -> int:
         """Requests in the window, by Redis."""
-        found = self.redis.hget(WINDOW.format(account=self.running.tenants.other_account_id), "n")
-        return int(found or 0)  # type: ignore[arg-type]
+        return int(self.redis.hget(WINDOW.format(account=self.account_id), "n") or 0)  # type: ignore[arg-type]
 
-    def wait_together(self) -> None:
-        """Until Redis counts what is asked."""
-
-        def is_counted() -> bool:
-            before = self.running.gateway.metric("hearth_quota_local_total")
-            self.ask()
-            return self.running.gateway.metric("hearth_quota_local_total") == before
-
-        wait_until_blocking(is_counted, 20, 0.1)
+    @property
+    def num_let_in_alone(self) -> float:
+        return self.running.gateway.metric("hearth_quota_local_total")
 
 
-@pytest.fixture
-def parted(new_site: Callable[..., Site]) -> Iterator[Parted]:
+@pytest.fixture(scope="module")
+def parted_site(new_site: Callable[..., Site]) -> Iterator[Parted]:
     site = new_site()
     site.add_node("n1")
     with FaultProxy(socket_of(site.redis)) as proxy, contextlib.closing(Redis.from_url(site.redis.url)) as redis:
@@ -75,6 +82,21 @@ def parted(new_site: Callable[..., Site]) -> Iterator[Parted]:
             yield Parted(Running(site, gateway.start()), proxy, client, redis)
         assert errors_in(gateway) == ""
         assert gateway.stop() == 0
+
+
+@pytest.fixture
+def parted(parted_site: Parted) -> Parted:
+    asyncio.run(parted_site.begin())
+    wait_until_blocking(lambda: is_counted(parted_site), 20, 0.1)
+    asyncio.run(parted_site.begin())
+    return parted_site
+
+
+def is_counted(parted: Parted) -> bool:
+    """Whether Redis, and not the gateway alone, counts what is asked."""
+    before = parted.num_let_in_alone
+    parted.ask()
+    return parted.num_let_in_alone == before
 
 
 def test_a_flush_begins_no_window_anew(parted: Parted):
@@ -106,7 +128,7 @@ def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted)
 
 @pytest.mark.parametrize("how", ["parted", "vanished", "slow", "refusing"])
 def test_one_that_does_not_answer_costs_a_call_its_timeout_once_and_the_count_is_right_after(parted: Parted, how: str):
-    healthy = [timed(parted) for _ in range(10)]
+    healthy, alone = [timed(parted) for _ in range(10)], parted.num_let_in_alone
     if how == "parted":
         parted.proxy.part()
     elif how == "vanished":
@@ -120,7 +142,7 @@ def test_one_that_does_not_answer_costs_a_call_its_timeout_once_and_the_count_is
     assert {status for status, _ in during} == {200}
     usual_s = statistics.median(took_s for _, took_s in healthy)
     assert statistics.median(took_s for _, took_s in during) <= usual_s + QUOTA_TIMEOUT_S
-    assert parted.running.gateway.metric("hearth_quota_local_total") >= 15
+    assert parted.num_let_in_alone >= alone + 15
     assert parted.running.gateway.is_ready()
     parted.proxy.heal()
     parted.proxy.reset()
@@ -137,19 +159,20 @@ def timed(parted: Parted) -> tuple[int, float]:
 def test_the_same_call_told_again_is_the_same_call(parted: Parted):
     """Its answer is lost, the gateway lets it in by its share and tells of it afterwards: one request, not two."""
     assert parted.ask().status_code == 200
-    before = parted.counted()
+    before, lost = parted.counted(), parted.proxy.num_answers_lost
     parted.proxy.lose_answer(lambda data: b"EVALSHA" in data and b"quota:r:" in data)
     assert parted.ask({"prompt": script(tokens=["x"] * 40, gap_s=0.05)}).status_code == 200  # over by then
-    assert parted.proxy.num_answers_lost == 1
+    assert parted.proxy.num_answers_lost == lost + 1
     assert parted.counted() == before + 1
 
 
 def test_a_full_redis_counts_as_away(parted: Parted):
     assert parted.ask().status_code == 200
+    alone = parted.num_let_in_alone
     parted.redis.config_set("maxmemory", 1)
     try:
         assert [parted.ask().status_code for _ in range(5)] == [200] * 5
-        assert parted.running.gateway.metric("hearth_quota_local_total") >= 1
+        assert parted.num_let_in_alone > alone
     finally:
         parted.redis.config_set("maxmemory", 0)
     wait_until_blocking(lambda: parted.counted() >= 6, 20)

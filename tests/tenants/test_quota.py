@@ -13,6 +13,7 @@ from redis import Redis
 from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from tenants import quota_script as script
 from tenants.limits import Item, in_force, items_of, parse_rules
 from tenants.quota import Entered, Plan, Quota, QuotaExceeded
 from tests.waiting import wait_until
@@ -358,3 +359,40 @@ class Clockwork:
     time: Callable[[], float]
 
     def call_later(self, *_: object) -> None: ...
+
+
+async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
+    gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """A call that came while Redis was coming back found one script there and the next one not."""
+    quota = gateways[0]
+    plan = quota.plan("a", items("chat=9/3600"))
+    assert isinstance(await enter(quota, plan, "1"), Entered)
+    may_go_on, load = asyncio.Event(), quota._load_scripts
+
+    async def slowly(link: object) -> None:
+        await may_go_on.wait()
+        await load(link)
+
+    monkeypatch.setattr(quota, "_load_scripts", slowly)
+    redis.flushall()
+    redis.script_flush()
+    quota._link.drop("by the test")
+    found = await enter(quota, plan, "2")
+    assert isinstance(found, Entered)
+    assert not found.is_counted
+    may_go_on.set()
+    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"2", deadline_s=10)
+
+
+async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):
+    quota = gateways[0]
+    plan = quota.plan("a", items("chat=9/3600"))
+    assert isinstance(await enter(quota, plan, "1"), Entered)
+    redis.flushall()
+    redis.script_flush()
+    redis.script_load(script.SCRIPTS["enter"])  # the one that is asked first, and not what it leads to
+    found = await enter(quota, plan, "2")
+    assert isinstance(found, Entered)
+    assert found.is_counted
+    assert redis.hget("quota:r:chat:a", "n") == b"2"
