@@ -87,7 +87,16 @@ async def _collect(target: Target, heads: Path | None) -> dict[str, str]:
             ({**asdict(user), "accounts": " ".join(sorted(members[user.user_id]))} for user in people),
         ),
         "roles.json": _written(_roles()),
+        **service_keys(target),
     }  # fmt: skip
+
+
+def service_keys(target: Target) -> dict[str, str]:
+    """The inventory of gateways' and nodes' keys, where they have some. Raises CommandFailed."""
+    from cli.service import COLUMNS, inventory
+
+    ring = Path(target.environ.get("HEARTH_SERVICE_RING") or "-")
+    return {"service_keys.csv": _table(COLUMNS, inventory(ring))} if ring.exists() else {}
 
 
 def _account(account: Any) -> dict[str, Any]:
@@ -226,6 +235,7 @@ def _readme(target: Target, files: Mapping[str, str]) -> str:
         "accounts.csv": "accounts, with their regions and retention",
         "tokens.csv": "API tokens, revoked ones included, with what each opens; secrets are stored nowhere",
         "users.csv": "people with accounts, and which",
+        "service_keys.csv": "public keys of gateways and nodes, with what each may speak for",
         "roles.json": "permission groups and the scopes that each opens",
         "settings.json": "settings of each process, secrets masked; places and stores among them",
         "promises.json": "what is promised, what proves it, what was last measured; promises.md is the same to read",

@@ -142,9 +142,7 @@ def issue(
 def list_(ring: RingOption = None, data: DataOption = None, json: JsonOption = False) -> None:
     """Every key of the ring, with what it may speak for."""
     path = ring_path(ring, data)
-    found = _read(path)
-    rows = [{**_shown(key), "status": status_of(key, found, time.time())} for key in found.keys]
-    print_rows(rows, COLUMNS, is_json=json, empty=f"no keys in {path}")
+    print_rows(inventory(path), COLUMNS, is_json=json, empty=f"no keys in {path}")
 
 
 @app.command()
@@ -191,6 +189,12 @@ def reinstate(
     _read(path)
     _change(path, data, "service_subject.reinstate", subject, subject, back)
     print_record({"reinstated": subject}, is_json=json)
+
+
+def inventory(path: Path) -> list[dict[str, Any]]:
+    """Every key of a ring as people see it, by COLUMNS. Raises CommandFailed."""
+    found = _read(path)
+    return [{**_shown(key), "status": status_of(key, found, time.time())} for key in found.keys]
 
 
 def status_of(key: PublicKey, ring: Ring, now_s: float) -> str:

@@ -144,6 +144,31 @@ async def test_a_node_is_believed_as_itself_in_its_own_place_alone(
         assert not link.is_open
 
 
+@pytest.mark.parametrize(("node_id", "is_good"), [("n1", True), ("n2", False)])
+async def test_a_node_that_was_taken_cannot_pass_for_another(
+    desk: Desk, caplog: pytest.LogCaptureFixture, node_id: str, is_good: bool
+):
+    """It holds its own key and does not care whom it is asked to be."""
+    taken = desk.identity("node/n1")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonce = b"r" * 32
+        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender=node_id, nonce=nonce)))
+        (hello,) = wire.FrameDecoder().feed(await reader.read(4096))
+        assert isinstance(hello, wire.Hello)
+        token = taken.sign("gateway/g", (nonce, hello.nonce))
+        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender=node_id, nonce=nonce, token=token)))
+        await reader.read()
+        writer.close()
+
+    path = str(desk.ring.parent / "taken.sock")
+    server = await asyncio.start_unix_server(answer, path)
+    async with linked(f"unix://{path}", desk.identity("gateway/g"), node_id=node_id) as link:
+        await wait_until(lambda: link.is_open if is_good else "no service token of its own" in told(caplog))
+        assert link.is_open == is_good
+    server.close()
+
+
 async def test_a_gateway_asks_for_a_token_of_a_node_that_holds_the_shared_secret(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ):
