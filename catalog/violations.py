@@ -110,7 +110,7 @@ def _fact(error: ValidationError, name: str) -> Any:
 
 
 def _quoted(values: Iterable[Any]) -> str:
-    return ", ".join(f"'{value}'" for value in values)
+    return ", ".join(f"'{'null' if value is None else value}'" for value in values)
 
 
 def _type_of(value: Any) -> str:

@@ -108,6 +108,7 @@ _ROUTES = (
     Route("DELETE", ACCOUNT, Access.WRITE_ACCOUNT, accounts.delete),
     Route("GET", ACCOUNT + "/audit_logs", Access.READ_ACCOUNT, audit.list_),
     Route("GET", BASE + "/user", Access.USER, users.get),
+    Route("PATCH", BASE + "/user", Access.USER, users.update),
     Route("GET", BASE + "/memberships", Access.USER, users.list_memberships),
     Route("GET", BASE + "/memberships/{membership_id}", Access.USER, users.get_membership),
     Route("PUT", BASE + "/memberships/{membership_id}", Access.USER, users.answer_invitation),

@@ -26,7 +26,7 @@ def answered(number: int, reference: str | None, body: bytes) -> bytes:
 
 def refused(number: int, reference: str | None, refusal: Refusal) -> bytes:
     """What a request was refused for."""
-    errors = [{"code": refusal.row.code, "message": refusal.message}]
+    errors = [envelope.error_entry(refusal)]
     return envelope.encode(_item(number, reference, result={}, success=False, errors=errors))
 
 

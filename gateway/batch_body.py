@@ -1,6 +1,7 @@
 """What a body of `ai/run` asks about batches: to queue requests, to run them now, or how a queued batch stands. Pure.
 
-Each request of a batch is admitted by its own when it is run: here only what they have in common is looked at.
+A run in the background is a batch, with or without a webhook that its answers go to. Each request of a batch is
+admitted by its own when it is run: here only what they have in common is looked at.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from urllib.parse import parse_qsl
 from catalog.card import ModelCard
 from gateway.call import CHARACTERS_PER_TOKEN
 from gateway.errors import Reason, Refusal
+from gateway.webhook import Webhook, webhook_in
 
 MAX_REFERENCE_CHARACTERS = 512
 MAX_NOW = 100  # requests that are run while the client waits
@@ -29,9 +31,10 @@ Request = dict[str, Any]
 
 @dataclass(frozen=True)
 class Queue:
-    """Run these some time, and keep the answers."""
+    """Run these some time, and keep the answers; send them to the webhook too."""
 
     requests: list[Request]
+    webhook: Webhook | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,13 @@ def rejects_if_busy(options: Mapping[str, Any]) -> bool:
 
 def asked_of(options: Mapping[str, Any], body: Mapping[str, Any], max_requests: int) -> Queue | RunNow | Poll | None:
     """None for a body that is one plain call. Raises Refusal."""
-    is_queued = _is_true(options.get("queueRequest"))
+    is_background = _is_true(options.get("background"))
+    is_queued = is_background or _is_true(options.get("queueRequest"))
+    webhook = webhook_in(options, is_background=is_background, is_single="requests" not in body)
     if "requests" in body:
-        requests = _requests_in(body["requests"], max_requests if is_queued else min(MAX_NOW, max_requests))
-        return Queue(requests) if is_queued else RunNow(requests)
+        is_large = is_queued and webhook is None  # what is sent is sent in one piece
+        requests = _requests_in(body["requests"], max_requests if is_large else min(MAX_NOW, max_requests))
+        return Queue(requests, webhook) if is_queued else RunNow(requests)
     if "request_id" in body and (is_queued or body.keys() <= {"request_id", "options"}):
         batch_id = body["request_id"]
         if not isinstance(batch_id, str):
@@ -76,8 +82,9 @@ def asked_of(options: Mapping[str, Any], body: Mapping[str, Any], max_requests: 
     if not is_queued:
         return None
     if not all(value is None or isinstance(value, _JSON_TYPES) for value in body.values()):
-        raise Refusal(Reason.INPUT_INVALID, "'/options/queueRequest' is for inputs that come as JSON")
-    return Queue(_requests_in([dict(body)], 1))
+        name = "background" if is_background else "queueRequest"
+        raise Refusal(Reason.INPUT_INVALID, f"'/options/{name}' is for inputs that come as JSON")
+    return Queue(_requests_in([dict(body)], 1), webhook)
 
 
 def call_of(request: Request) -> Request:

@@ -26,6 +26,7 @@ from gateway.errors import Reason, Refusal
 from gateway.model_names import find_model
 from gateway.pipeline import Order, run_item
 from gateway.services import Services, keep_running
+from gateway.webhook_sender import WebhookSender
 from storage.columns import uuid7
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -109,7 +110,15 @@ class BatchWorker:
         self._has_answers = asyncio.Event()
         self._is_wanted = asyncio.Event()  # something may be there to take, or to take it with
         self._is_closing = False
-        self.loops = (self._take_all, self._write_all, self._renew_all, self._listen, self._expire_all)
+        self._webhooks = WebhookSender(services)
+        self.loops = (
+            self._take_all,
+            self._write_all,
+            self._renew_all,
+            self._listen,
+            self._expire_all,
+            self._webhooks.run,
+        )
 
     @property
     def _is_leaving(self) -> bool:
@@ -292,6 +301,7 @@ class BatchWorker:
         chunk.unwritten -= {one.number for one in written}
         if not chunk.unwritten:
             del self._chunks[key]
+            self._webhooks.wake()
 
     def _forget(self, keys: set[ChunkKey]) -> None:
         """Have nothing more to do with chunks that are another's now."""

@@ -62,6 +62,7 @@ class Batches:
             model=resolved.card.name,
             created_at=self.clock.now(),
             chunks=chunks,
+            webhook=None if queue.webhook is None else self.sealer.seal(account_id, envelope.encode(queue.webhook)),
         )
         try:
             await batches.submit(self.database, batch, max_waiting=self.max_waiting)

@@ -60,7 +60,8 @@ def unwrap(scope: Scope) -> bool:
         account_id = mini[1]
         _open_miniflare(scope, mini[2] or _token_in(scope["query_string"]))
     else:
-        account_id = _value(scope["headers"], ACCOUNT_HEADER)
+        is_own = path.startswith(b"/client/")  # these paths say whose, and no header does
+        account_id = None if is_own else _value(scope["headers"], ACCOUNT_HEADER)
     if account_id is None:
         return False
     if not _ACCOUNT_ID.fullmatch(account_id):

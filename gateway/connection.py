@@ -23,6 +23,8 @@ from storage.columns import uuid7
 from telemetry import metrics
 
 MAX_HEAD_BYTES = MAX_TARGET_BYTES + MAX_HEADER_BYTES + 4096  # while it arrives; the guard counts exactly
+MAX_FRAMING_BYTES = 2 * MAX_HEAD_BYTES  # of a message in all: its head, sizes and extensions of chunks, trailers
+MAX_FRAMING_PER_BYTE = 16  # of its body, beside that
 
 _METHOD = re.compile(rb"(?:\r\n)*[A-Z-]{1,32} \S")
 
@@ -34,6 +36,7 @@ class Connection(HttpToolsProtocol):
     _is_in_head = False
     _is_in_message = False  # from a head's first byte to its body's last
     _num_head_bytes = 0
+    _num_framing_bytes = 0  # of the message, as far as it came, that are neither body nor in proportion to it
     _body_left: int | None = None  # bytes of a body that the parser leaves to us
     _is_deaf = False  # nothing that arrives is looked at any more
     address = ""
@@ -58,6 +61,7 @@ class Connection(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         was_in_message = self._is_in_message
+        self._num_framing_bytes += len(data)
         try:
             if self._body_left is None:
                 self.parser.feed_data(data)
@@ -68,7 +72,9 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._refuse_unreadable(error, data)
             return
-        if self._is_in_head or not (self._is_in_message or was_in_message or self.is_answering):
+        if self._is_in_message and not self._is_in_head and self._num_framing_bytes > MAX_FRAMING_BYTES:
+            self._refuse(Refusal(Reason.HEADERS_TOO_LARGE))
+        elif self._is_in_head or not (self._is_in_message or was_in_message or self.is_answering):
             self._go_on_waiting(len(data))
         elif not self.is_answering:
             self._discard_body()
@@ -87,6 +93,12 @@ class Connection(HttpToolsProtocol):
             self.cycle.__class__ = _UnframedCycle
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False
+        else:
+            self.headers = []  # what follows a body is no header of the request's, nor kept
+
+    def on_body(self, body: bytes) -> None:
+        self._num_framing_bytes -= (1 + MAX_FRAMING_PER_BYTE) * len(body)
+        super().on_body(body)
 
     def _discard_body(self) -> None:
         """A body goes on that was answered before it came: it has as long to end as a head has to arrive."""
@@ -98,6 +110,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
+        self._num_framing_bytes = 0
         super().on_message_complete()
 
     @property

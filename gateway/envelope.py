@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from gateway.errors import Refusal
+from engine.protocol.fields import field_of, pointer_of
+from gateway.errors import Reason, Refusal
 
 encode = msgspec.json.Encoder().encode
 
@@ -63,11 +64,10 @@ def page_info(page: int, per_page: int, count: int, total_count: int) -> dict[st
 
 def error(refusal: Refusal, dialect: Dialect = "native", request_id: str = "") -> bytes:
     """The body of a refused request: the envelope, and in it what clients of the route's family look for."""
-    row = refusal.row
     body: dict[str, Any] = {
-        "result": {} if row.is_ai or dialect != "native" else None,
+        "result": {} if refusal.row.is_ai or dialect != "native" else None,
         "success": False,
-        "errors": [{"code": row.code, "message": refusal.message}],
+        "errors": [error_entry(refusal)],
         "messages": [],
     }
     if dialect == "openai":
@@ -77,6 +77,13 @@ def error(refusal: Refusal, dialect: Dialect = "native", request_id: str = "") -
     elif dialect == "binding":
         body = {**binding_error(refusal, request_id), **body}
     return encode(body)
+
+
+def error_entry(refusal: Refusal) -> dict[str, Any]:
+    """One of the envelope's `errors`; `source` where a field of the body is at fault."""
+    entry: dict[str, Any] = {"code": refusal.row.code, "message": refusal.message}
+    pointer = pointer_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else None
+    return entry if pointer is None else entry | {"source": {"pointer": pointer}}
 
 
 def binding_error(refusal: Refusal, request_id: str) -> dict[str, Any]:
@@ -95,7 +102,8 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     """The `error` object of the OpenAI family; also the last event of any stream that breaks."""
     status = refusal.row.status
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    return {"message": refusal.message, "type": kind, "param": None, "code": refusal.row.code}
+    param = field_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else None
+    return {"message": refusal.message, "type": kind, "param": param, "code": refusal.row.code}
 
 
 def anthropic_error(refusal: Refusal) -> dict[str, Any]:

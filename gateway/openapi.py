@@ -15,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 from catalog.card import CardFacts
 from catalog.schemas import general_document
 from gateway.call import Door
+from gateway.openapi_parts import BODIES, QUERIES, RUN_HEADERS
 from gateway.routing import Access, Route
 from tenants import usage_export
 
@@ -36,95 +37,22 @@ _TAGS = (
     ("/to-everything/", "AI binding"),
     ("/", "Service"),
 )
-_TEXT: Json = {"type": "string"}
 _OBJECT: Json = {"type": "object"}
-_COUNT: Json = {"type": "integer", "minimum": 1}
-_PAGE: dict[str, Json] = {"page": _COUNT, "per_page": _COUNT, "direction": {"type": "string", "enum": ["asc", "desc"]}}
-_GROUPS = ("model", "day", "hour", "minute", "token", "pop", "status", "task")
-_SPAN: dict[str, Json] = {name: {"type": "string", "format": "date-time"} for name in ("since", "until")}
-_FILTER: dict[str, Json] = dict.fromkeys(("api_token_id", "model", "task", "pop", "status"), _TEXT)
-_QUERIES: dict[str, dict[str, Json]] = {
-    "/models/search": {
-        "search": _TEXT,
-        "task": _TEXT,
-        "author": _TEXT,
-        "source": {"type": "integer"},
-        "hide_experimental": {"type": "boolean"},
-        "include_deprecated": {"type": "boolean"},
-        "page": _COUNT,
-        "per_page": _COUNT,
-        "format": {"type": "string", "enum": ["openrouter"]},
-    },
-    "/ai/usage": {"by": {"type": "string", "enum": list(_GROUPS)}, **_SPAN, **_FILTER},
-    "/ai/usage/calls": {"limit": _COUNT, "before": _TEXT, **_FILTER},
-    "/ai/usage/latency": {**_SPAN, **_FILTER},
-    "/ai/usage/export": {"format": {"type": "string", "enum": ["csv", "parquet"]}, **_SPAN, **_FILTER},
-    "/ai/models/schema": {"model": {"type": "string"}},
-    "/ai/authors/search": {"search": _TEXT, **_PAGE},
-    "/ai/tasks/search": {"search": _TEXT, **_PAGE},
-    "/tokens": {**_PAGE, "include_expired": {"type": "boolean"}},
-    "/permission_groups": {"name": _TEXT, "scope": _TEXT},
-    "/audit_logs": {**_PAGE, "action.type": _TEXT},
-    "/client/v4/accounts": {"name": _TEXT, **_PAGE},
-    "/memberships": {"name": _TEXT, **_PAGE},
-    "/ai/finetunes/public": {"limit": _COUNT, "offset": {"type": "integer", "minimum": 0}, "orderBy": _TEXT},
+_BINDING_MODEL: Json = {
+    "name": "cf-consn-model-id",
+    "in": "header",
+    "required": True,
+    "schema": {"type": "string"},
 }
-# Bodies that no schema file admits, by how their path ends: media type and schema.
-_BODIES: dict[str, tuple[str, Json]] = {
-    "/ai/usage/budgets": (
-        "application/json",
-        {
-            "type": "object",
-            "required": ["amount"],
-            "properties": {
-                "amount": {"type": "number", "exclusiveMinimum": 0},
-                "unit": {"type": "string", "enum": ["neurons", "usd"]},
-                "api_token_id": {"type": ["string", "null"], "pattern": "^[0-9a-f]{32}$"},
-                "refuses": {"type": "boolean"},
-                "alert_percents": {"type": "array", "items": {"type": "integer", "minimum": 1}, "maxItems": 10},
-            },
-        },
-    ),
-    "/ai/finetunes": (
-        "application/json",
-        {
-            "type": "object",
-            "required": ["model", "name"],
-            "properties": {"model": _TEXT, "name": _TEXT, "description": _TEXT, "public": {"type": "boolean"}},
-        },
-    ),
-    "/ai/tomarkdown": (
-        "multipart/form-data",
-        {
-            "type": "object",
-            "required": ["files"],
-            "properties": {
-                "files": {
-                    "type": "array",
-                    "items": {"type": "string", "contentMediaType": "application/octet-stream"},
-                },
-                "conversionOptions": {"type": "string", "contentMediaType": "application/json"},
-            },
-        },
-    ),
-    "/finetune-assets": (
-        "multipart/form-data",
-        {
-            "type": "object",
-            "required": ["file_name", "file"],
-            "properties": {
-                "file_name": {"type": "string", "enum": ["adapter_config.json", "adapter_model.safetensors"]},
-                "file": {"type": "string", "contentMediaType": "application/octet-stream"},
-            },
-        },
-    ),
-}
-_BINDING_MODEL: Json = {"name": "cf-consn-model-id", "in": "header", "required": True, "schema": _TEXT}
 _REQUIRED_QUERIES: dict[str, set[str]] = {"/ai/models/schema": {"model"}}
 _MESSAGE: Json = {
     "type": "object",
     "required": ["code", "message"],
-    "properties": {"code": {"type": "integer"}, "message": {"type": "string"}},
+    "properties": {
+        "code": {"type": "integer"},
+        "message": {"type": "string"},
+        "source": {"type": "object", "properties": {"pointer": {"type": "string", "format": "json-pointer"}}},
+    },
 }
 
 
@@ -161,7 +89,7 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
         "operationId": _operation_id(route),
         "tags": [tag],
         "summary": summary,
-        "parameters": [*_path_parameters(route.path), *(_query_parameters(path) if route.method == "GET" else ())],
+        "parameters": [*_path_parameters(route.path), *_query_parameters(route, path)],
         "security": [] if route.access is Access.PUBLIC else [{"apiToken": []}],
     }
     if description:
@@ -173,11 +101,12 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
         if tag == "AI binding":
             body = {"type": "object", "required": ["inputs"], "properties": {"inputs": body, "options": _OBJECT}}
             operation["parameters"].append(_BINDING_MODEL)
+        operation["parameters"] += RUN_HEADERS
         operation["requestBody"] = {"required": True, "content": _json(body)}
         content = _answers([_put(schemas, name, "output") for name in names], schemas, is_bare)
     elif path.startswith("/client/v4/") or tag == "AI binding":
         if route.method in ("POST", "PUT", "PATCH"):
-            bodies = (body for suffix, body in _BODIES.items() if path.endswith(suffix))
+            bodies = (body for suffix, body in BODIES.items() if path.endswith(suffix))
             media_type, schema = next(bodies, ("application/json", {"type": "object"}))
             operation["requestBody"] = {"content": {media_type: {"schema": schema}}}
         content = _content_of(path, tag)
@@ -228,8 +157,10 @@ def _path_parameters(path: str) -> list[Json]:
     return parameters
 
 
-def _query_parameters(path: str) -> list[Json]:
-    query = next((query for suffix, query in _QUERIES.items() if path.endswith(suffix)), {})
+def _query_parameters(route: Route, path: str) -> list[Json]:
+    if route.method != "GET" and not isinstance(route.endpoint, Door):
+        return []
+    query = next((query for suffix, query in QUERIES.items() if path.endswith(suffix)), {})
     required: set[str] = next((names for suffix, names in _REQUIRED_QUERIES.items() if path.endswith(suffix)), set())
     return [
         {"name": name, "in": "query", "required": name in required, "schema": schema} for name, schema in query.items()

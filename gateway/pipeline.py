@@ -104,6 +104,7 @@ async def serve(
         async def answer(order: Order) -> None:
             if isinstance(batch, Queue):
                 _check_may_queue(order)
+                _check_webhook(services, order, batch)
                 await quotas.pass_by(services, exchange, principal)
                 queued = await services.batches.submit(batch, order.request_id, principal, resolved)
                 await exchange.answer(200, queued, [])
@@ -312,6 +313,17 @@ def _check_may_queue(order: Order) -> None:
         raise Refusal(Reason.INPUT_INVALID, "'queueRequest' is not supported: nothing of this account's calls is kept")
     if residency.rules:  # any gateway of the platform takes queued requests, wherever it stands
         raise Refusal(Reason.INPUT_INVALID, "'queueRequest' is not supported: these calls are held to a region")
+
+
+def _check_webhook(services: Services, order: Order, batch: Queue) -> None:
+    """Raises Refusal for a webhook that could not be sent, as far as that is known now."""
+    webhook = batch.webhook
+    if webhook is None:
+        return
+    if webhook.format == "chat" and order.resolved.card.task_slug != "text-generation":
+        raise Refusal(Reason.INPUT_INVALID, "'/options/webhookFormat' must be 'raw' for this model's task")
+    if not services.outgoing.may_reach_host(webhook.url):
+        raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
 
 
 def _may_keep(services: Services, order: Order) -> bool:

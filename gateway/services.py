@@ -26,6 +26,7 @@ from gateway.documents import Documents
 from gateway.finetunes import Finetunes
 from gateway.idempotency import IdempotencyKeys
 from gateway.nodes import Nodes
+from gateway.outgoing import Outgoing
 from gateway.residency import Places
 from gateway.sealed import Sealer
 from gateway.settings import GatewaySettings, networks_in
@@ -80,6 +81,7 @@ class Services:
     documents: Documents
     batches: Batches
     idempotency_keys: IdempotencyKeys
+    outgoing: Outgoing
     test_tenant: TestTenant
     cache_identity: Callable[[str], tuple[bytes, int]]
     places: Places
@@ -125,6 +127,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     batches = Batches(
         database, ephemeral, sealer, SYSTEM_CLOCK, settings.batch_max_waiting, settings.client_stall_timeout_s
     )
+    outgoing = Outgoing(networks_in(settings.webhook_networks))
     idempotency_keys = IdempotencyKeys(
         database,
         settings.cache_secret,
@@ -204,6 +207,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             documents=documents,
             batches=batches,
             idempotency_keys=idempotency_keys,
+            outgoing=outgoing,
             test_tenant=TestTenant(settings.test_tenant),
             cache_identity=cache_identity,
             places=places,
@@ -217,6 +221,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
+        outgoing.close()
         await finetunes.close()
         await documents.close()
         if operators is not None:

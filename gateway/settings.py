@@ -328,6 +328,12 @@ class GatewaySettings:
         default=86400.0,
         check=at_least(1),
     )
+    webhook_networks: str = setting(
+        "HEARTH_WEBHOOK_NETWORKS",
+        "networks to which webhooks of runs in the background may be sent beside public addresses, comma separated",
+        default="",
+        check=_networks,
+    )
     trusted_proxies: str = setting(
         "HEARTH_TRUSTED_PROXIES",
         "networks of proxies whose x-forwarded-for tells the client's address, comma separated; empty trusts none",

@@ -51,7 +51,7 @@ class _Plain:
 
 def error_frame(refusal: Refusal) -> bytes:
     """The last event of a stream that breaks; the same in both families."""
-    body = {"error": envelope.openai_error(refusal), "errors": [{"code": refusal.row.code, "message": refusal.message}]}
+    body = {"error": envelope.openai_error(refusal), "errors": [envelope.error_entry(refusal)]}
     return b"data: " + envelope.encode(body) + b"\n\n"
 
 

@@ -69,7 +69,8 @@ def shown_token(token: ApiToken) -> dict[str, Any]:
         "modified_on": shown_time(token.modified_at or token.created_at),
         "policies": [_shown_policy(policy) for policy in policies],
     }
-    for name, time in (("not_before", token.not_before), ("expires_on", token.expires_at)):
+    times = (("last_used_on", token.last_used_at), ("not_before", token.not_before), ("expires_on", token.expires_at))
+    for name, time in times:
         if time is not None:
             shown[name] = shown_time(time)
     if token.models is not None:

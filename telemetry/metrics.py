@@ -40,6 +40,7 @@ HOT_REPLICAS = _gauge("hearth_hot_replicas", "Hot replicas on nodes that this ga
 NODES_ALIVE = _gauge("hearth_nodes_alive", "Nodes that this gateway can reach")
 BATCH_CALLS = _gauge("hearth_batch_calls", "Calls of queued batches that this gateway is running")
 BATCH_ANSWERS = _counter("hearth_batch_answers", "Requests of queued batches answered for good", ("model", "outcome"))
+WEBHOOKS = _counter("hearth_webhooks", "Times that a background run's answers were sent, or could not be", ("outcome",))
 REPLAYS = _counter("hearth_idempotent_replays", "Requests answered again from what was kept under their key")
 USAGE_SPOOLED = _counter("hearth_usage_spooled", "Usage entries made durable in the spool")
 USAGE_LEDGERED = _counter("hearth_usage_ledgered", "Usage entries written to the ledger")

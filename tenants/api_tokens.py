@@ -63,6 +63,7 @@ class ApiToken:
     region: RegionRule | None = None
     models: tuple[str, ...] | None = None
     limits: str = ""
+    last_used_at: datetime | None = None
 
 
 @dataclass(frozen=True)

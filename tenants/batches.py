@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, insert_new
 from storage.errors import StoreError
-from tenants.tables import accounts, batch_chunks, batch_results, batch_shares, batches
+from tenants.tables import accounts, batch_chunks, batch_results, batch_shares, batch_webhooks, batches
 from tenants.usage import UsageEntry, write_within
 
 MAX_EXPIRED = 50  # batches let go of in one transaction
@@ -43,7 +43,7 @@ class NewChunk:
 
 @dataclass(frozen=True)
 class NewBatch:
-    """What is queued."""
+    """What is queued. `webhook` says, sealed, where its answers are to be sent; None for nowhere."""
 
     batch_id: str
     account_id: str
@@ -52,6 +52,7 @@ class NewBatch:
     model: str
     created_at: datetime
     chunks: Sequence[NewChunk]
+    webhook: bytes | None = None
 
     @property
     def num_requests(self) -> int:
@@ -116,6 +117,9 @@ async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> No
             for c in batch.chunks
         ]
         await connection.execute(insert(batch_chunks), rows)
+        if batch.webhook is not None:
+            hook = {"batch_id": batch.batch_id, "target": batch.webhook, "num_tries": 0, "next_at": batch.created_at}
+            await connection.execute(insert(batch_webhooks).values(hook))
 
 
 async def _enter_queue(connection: AsyncConnection, account_id: str) -> int:
@@ -337,7 +341,7 @@ async def expire(database: Database, now: datetime) -> int:
     over = select(batches.c.batch_id).where(batches.c.expires_at <= now).limit(MAX_EXPIRED)
     async with database.transaction() as connection:
         ids = list((await connection.execute(over)).scalars())
-        for table in (batch_results, batch_chunks, batches) if ids else ():
+        for table in (batch_webhooks, batch_results, batch_chunks, batches) if ids else ():
             await connection.execute(delete(table).where(table.c.batch_id.in_(ids)))
     return len(ids)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 import msgspec
-from sqlalchemy import select
+from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.engine import RowMapping
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from storage.database import Database
 from tenants.conditions import decode_condition
 from tenants.policies import decode_policies, scopes_anywhere, scopes_on
 from tenants.principal import AccountTerms, Grant, Principal, Refused
@@ -44,6 +46,13 @@ _TOKEN = select(
     accounts.c.limits.label("account_limits"),
     _EPOCH,
 ).join(accounts)
+_LAST_USE = api_tokens.c.last_used_at
+_USED = (
+    update(api_tokens)
+    .where(api_tokens.c.api_token_id == bindparam("used_id"))
+    .where(or_(_LAST_USE.is_(None), bindparam("used_at") > _LAST_USE))
+    .values(last_used_at=bindparam("used_at"))
+)
 _USER = select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
 
 
@@ -53,6 +62,14 @@ class Judged:
 
     verdict: Principal | Refused
     marks: frozenset[str]
+
+
+async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
+    """API token ids, and when each was used last. Raises StoreUnavailable."""
+    rows = [{"used_id": api_token_id, "used_at": used[api_token_id]} for api_token_id in sorted(used)]
+    if rows:
+        async with database.transaction() as connection:
+            await connection.execute(_USED, rows)
 
 
 async def read_token(connection: AsyncConnection, lookup_id: str) -> RowMapping | None:

@@ -60,6 +60,8 @@ users = Table(
     Column("global_key_digest", LargeBinary(32), nullable=True),
     Column("created_at", UtcDateTime, nullable=False),
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
+    # JSON of tenants.users.Profile: what the user says beside the name; null is nothing.
+    Column("profile", Text, nullable=True),
     Index(None, "decision_epoch"),
 )
 
@@ -106,6 +108,8 @@ api_tokens = Table(
     Column("limits", Text, nullable=False, server_default=""),
     # JSON of a list of model ids, the only ones that it may run; null is all.
     Column("models", Text, nullable=True),
+    # To half a minute or so, as gateways note it; null is never, or not since this is noted.
+    Column("last_used_at", UtcDateTime, nullable=True),
     Index(None, "user_id"),
     CheckConstraint("kind IN ('user', 'account')", name="kind"),
     CheckConstraint("status IN ('active', 'disabled', 'revoked')", name="status"),
@@ -314,6 +318,18 @@ batch_results = Table(
     Column("prompt_tokens", BigInteger, nullable=False),
     Column("completion_tokens", BigInteger, nullable=False),
     Column("answer", LargeBinary, nullable=False),
+)
+
+# Where a batch's answers are to be sent once it is finished, sealed for its account; gone when they were, or were given
+# up. From `next_at` on any gateway may try.
+batch_webhooks = Table(
+    "batch_webhooks",
+    metadata,
+    Column("batch_id", ForeignKey(batches.c.batch_id), primary_key=True),
+    Column("target", LargeBinary, nullable=False),
+    Column("num_tries", Integer, nullable=False),
+    Column("next_at", UtcDateTime, nullable=False),
+    Index(None, "next_at"),
 )
 
 # How many tokens of each account's batches have been taken: the next chunk is of the account that is behind.

@@ -3,6 +3,7 @@
 Decisions are remembered for a short while, under a hash of the text, and forgotten the moment a change to the token or
 its account is seen: the epoch is read every second, and a hint over Redis asks for it sooner. While the database is
 away, what was confirmed in the last quarter of an hour still counts; what was not cannot be decided, and is not let in.
+A token that is used is confirmed again and again: when it last was is written down as its last use.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.engine import RowMapping
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 FRESH_S = 30.0
 STALE_S = 900.0
 POLL_S = 1.0
+NOTE_S = 10.0
 _LOOKUP_TIMEOUT_S = 2.0
 _MAX_TEXT_LENGTH = 512
 _NO_DIGEST = bytes(32)  # what an unknown secret is compared with, so that it takes as long as a wrong one
@@ -76,6 +79,7 @@ class TokenVerifier:
         self._epoch = -1
         self._is_database_away = False
         self._poll_now = asyncio.Event()
+        self._used: dict[str, datetime] = {}  # API token id -> when it was last confirmed, until that is written
 
     async def verify(self, text: str) -> Principal | Refused:
         """Who holds this secret. Raises StoreUnavailable when that cannot be decided."""
@@ -124,6 +128,7 @@ class TokenVerifier:
         """Runs for ever: sees every change within about a second, and notices when the database is away."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._poll_for_ever())
+            group.create_task(self._note_uses_for_ever())
             if self._ephemeral is not None:
                 group.create_task(self._listen_for_ever(self._ephemeral))
 
@@ -147,6 +152,14 @@ class TokenVerifier:
         elif changed:
             self._forget(changed)
         self._epoch = epoch
+
+    async def note_uses(self) -> None:
+        """Write down when tokens were last used; while the database is away that waits."""
+        used, self._used = self._used, {}
+        try:
+            await credential_rows.note_uses(self._database, used)
+        except StoreUnavailable:
+            self._used = used | self._used
 
     def _as_of_now(self, verdict: Principal | Refused) -> Principal | Refused:
         """Times go by the wall clock, unless it has just jumped, however lately the rest was confirmed."""
@@ -184,6 +197,8 @@ class TokenVerifier:
         epoch = self._epoch if row is None else row["epoch"]
         decision = _Decision(judged.verdict, judged.marks, epoch, asked_s)
         self._remember(key, decision)
+        if isinstance(judged.verdict, Principal):
+            self._used[judged.verdict.api_token_id] = self._clock.now()
         return decision
 
     async def _look_up_user(self, key: bytes, email: str, secret: str) -> _Decision:
@@ -232,6 +247,12 @@ class TokenVerifier:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._poll_now.wait()
+
+    async def _note_uses_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(NOTE_S)
+            if self._used:
+                await self.note_uses()
 
     async def _listen_for_ever(self, ephemeral: Ephemeral) -> None:
         while True:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+import msgspec
+from msgspec import Struct
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -27,6 +31,18 @@ _EMAIL = re.compile(r"[^@\s\x00-\x1f\x7f]{1,64}@[A-Za-z0-9.-]{1,189}")
 MIN_GLOBAL_KEY_CHARACTERS, MAX_GLOBAL_KEY_CHARACTERS = 32, 128
 
 
+class Profile(Struct, frozen=True, omit_defaults=True):
+    """What a user says beside the name; nothing here reads it."""
+
+    last_name: str | None = None
+    country: str | None = None
+    telephone: str | None = None
+    zipcode: str | None = None
+
+
+NO_PROFILE = Profile()
+
+
 @dataclass(frozen=True)
 class User:
     """One person."""
@@ -35,6 +51,7 @@ class User:
     email: str
     name: str
     created_at: datetime
+    profile: Profile = NO_PROFILE
 
 
 @dataclass(frozen=True)
@@ -48,7 +65,7 @@ class CreatedUser:
         return f"CreatedUser(user={self.user!r}, global_key='********')"
 
 
-_COLUMNS = [users.c[name] for name in ("user_id", "email", "name", "created_at")]
+_COLUMNS = [users.c[name] for name in ("user_id", "email", "name", "created_at", "profile")]
 
 
 async def create(
@@ -72,8 +89,8 @@ async def create(
     key, now = global_key or mint_global_key(), clock.now()
     user = User(new_id_hex(), email.lower(), checked_name(email.partition("@")[0]), now)
     async with database.transaction() as connection:
-        row = {column: getattr(user, column.name) for column in _COLUMNS}
-        await connection.execute(insert(users).values(row | {users.c.global_key_digest: keyed_hash(pepper, key)}))
+        row = {name: getattr(user, name) for name in ("user_id", "email", "name", "created_at")}
+        await connection.execute(insert(users).values(row | {"global_key_digest": keyed_hash(pepper, key)}))
         ids = {"account_id": "", "subject_id": user.user_id}
         await audit.append(connection, at=now, who=who, action="user.create", **ids)
         for account_id in account_ids:
@@ -84,21 +101,34 @@ async def create(
 async def find(database: Database, user_id: str) -> User | None:
     async with database.connection() as connection:
         row = (await connection.execute(select(*_COLUMNS).where(users.c.user_id == user_id))).mappings().one_or_none()
-    return None if row is None else User(**row)
+    return None if row is None else _user(row)
 
 
 async def find_by_email(database: Database, email: str) -> User | None:
     async with database.connection() as connection:
         query = select(*_COLUMNS).where(users.c.email == email.lower())
         row = (await connection.execute(query)).mappings().one_or_none()
-    return None if row is None else User(**row)
+    return None if row is None else _user(row)
 
 
 async def list_all(database: Database) -> list[User]:
     """Every user, oldest first."""
     async with database.connection() as connection:
         query = select(*_COLUMNS).order_by(users.c.created_at, users.c.user_id)
-        return [User(**row) for row in (await connection.execute(query)).mappings()]
+        return [_user(row) for row in (await connection.execute(query)).mappings()]
+
+
+async def change(
+    database: Database, user_id: str, name: str, profile: Profile, *, who: str, clock: Clock = SYSTEM_CLOCK
+) -> None:
+    """What a user is called, and says beside it. Raises Missing, and ValueError for a bad name."""
+    told = None if profile == NO_PROFILE else msgspec.json.encode(profile).decode()
+    changed = update(users).where(users.c.user_id == user_id).values(name=checked_name(name), profile=told)
+    async with database.transaction() as connection:
+        if (await connection.execute(changed)).rowcount == 0:
+            raise Missing(f"user {user_id}")
+        ids = {"account_id": "", "subject_id": user_id}
+        await audit.append(connection, at=clock.now(), who=who, action="user.update", **ids)
 
 
 async def account_ids_of(database: Database, user_id: str) -> list[str]:
@@ -214,6 +244,12 @@ async def leave(
 def membership_id(holder_id: str, account_id: str) -> str:
     """The API's id of a membership; always the same for the same two."""
     return hashlib.sha256(f"membership:{holder_id}:{account_id}".encode()).hexdigest()[:32]
+
+
+def _user(row: Mapping[Any, Any]) -> User:
+    told = row["profile"]
+    profile = NO_PROFILE if told is None else msgspec.json.decode(told, type=Profile)
+    return User(**{**row, "profile": profile})
 
 
 async def _join(

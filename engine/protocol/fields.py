@@ -5,10 +5,14 @@ Texts of `BadInput` name a field and a limit and never a value. Knows no field b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+
+_FIELD = re.compile(r"'/([^' ]+)'|^required properties at '/' are '([^']+)'")
+_POINTER = re.compile(r"'(/[^']*)'")
 
 
 class BadInput(ValueError):
@@ -107,3 +111,15 @@ def _inside(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
+
+
+def pointer_of(message: str) -> str | None:
+    """The field that a message names, as a JSON pointer: /messages/0/role; / is the body itself."""
+    found = _POINTER.search(message)
+    return found[1] if found else None
+
+
+def field_of(message: str) -> str | None:
+    """The field that a message names as '/messages/0/role', as messages[0].role: OpenAI's spelling."""
+    found = _FIELD.search(message)
+    return re.sub(r"/(\d+)", r"[\1]", found[1] or found[2]).replace("/", ".") if found else None

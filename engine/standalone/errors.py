@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import re
 
 import msgspec
 
 from engine.protocol.events import Failed, FailureReason
+from engine.protocol.fields import field_of
 
 # reason -> status, type, code
 _FAILURES: dict[FailureReason, tuple[int, str, str | None]] = {
@@ -25,7 +25,6 @@ _MESSAGES: dict[FailureReason, str] = {
     "aborted": "the server is shutting down and did not wait for this answer",
     "draining": "the server is shutting down",
 }
-_FIELD = re.compile(r"'/([^' ]+)'|^required properties at '/' are '([^']+)'")
 
 
 class HttpError(Exception):
@@ -46,7 +45,7 @@ class HttpError(Exception):
         self.message = message
         self.kind = kind
         self.code = code
-        self.param = param or _field_of(message)
+        self.param = param or field_of(message)
         self.allow = allow
 
     def body(self) -> bytes:
@@ -86,9 +85,3 @@ def unknown_model(name: str) -> HttpError:
 def error_frame(error: HttpError) -> bytes:
     """The last event of a stream that breaks."""
     return b"data: " + error.body() + b"\n\n"
-
-
-def _field_of(message: str) -> str | None:
-    """The field that a message names as '/messages/0/role', as messages[0].role."""
-    found = _FIELD.search(message)
-    return re.sub(r"/(\d+)", r"[\1]", found[1] or found[2]).replace("/", ".") if found else None

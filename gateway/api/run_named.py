@@ -19,11 +19,6 @@ def open_body(_exchange: Exchange, body: bytes) -> dict[str, Any]:
     if told.get("input") is None:
         raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'input'")
     given, options = _object(told["input"], "input"), _object(told.get("options") or {}, "options")
-    if options.get("background") in (True, "true"):
-        raise Refusal(Reason.INPUT_INVALID, "'/options/background' is not supported: use '/options/queueRequest'")
-    for name in ("webhookUrl", "webhookFormat"):
-        if options.get(name) is not None:
-            raise Refusal(Reason.INPUT_INVALID, f"'/options/{name}' needs '/options/background'")
     return given | {"model": told.get("model"), "options": options}
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,19 +19,49 @@ from storage.errors import Missing
 from tenants import accounts, users
 from tenants.principal import Principal
 from tenants.roles import shown_role
+from tenants.users import NO_PROFILE
+
+MAX_NAME = 60
+_PROFILE = {"last_name": MAX_NAME, "country": 30, "telephone": 20, "zipcode": 20}
 
 
 async def get(services: Services, request: Request) -> Response:
     """The caller's user."""
     principal = principal_of(request)
+    profile = NO_PROFILE
     if principal.user_id:
         user = await users.find(services.database, principal.user_id)
-        email, name = (user.email, user.name) if user else ("", "")
+        email, name, profile = (user.email, user.name, user.profile) if user else ("", "", profile)
     else:
         account = await accounts.find(services.database, principal.account_id)
         email, name = "", account.name if account else ""
-    shown = {"id": principal.holder_id, "email": email, "first_name": name, "last_name": None, "suspended": False}
-    return answer(shown | {"two_factor_authentication_enabled": False, "two_factor_authentication_locked": False})
+    shown = {"id": principal.holder_id, "email": email, "first_name": name} | structs.asdict(profile)
+    locks = {"two_factor_authentication_enabled": False, "two_factor_authentication_locked": False}
+    return answer(shown | {"suspended": False} | locks)
+
+
+async def update(services: Services, request: Request) -> Response:
+    """What the caller's user is called, and says beside it; what is left out stays, null and "" are nothing."""
+    principal = principal_of(request)
+    if not principal.has_global_key:
+        raise Refusal(Reason.NOT_PERMITTED)
+    body = await body_of(services, request)
+    user = await users.find(services.database, principal.user_id)
+    if user is None:
+        raise Refusal(Reason.OBJECT_UNKNOWN)
+    name = _said(body, "first_name") if body.get("first_name") is not None else user.name
+    profile = structs.replace(
+        user.profile, **{field: _said(body, field) or None for field in _PROFILE if field in body}
+    )
+    try:
+        await users.change(
+            services.database, user.user_id, name, profile, who=principal.api_token_id, clock=services.clock
+        )
+    except ValueError as error:
+        raise invalid(f"first_name: {error}") from None
+    except Missing:
+        raise Refusal(Reason.OBJECT_UNKNOWN) from None
+    return await get(services, request)
 
 
 async def list_memberships(services: Services, request: Request) -> Response:
@@ -83,6 +114,14 @@ async def _end(services: Services, request: Request, found: dict[str, Any]) -> N
         )
     except Missing:
         raise Refusal(Reason.OBJECT_UNKNOWN) from None
+
+
+def _said(body: dict[str, Any], field: str) -> str:
+    """Raises Refusal."""
+    value, limit = body.get(field) or "", _PROFILE.get(field, MAX_NAME)
+    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+        raise invalid(f"{field} must be <= {limit} printable characters")
+    return value
 
 
 async def _find(services: Services, request: Request) -> dict[str, Any]:

@@ -101,9 +101,14 @@ function tryIt(method, path, operation, all) {
     let url = path.replace("{account_id}", encodeURIComponent(byId("account").value.trim()));
     for (const [name, { parameter, input }] of Object.entries(inputs)) {
       if (parameter.in === "path") url = url.replace(`{${name}}`, input.value.split("/").map(encodeURIComponent).join("/"));
-      else if (input.value) query.set(name, input.value);
+      else if (parameter.in === "query" && input.value) query.set(name, input.value);
     }
     return location.origin + url + (query.size ? `?${query}` : "");
+  }
+
+  function given() {
+    const named = Object.entries(inputs).filter(([, { parameter, input }]) => parameter.in === "header" && input.value);
+    return named.map(([name, { input }]) => [name, input.value]);
   }
 
   const send = make("button", "Send");
@@ -113,6 +118,7 @@ function tryIt(method, path, operation, all) {
     const quoted = (value) => `'${value.replaceAll("'", "'\\''")}'`;
     const parts = [`curl -X ${method.toUpperCase()} ${quoted(target())}`];
     if ((operation.security || []).length) parts.push('-H "Authorization: Bearer $API_TOKEN"');
+    for (const [name, value] of given()) parts.push(`-H ${quoted(`${name}: ${value}`)}`);
     if (body) parts.push(`-d ${quoted(text.value)}`);
     command.textContent = parts.join(" \\\n  ");
     command.hidden = false;
@@ -121,7 +127,7 @@ function tryIt(method, path, operation, all) {
     event.preventDefault();
     answer.hidden = false;
     answer.textContent = "…";
-    const headers = {};
+    const headers = Object.fromEntries(given());
     if ((operation.security || []).length) headers.authorization = `Bearer ${byId("token").value.trim()}`;
     if (body) headers["content-type"] = "application/json";
     try {

@@ -9,6 +9,8 @@ import httpx
 import pytest
 
 from storage.embedded_redis import find_redis_server
+from tests.certificates import certificates
+from tests.fakes.receiver import Receiver, receiving
 from tests.gateway.site import Running, Site
 
 
@@ -29,7 +31,15 @@ def new_site(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
 
 
 @pytest.fixture(scope="session")
-def running(new_site: Callable[..., Site]) -> Running:
+def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
+    """Where webhooks of the one gateway may go."""
+    authority, certificate, _ = certificates(tmp_path_factory.mktemp("receiver"))
+    with receiving(certificate, authority) as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="session")
+def running(new_site: Callable[..., Site], receiver: Receiver) -> Running:
     site = new_site()
     site.add_node("n1")
     site.add_node("n2")
@@ -37,6 +47,7 @@ def running(new_site: Callable[..., Site]) -> Running:
         HEARTH_BODY_TIMEOUT_S="0.5", HEARTH_CALL_TIMEOUT_S="5", HEARTH_STALL_TIMEOUT_S="0.5",
         HEARTH_FIRST_EVENT_TIMEOUT_S="0.3", HEARTH_CLIENT_STALL_TIMEOUT_S="0.5",
         HEARTH_HEAD_TIMEOUT_S="1", HEARTH_MAX_STRANGERS="40", OBJECTS_URL=f"file://{site.folder / 'objects'}",
+        HEARTH_WEBHOOK_NETWORKS="127.0.0.1/32", SSL_CERT_FILE=str(receiver.authority),
     )  # fmt: skip
     return Running(site, gateway.start())
 

@@ -43,7 +43,8 @@ ACCOUNT_ID = "023e105f4ecef8ad9ca31a8372d0c353"
 EMAIL, KEY = "user@example.com", "144c9defac04969c7bfad8efaa8ea194"
 FINETUNE_ID, FINETUNE_NAME = "bc451aef-f723-4b26-a6b2-901afd2e7a8a", "name"
 FAMILIES = (
-    "test_accounts.py", "accounts/test_tokens.py", "accounts/tokens", "user/test_tokens.py", "user/tokens",
+    "test_accounts.py", "accounts/test_tokens.py", "accounts/tokens", "test_user.py", "user/test_tokens.py",
+    "user/tokens",
     "test_ai.py", "ai/models", "ai/test_models.py", "ai/test_authors.py", "ai/test_tasks.py",
     "ai/test_finetunes.py", "ai/finetunes", "ai/test_to_markdown.py",
 )  # fmt: skip

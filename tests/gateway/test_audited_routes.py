@@ -83,6 +83,7 @@ ACTS: list[tuple[str, str, Callable[[Told], dict[str, Any]], list[str], str]] = 
     ("DELETE", ACCOUNT, nothing, ["account.delete"], ""),
     ("PUT", BASE + "/memberships/{membership_id}", of(status="rejected"), ["membership.delete"], ""),
     ("DELETE", BASE + "/memberships/{membership_id}", nothing, ["membership.delete"], ""),
+    ("PATCH", BASE + "/user", of(country="GB"), ["user.update"], ""),
 ]  # fmt: skip
 
 

@@ -135,7 +135,9 @@ ELSEWHERE = {
 def test_a_row_of_the_contract(running: Running, code: int, status: int, message: str, ask: Ask):
     answer = ask(running)
     body = answer.json()
-    assert (answer.status_code, body["errors"]) == (status, [{"code": code, "message": message}])
+    (error,) = body["errors"]
+    assert (answer.status_code, error["code"], error["message"]) == (status, code, message)
+    assert ("source" in error) == (code == 5006)
     assert (body["success"], body["messages"]) == (False, [])
     assert body["result"] == ({} if message.startswith("AiError: ") else None)
     assert answer.headers["cf-ray"]

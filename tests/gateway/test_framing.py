@@ -116,6 +116,32 @@ def test_bad_chunks_are_refused(running: Running, body: bytes):
     assert running.site.num_executes == before
 
 
+def test_what_follows_a_body_is_no_header(running: Running):
+    trailers = b"x-session-affinity: no grammar!\r\nAuthorization: Bearer x\r\n"
+    body = CHUNKED_BODY[:-2] + trailers + b"\r\n"
+    heard = exchanged(running, post(running, b"Transfer-Encoding: chunked", b"Connection: close", body=body))
+    assert statuses(heard) == [200]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [b"f;" + b"x" * 120_000, b"1;%s\r\n \r\n" % (b"x" * 20) * 9_000, CHUNKED_BODY[:-2] + b"X: " + b"y" * 120_000],
+    ids=["extension", "small chunks with extensions", "trailer"],
+)
+def test_framing_that_outgrows_its_body_costs_the_connection(running: Running, flood: bytes):
+    before = running.site.num_executes
+    request = post(running, b"Transfer-Encoding: chunked", body=flood)
+    # Before it is given up for being slow (408), unless the machine is; what still arrives may take the answer with it.
+    assert any(statuses(exchanged(running, request)) in ([431], []) for _ in range(5))
+    assert running.site.num_executes == before
+
+
+def test_small_chunks_are_a_body_too(running: Running):
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY + b" " * 5000) + b"0\r\n\r\n"
+    heard = exchanged(running, post(running, b"Transfer-Encoding: chunked", b"Connection: close", body=chunks))
+    assert statuses(heard) == [200]
+
+
 @pytest.mark.parametrize(
     "lines",
     [

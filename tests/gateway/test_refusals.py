@@ -118,9 +118,11 @@ def test_a_blocked_account_is_told_so_on_its_own_path_only(running: Running):
     assert code_of(httpx.post(run_url(running), json=GOOD_BODY, headers=headers)) == (403, 10000)
 
 
-def test_spoofed_headers_change_nothing(client: httpx.Client, running: Running):
-    other = running.tenants.other_account_id
+@pytest.mark.parametrize("account", ["", "no id at all"])
+def test_spoofed_headers_change_nothing(client: httpx.Client, running: Running, account: str):
+    other = account or running.tenants.other_account_id
     headers = {"x-forwarded-for": "127.0.0.1", "x-account-id": other, "x-hearth-account": other, "forwarded": "for=::1"}
+    assert client.get(f"{running.gateway.base_url}/user", headers=headers).json()["result"]["id"] != other
     answer = client.post(run_url(running), json=GOOD_BODY, headers=headers)
     assert running.site.usage_row(answer.headers["cf-ai-req-id"])["account_id"] == running.tenants.account_id
 
@@ -466,6 +468,15 @@ def test_openai_routes_carry_both_shapes_of_an_error(running: Running):
     assert body["error"] == {"message": body["errors"][0]["message"], "type": "invalid_request_error", "param": None,
                              "code": 9106}  # fmt: skip
     assert body["result"] == {}
+
+
+def test_the_field_at_fault_is_named_as_each_family_does(client: httpx.Client, running: Running):
+    asked = {"model": CHATTY, "messages": [{"role": "bogus", "content": "x"}]}
+    told = client.post(f"{running.account_url}/ai/v1/chat/completions", json=asked).json()
+    assert told["error"]["param"] == "messages[0].role"
+    assert told["errors"][0]["source"] == {"pointer": "/messages/0/role"}
+    missing = client.post(f"{running.account_url}/ai/v1/chat/completions", json={"messages": []}).json()
+    assert (missing["error"]["param"], missing["errors"][0]["source"]) == ("model", {"pointer": "/"})
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,6 @@ def test_the_result_is_that_of_the_model_s_own_route(client: httpx.Client, runni
         ({"model": PARROT, "input": {}}, "'prompt'"),
         ({"model": PARROT, "input": {"prompt": "x"}, "options": 1}, "'/options'"),
         ({"model": PARROT, "input": {"prompt": "x"}, "options": {"webhookUrl": "https://x.example"}}, "'/options/back"),
-        ({"model": PARROT, "input": {"prompt": "x"}, "options": {"background": True}}, "'/options/background'"),
     ],
 )
 def test_what_does_not_fit_is_named(client: httpx.Client, running: Running, body: dict[str, Any], word: str):

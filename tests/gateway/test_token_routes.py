@@ -11,6 +11,8 @@ import httpx
 import pytest
 from cloudflare import AsyncCloudflare, Cloudflare
 
+from gateway.token_bodies import shown_token
+from tenants.api_tokens import ApiToken
 from tests.gateway.process import PARROT
 from tests.gateway.site import USER_EMAIL, Running, Site
 from tests.waiting import wait_until_blocking
@@ -306,6 +308,28 @@ def test_who_am_i(running: Running, api: Callable[[str], Api]):
     assert {running.tenants.account_id, running.tenants.other_account_id} <= ids
     wrong = {"X-Auth-Email": USER_EMAIL, "X-Auth-Key": "0" * 37}
     assert HTTP.get(f"{running.gateway.base_url}/user", headers=wrong).status_code == 401
+
+
+def test_a_user_says_who_they_are(running: Running, api: Callable[[str], Api]):
+    owner = api("global key")
+    before = owner.result("GET", "/user")
+    said = {"first_name": "Ada", "last_name": "Lovelace", "country": "GB", "telephone": "+44 1", "zipcode": "N1"}
+    assert owner.result("PATCH", "/user", said) == before | said
+    assert owner.result("PATCH", "/user", {"country": None, "zipcode": ""}) == before | said | dict.fromkeys(
+        ("country", "zipcode")
+    )
+    assert owner.result("PATCH", "/user", {}) == owner.result("GET", "/user")
+    for body in ({"first_name": ""}, {"first_name": "x" * 61}, {"country": 5}, {"zipcode": "a\n"}):
+        status, code, message = owner.refusal("PATCH", "/user", body)
+        assert (status, code, message.split()[0].rstrip(":")) == (400, 1004, next(iter(body)))
+    assert api("good").refusal("PATCH", "/user", said)[:2] == (403, 10000)
+    owner.result("PATCH", "/user", {name: before[name] for name in said})
+
+
+def test_a_token_s_last_use_is_shown():
+    then = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    token = ApiToken("t", "a", "n", "user", "active", (), then, None, None, last_used_at=then)
+    assert shown_token(token)["last_used_on"] == "2026-01-02T03:04:05Z"
 
 
 @pytest.fixture(scope="module")

@@ -81,6 +81,7 @@ TABLE = {
     ("DELETE", A): WRITE_ACCOUNT,
     ("GET", f"{A}/audit_logs"): READ_ACCOUNT,
     ("GET", "/client/v4/user"): USER,
+    ("PATCH", "/client/v4/user"): USER,
     ("GET", "/client/v4/memberships"): USER,
     ("GET", "/client/v4/memberships/{membership_id}"): USER,
     ("PUT", "/client/v4/memberships/{membership_id}"): USER,

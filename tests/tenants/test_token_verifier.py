@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,33 @@ async def test_a_good_secret_proves_its_principal(
     verdict = await verifier.verify(created.secret)
     expected = Principal(account_id, created.token.api_token_id, frozenset({"ai:run", "ai:write"}))
     assert verdict == expected
+
+
+async def test_a_token_s_last_use_is_written_down_and_waits_for_the_database(
+    verifier: TokenVerifier, created: api_tokens.CreatedToken, switchable: SwitchableDatabase, clock: HandClock
+) -> None:
+    async def last_use() -> datetime | None:
+        found = await api_tokens.find(switchable, created.token.account_id, created.token.api_token_id)
+        assert found is not None
+        return found.last_used_at
+
+    await verifier.note_uses()
+    assert await last_use() is None
+    await verifier.verify(created.secret)
+    used_at = clock.now()
+    switchable.is_away = True
+    await verifier.note_uses()
+    switchable.is_away = False
+    assert await last_use() is None
+    await verifier.note_uses()
+    assert await last_use() == used_at
+    clock.pass_time(FRESH_S)
+    await verifier.verify(created.secret[:-1] + "x")
+    await verifier.note_uses()
+    assert await last_use() == used_at  # who knows half of a secret uses nothing
+    await verifier.verify(created.secret)
+    await verifier.note_uses()
+    assert await last_use() == clock.now()
 
 
 async def test_a_remembered_secret_is_judged_without_the_database_while_fresh(

@@ -1,0 +1,117 @@
+"""One request to an address of a caller's choosing: the only one that this platform makes.
+
+A name is looked up once, and what is connected to is one of the addresses that were found and judged, never the name
+again. Addresses that are not of the public internet are not connected to, unless the operator names their networks; no
+redirect is followed, no answer read beyond its first line, and nothing takes longer than `TIMEOUT_S` in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import re
+import socket
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+TIMEOUT_S = 10.0
+MAX_LOOKUPS = 4  # threads: a name server that does not answer holds one for long
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: |\r)")
+_MAX_LINE = 4096
+
+
+class NotSent(Exception):
+    """No answer came. The text is one of a few words, and names no address."""
+
+
+class Outgoing:
+    """Sends to public addresses, and to those of `networks`."""
+
+    def __init__(self, networks: Sequence[str] = ()) -> None:
+        self._networks: list[Network] = [ipaddress.ip_network(text, strict=False) for text in networks]
+        self._lookups = ThreadPoolExecutor(MAX_LOOKUPS, thread_name_prefix="lookup")
+
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext:
+        """Made when it is first needed: it reads every authority that the machine knows."""
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
+
+    async def post(self, url: str, body: bytes, headers: Sequence[tuple[str, str]]) -> int:
+        """The answer's status. `url` is https and has been checked. Raises NotSent."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await self._post(url, body, headers)
+        except TimeoutError:
+            raise NotSent("timeout") from None
+        except ssl.SSLError:
+            raise NotSent("tls") from None
+        except (OSError, UnicodeError, ValueError):
+            raise NotSent("unreachable") from None
+
+    async def _post(self, url: str, body: bytes, headers: Sequence[tuple[str, str]]) -> int:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port or 443
+        address = await self._find(host, port)
+        reader, writer = await asyncio.open_connection(
+            str(address), port, ssl=self._tls, server_hostname=host, limit=_MAX_LINE
+        )
+        try:
+            target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            lines = [f"POST {target} HTTP/1.1", f"host: {parts.netloc}", f"content-length: {len(body)}"]
+            lines += [f"{name}: {value}" for name, value in headers]
+            writer.write("\r\n".join([*lines, "connection: close", "", ""]).encode("ascii") + body)
+            await writer.drain()
+            with contextlib.suppress(asyncio.LimitOverrunError, asyncio.IncompleteReadError):
+                found = _STATUS.match(await reader.readuntil(b"\r\n"))
+                if found is not None:
+                    return int(found[1])
+            raise NotSent("no answer")
+        finally:
+            writer.transport.abort()
+
+    async def _find(self, host: str, port: int) -> Address:
+        """The first address of the host that may be connected to. Raises NotSent, OSError."""
+        lookup = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(self._lookups, lookup)
+        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+        allowed = [address for address in addresses if self.may_reach(address)]
+        if not allowed:
+            raise NotSent("address not allowed")
+        return allowed[0]
+
+    def may_reach_host(self, url: str) -> bool:
+        """Whether it may be; of a name that is known once it is looked up."""
+        try:
+            return self.may_reach(ipaddress.ip_address(urlsplit(url).hostname or ""))
+        except ValueError:
+            return True
+
+    def may_reach(self, address: Address) -> bool:
+        """Whether the address is public, or of a network that the operator named."""
+        if any(address in network for network in self._networks):
+            return True
+        return all(each.is_global and not each.is_multicast for each in [address, *_within(address)])
+
+    def close(self) -> None:
+        self._lookups.shutdown(wait=False, cancel_futures=True)
+
+
+def _within(address: Address) -> list[Address]:
+    """The IPv4 addresses that an IPv6 address leads to through a translation or a tunnel."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return []
+    found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]
+    if address in _NAT64:
+        found.append(ipaddress.IPv4Address(address.packed[-4:]))
+    return [each for each in found if each is not None]

@@ -1,0 +1,113 @@
+"""Sends what finished batches gave to where their requests asked for it: at least once, and some times if need be.
+
+Any gateway of the platform sends; the database says which webhooks are due, and whose they are for now. A target's
+answer counts by its status alone. Knows the kept answers' form, not how they came about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from gateway import envelope
+from gateway.batches import MAX_SEALED_BYTES
+from gateway.outgoing import TIMEOUT_S, NotSent
+from gateway.services import Services
+from gateway.webhook import Webhook, body_of
+from storage.errors import StoreUnavailable
+from telemetry import metrics
+from tenants import batches, webhooks
+from tenants.webhooks import Due
+
+log = logging.getLogger(__name__)
+
+PAUSES_S = (1.0, 10.0, 60.0, 300.0, 1800.0)  # between tries; after the last of them it is given up
+LOOK_INTERVAL_S = 5.0  # for what other gateways finished, or is to be tried again
+MAX_AT_ONCE = 8
+_LEASE_S = 6 * TIMEOUT_S
+
+_decode_target = msgspec.json.Decoder(Webhook).decode
+_decode_item = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class WebhookSender:
+    """One gateway's. `run` runs for ever."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._is_wanted = asyncio.Event()
+
+    def wake(self) -> None:
+        """A batch may have been finished."""
+        self._is_wanted.set()
+
+    async def run(self) -> None:
+        """Send what is due, for ever."""
+        while True:
+            self._is_wanted.clear()
+            try:
+                while not self._services.admission.is_draining and await self._send_some():
+                    pass
+            except StoreUnavailable:
+                log.warning("webhooks wait for the database")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_INTERVAL_S):
+                    await self._is_wanted.wait()
+
+    async def _send_some(self) -> bool:
+        """Whether there may be more."""
+        services = self._services
+        due = await webhooks.take(services.database, services.clock.now(), limit=MAX_AT_ONCE, lease_s=_LEASE_S)
+        async with asyncio.TaskGroup() as group:
+            for each in due:
+                group.create_task(self._send(each))
+        return len(due) == MAX_AT_ONCE
+
+    async def _send(self, due: Due) -> None:
+        """Try one, and note what became of it."""
+        services = self._services
+        try:
+            outcome = await self._try(due)
+        except StoreUnavailable:
+            return  # its lease runs out
+        except (ValueError, msgspec.MsgspecError):
+            log.error("a webhook cannot be read: has the cache secret changed?", extra={"batch": due.batch_id})
+            outcome = "unreadable"
+        is_over = outcome in ("delivered", "unreadable") or due.num_tries > len(PAUSES_S)
+        metrics.WEBHOOKS.labels(outcome).inc()
+        if outcome != "delivered":
+            log.info("a webhook was not delivered", extra={"batch": due.batch_id, "why": outcome, "is_over": is_over})
+        with contextlib.suppress(StoreUnavailable):
+            if is_over:
+                await webhooks.remove(services.database, due.batch_id)
+            else:
+                pause_s = PAUSES_S[due.num_tries - 1]
+                next_at = services.clock.now() + timedelta(seconds=pause_s)
+                await webhooks.put_off(services.database, due.batch_id, next_at)
+                asyncio.get_running_loop().call_later(pause_s, self.wake)
+
+    async def _try(self, due: Due) -> str:
+        """`delivered`, or why it was not. Raises StoreUnavailable, and ValueError for what cannot be opened."""
+        services = self._services
+        sealer = services.batches.sealer
+        webhook = _decode_target(sealer.open(due.account_id, due.target, MAX_SEALED_BYTES))
+        sealed = await batches.answers(services.database, due.batch_id, 0, due.num_requests)
+        if len(sealed) < due.num_requests:
+            return "expired"
+        items: list[Mapping[str, Any]] = [
+            _decode_item(sealer.open(due.account_id, each, MAX_SEALED_BYTES)) for each in sealed
+        ]
+        created = int(due.finished_at.timestamp())
+        body = envelope.encode(body_of(webhook, due.batch_id, due.shown_model, created, items))
+        headers = [("content-type", "application/json"), ("user-agent", "Hearth"), ("cf-ai-req-id", due.batch_id)]
+        try:
+            status = await services.outgoing.post(webhook.url, body, headers)
+        except NotSent as error:
+            return str(error)
+        return "delivered" if 200 <= status < 300 else "refused"

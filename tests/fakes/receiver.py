@@ -1,0 +1,51 @@
+"""A receiver of webhooks on a loopback address: what came, and what it answers next."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class Receiver:
+    """`came` are the bodies in the order they came, with their headers; `answers` the next statuses, then 200;
+    `authority` is the file of who signed its certificate."""
+
+    def __init__(self, port: int, authority: Path) -> None:
+        self.came: list[tuple[dict[str, str], Any]] = []
+        self.answers: list[int] = []
+        self.authority = authority
+        self.url = f"https://127.0.0.1:{port}/hook?key=1"
+
+    def of(self, request_id: str) -> list[Any]:
+        """The bodies that came about one run."""
+        return [body for _, body in self.came if body["request_id"] == request_id]
+
+
+@contextmanager
+def receiving(certificate: tuple[Path, Path], authority: Path) -> Iterator[Receiver]:
+    """Listens with this certificate and key, signed by the authority, until the block ends."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            receiver.came.append((dict(self.headers) | {"path": self.path}, json.loads(body)))
+            self.send_response(receiver.answers.pop(0) if receiver.answers else 200)
+            self.send_header("location", receiver.url)
+            self.end_headers()
+
+        def log_message(self, *_args: object) -> None: ...
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        receiver = Receiver(server.server_port, authority)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield receiver
+        server.shutdown()

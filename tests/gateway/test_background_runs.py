@@ -1,0 +1,168 @@
+"""Runs in the background: answered at once, kept to be asked for, and sent to a webhook that only public addresses, and
+those of the operator's networks, can be."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.errors import Refusal
+from gateway.outgoing import Outgoing
+from gateway.webhook import Webhook, body_of, webhook_in
+from tests.fakes.node import WORDS
+from tests.fakes.receiver import Receiver
+from tests.gateway.process import CHATTY, PARROT, VECTORS
+from tests.gateway.site import Running
+from tests.waiting import wait_until_blocking
+
+TEXT = "".join(WORDS)
+
+
+def ask(client: httpx.Client, running: Running, model: str, given: dict[str, Any], **options: Any) -> httpx.Response:
+    body = {"model": model, "input": given, "options": {"background": True} | options}
+    return client.post(f"{running.account_url}/ai/run", json=body)
+
+
+def begin(client: httpx.Client, running: Running, model: str, given: dict[str, Any], **options: Any) -> str:
+    """The run's id."""
+    answer = ask(client, running, model, given, **options)
+    assert answer.status_code == 200, answer.text
+    result = answer.json()["result"]
+    assert result == {"status": "queued", "request_id": answer.headers["cf-ai-req-id"], "model": model}
+    return str(result["request_id"])
+
+
+def sent(receiver: Receiver, request_id: str) -> dict[str, Any]:
+    (body,) = wait_until_blocking(lambda: receiver.of(request_id), 20)
+    return body
+
+
+def test_a_run_in_the_background_is_kept_to_be_asked_for(client: httpx.Client, running: Running):
+    request_id = begin(client, running, PARROT, {"prompt": "one two", "stream": True})
+    url = f"{running.account_url}/ai/run/{PARROT}"
+
+    def responses() -> Any:
+        return client.post(url, json={"request_id": request_id}).json()["result"].get("responses")
+
+    (item,) = wait_until_blocking(responses, 20)
+    assert item["result"]["response"] == TEXT
+    assert running.site.usage_row(f"{request_id}-0")["prompt_tokens"] == 2
+
+
+def test_its_result_is_sent_as_the_model_gives_it_or_as_a_chat_completion(
+    client: httpx.Client, running: Running, receiver: Receiver
+):
+    request_id = begin(client, running, PARROT, {"prompt": "one two"}, webhookUrl=receiver.url)
+    body = sent(receiver, request_id)
+    assert body["result"]["response"] == TEXT
+    assert (body["model"], body["success"], body["errors"], body["messages"]) == (PARROT, True, [], [])
+    headers = next(headers for headers, told in receiver.came if told["request_id"] == request_id)
+    assert (headers["path"], headers["content-type"]) == ("/hook?key=1", "application/json")
+
+    chat = {"webhookUrl": receiver.url, "webhookFormat": "chat"}
+    messages = {"messages": [{"role": "user", "content": "x"}]}
+    for model, given in ((PARROT, {"prompt": "one two"}), (CHATTY, messages)):
+        result = sent(receiver, begin(client, running, model, given, **chat))["result"]
+        assert (result["object"], result["choices"][0]["message"]["content"]) == ("chat.completion", TEXT)
+
+    wrong = sent(receiver, begin(client, running, PARROT, {"prompt": ""}, webhookUrl=receiver.url))
+    assert (wrong["success"], wrong["result"], wrong["errors"][0]["code"]) == (False, {}, 5006)
+    requests = {"requests": [{"prompt": "a"}, {"prompt": ""}]}
+    both = sent(receiver, begin(client, running, PARROT, requests, webhookUrl=receiver.url))["result"]["responses"]
+    assert [item["success"] for item in both] == [True, False]
+
+
+def test_what_is_not_taken_is_sent_again_and_no_redirect_is_followed(
+    client: httpx.Client, running: Running, receiver: Receiver
+):
+    receiver.answers = [307]
+    request_id = begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url)
+    first, again = wait_until_blocking(lambda: len(receiver.of(request_id)) == 2 and receiver.of(request_id), 30)
+    assert first == again
+    assert not receiver.answers
+
+
+def test_nothing_is_sent_to_an_address_that_is_not_public(client: httpx.Client, running: Running):
+    with socket.create_server(("127.0.0.2", 0)) as canary:
+        port = canary.getsockname()[1]
+        for host in ("127.0.0.2", "[::ffff:127.0.0.2]", "[::1]", "10.0.0.1", "169.254.169.254", "0.0.0.0"):
+            answer = ask(client, running, PARROT, {"prompt": "x"}, webhookUrl=f"https://{host}:{port}/")
+            assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
+        before = running.gateway.metric('hearth_webhooks_total{outcome="address not allowed"}')
+        # A public name for a private address: known to be one only once it is looked up.
+        begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=f"https://localhost.localdomain:{port}/")
+        wait_until_blocking(
+            lambda: (
+                sum(
+                    running.gateway.metric(f'hearth_webhooks_total{{outcome="{why}"}}')
+                    for why in ("address not allowed", "unreachable")
+                )
+                > before
+            ),
+            20,
+        )
+        canary.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            canary.accept()
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"background": False, "webhookUrl": "https://x.example"}, "webhookUrl"),
+        ({"background": False, "webhookFormat": "raw"}, "webhookFormat"),
+        ({"webhookFormat": "chat"}, "webhookFormat"),
+        ({"webhookUrl": "https://x.example", "webhookFormat": "xml"}, "webhookFormat"),
+        ({"webhookUrl": 5}, "webhookUrl"),
+        ({"webhookUrl": "http://x.example/"}, "webhookUrl"),
+        ({"webhookUrl": "https://x.example/" + "y" * 2048}, "webhookUrl"),
+        ({"webhookUrl": "https://localhost/"}, "webhookUrl"),
+        ({"webhookUrl": "https://u:p@x.example/"}, "webhookUrl"),
+    ],
+)
+def test_options_that_do_not_fit_are_named(client: httpx.Client, running: Running, options: dict[str, Any], field: str):
+    answer = ask(client, running, PARROT, {"prompt": "x"}, **options)
+    (error,) = answer.json()["errors"]
+    assert (answer.status_code, error["code"]) == (400, 5006)
+    assert f"'/options/{field}'" in error["message"]
+
+
+def test_a_chat_completion_is_of_text_models_alone(client: httpx.Client, running: Running):
+    answer = ask(client, running, VECTORS, {"text": "x"}, webhookUrl="https://x.example/", webhookFormat="chat")
+    assert "'/options/webhookFormat'" in answer.json()["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://x.example\\@y.example/", "https://x.example:0/", "https://x.example:99999/", "https://x..example/",
+     "https://[::1/", "https://x.example/\r\nHost: y", "https://x.example/é", "https:///", "https://1234/",
+     "//x.example/", "ftp://x.example/", "https://2130706433/", "https://0x7f.1/", "https://x.example%00/"],
+)  # fmt: skip
+def test_what_two_readers_could_take_for_different_hosts_is_no_url(url: str):
+    with pytest.raises(Refusal):
+        webhook_in({"webhookUrl": url}, is_background=True, is_single=True)
+
+
+def test_addresses_that_lead_inside_by_another_name_are_not_reached():
+    outgoing = Outgoing()
+    inside = "127.0.0.1 10.1.2.3 172.16.0.1 192.168.0.1 169.254.0.1 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 :: ::1"
+    inside += " fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 2002:a00:1:: 64:ff9b::10.0.0.1 64:ff9b::7f00:1"
+    for text in inside.split():
+        assert not outgoing.may_reach(ipaddress.ip_address(text)), text
+    for text in ("1.1.1.1", "2606:4700::1111", "64:ff9b::1.1.1.1"):
+        assert outgoing.may_reach(ipaddress.ip_address(text)), text
+    assert Outgoing(["10.0.0.0/8"]).may_reach(ipaddress.ip_address("10.1.2.3"))
+    outgoing.close()
+
+
+def test_calls_of_tools_are_told_as_chat_completions_tell_them():
+    result = {"response": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}], "usage": {"total_tokens": 3}}
+    items = [{"id": 0, "success": True, "result": result}]
+    told = body_of(Webhook("https://x.example/", "chat", True), "1-2", "@cf/a/b", 7, items)["result"]
+    (choice,) = told["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}
