@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 HANDSHAKE_TIMEOUT_S = 5.0
+# Less than this that completes no message is no sign of life: where the length of one was garbled, whatever comes after
+# would be taken for its rest. Large messages come in larger pieces.
+_PART_BYTES = 1024
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 MAX_UNSENT_BYTES = 64 * 1024 * 1024  # towards a node that does not read
@@ -157,9 +160,12 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = now_s = self._loop.time()
+        now_s = self._loop.time()
+        if len(data) >= _PART_BYTES:
+            self.heard_s = now_s
         try:
             for message in self._decoder.feed(data):
+                self.heard_s = now_s
                 if type(message) is wire.Reply:
                     inbox = self.inboxes.get(message.call_id)
                     if inbox is not None:

@@ -75,6 +75,7 @@ def test_every_command_is_known_to_act_or_to_tell():
     assert sorted(commands(typer.main.get_command(main.app))) == sorted(known)
 
 
+@pytest.mark.full
 def test_every_command_that_acts_leaves_an_entry(
     hearth: Hearth, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -112,6 +113,7 @@ def test_what_is_refused_leaves_none(hearth: Hearth, data: Path):
     assert entries(data / "hearth.db") == before
 
 
+@pytest.mark.full
 def test_a_migration_is_an_act_and_one_that_changes_nothing_is_none(
     hearth: Hearth, data: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -157,33 +157,23 @@ async def test_an_expiry_counts_at_once_though_the_secret_is_remembered(
     assert await verifier.verify(created.secret) == expected
 
 
-@pytest.mark.parametrize("jump_s", [3600, -3600, -86_400, 86_400])
 async def test_a_clock_that_jumps_ends_no_token_early_and_none_late(
-    verifier: TokenVerifier, database: Database, account_id: str, clock: HandClock, jump_s: float
+    sqlite_database: Database, clock: HandClock
 ) -> None:
-    expires_at = clock.now() + timedelta(seconds=600)
+    account_id = (await accounts.create(sqlite_database, "Ada")).account_id
+    verifier, expires_at = TokenVerifier(sqlite_database, PEPPER, clock), clock.now() + timedelta(seconds=600)
     created = await api_tokens.create(
-        database, PEPPER, account_id, "x", WORKERS_AI_GROUPS, expires_at, "account", clock=clock
+        sqlite_database, PEPPER, account_id, "x", WORKERS_AI_GROUPS, expires_at, clock=clock
     )
-    await verifier.verify(created.secret)
-    clock.jump_wall(jump_s)
-    for _ in range(9):
-        assert isinstance(await verifier.verify(created.secret), Principal)
-        clock.pass_time(60)
-    clock.pass_time(61)
+    for jump_s in (3600, -3600, 86_400, -86_400):
+        clock.jump_wall(jump_s)
+        for _ in range(2):
+            assert isinstance(await verifier.verify(created.secret), Principal)
+            clock.pass_time(60)
+    clock.jump_wall(-7200)
+    clock.pass_time(121)
     assert isinstance(await verifier.verify(created.secret), Refused)
-
-
-async def test_a_clock_that_stays_where_it_jumped_is_believed(
-    verifier: TokenVerifier, database: Database, account_id: str, clock: HandClock
-) -> None:
-    expires_at = clock.now() + timedelta(days=1)
-    created = await api_tokens.create(
-        database, PEPPER, account_id, "x", WORKERS_AI_GROUPS, expires_at, "account", clock=clock
-    )
-    assert isinstance(await verifier.verify(created.secret), Principal)
-    clock.jump_wall(2 * 86_400)
-    assert isinstance(await verifier.verify(created.secret), Principal)
+    clock.jump_wall(7200)
     clock.pass_time(BELIEVED_AFTER_S)
     assert isinstance(await verifier.verify(created.secret), Refused)
 

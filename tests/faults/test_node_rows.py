@@ -1,0 +1,159 @@
+"""The rows about the way to a node: parted, vanished, cut in the middle of a message, garbled, half closed, slow.
+
+A real gateway and two fake nodes, one of them behind the fault proxy. What has not begun goes to the other node; what
+has begun ends with one error; the gateway lives, and the node is used again once it can be reached.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.fakes.node import WORDS
+from tests.faults.conftest import errors_in
+from tests.faults.proxy import FaultProxy
+from tests.gateway.process import fake_node
+from tests.gateway.site import Running, Site
+from tests.gateway.test_text_generation import events_of, run, script
+from tests.waiting import wait_until_blocking
+
+pytestmark = pytest.mark.full
+
+TEXT = "".join(WORDS)
+LONG = script(tokens=["x"] * 40, gap_s=0.05)
+
+
+@dataclass
+class Far:
+    """A gateway with a node near and one behind a proxy, and a session whose calls go to the latter."""
+
+    running: Running
+    proxy: FaultProxy
+    client: httpx.Client
+    session: str = ""
+
+    def ask(self, **body: object) -> httpx.Response:
+        body.setdefault("prompt", "x")
+        return run(self.client, self.running, body, headers={"x-session-affinity": self.session})
+
+    def row(self, answer: httpx.Response) -> dict:
+        return self.running.site.usage_row(answer.headers["cf-ai-req-id"])
+
+    def is_home(self) -> bool:
+        """Whether the session's calls go through the proxy."""
+        return self.row(self.ask())["node_id"] == "far"
+
+    def find_session(self) -> None:
+        for number in range(100):
+            self.session = f"session-{number}"
+            if self.is_home():
+                return
+        raise AssertionError("no session of a hundred goes to the far node")
+
+
+@pytest.fixture(scope="module")
+def far_site(new_site: Callable[..., Site]) -> Iterator[Far]:
+    site = new_site()
+    site.add_node("near")
+    node = fake_node("far", site.folder, site.redis.url)
+    with FaultProxy(Path(node.address.removeprefix("unix://"))) as proxy, httpx.Client(timeout=30) as client:
+        node.announced = f"tcp://127.0.0.1:{proxy.port}"
+        site.nodes["far"] = node.start()
+        gateway = site.gateway(HEARTH_FIRST_EVENT_TIMEOUT_S="1", HEARTH_STALL_TIMEOUT_S="1", HEARTH_CALL_TIMEOUT_S="10")
+        running = Running(site, gateway.start())
+        client.headers.update(running.headers())
+        far = Far(running, proxy, client)
+        wait_until_blocking(lambda: gateway.metric("hearth_nodes_alive") == 2, 10)
+        far.find_session()
+        yield far
+        assert errors_in(gateway) == ""
+        assert gateway.metric("hearth_internal_errors_total") == 0
+
+
+@pytest.fixture
+def far(far_site: Far) -> Far:
+    """Healthy: the session is at home behind the proxy."""
+    far_site.proxy.heal()
+    wait_until_blocking(far_site.is_home, 30, 0.1)
+    return far_site
+
+
+@pytest.mark.parametrize("how", ["part", "vanish", "reset", "half_close"])
+def test_a_call_goes_to_the_other_node_and_later_ones_do_not_try_the_lost_one(far: Far, how: str):
+    if how == "reset":
+        far.proxy.refuses = True
+    getattr(far.proxy, how)()
+    answer = far.ask()
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["result"]["response"] == TEXT
+    if how in ("part", "vanish"):
+        began_s = time.monotonic()
+        wait_until_blocking(lambda: far.row(far.ask())["attempts"] == 1, 10, 0.05)
+        assert time.monotonic() - began_s <= 10, "ejected: nobody waits for it any more"
+    far.proxy.heal()
+    far.proxy.reset()
+    wait_until_blocking(far.is_home, 30, 0.1)
+
+
+@pytest.mark.parametrize("how", ["part", "vanish", "reset"])
+def test_a_stream_that_has_begun_ends_with_one_error(far: Far, how: str):
+    with far.client.stream(
+        "POST",
+        f"{far.running.account_url}/ai/run/@cf/test/parrot",
+        json={"prompt": LONG, "stream": True},
+        headers={"x-session-affinity": far.session},
+    ) as answer:
+        text = ""
+        for piece in answer.iter_text():
+            if not text:
+                getattr(far.proxy, how)()
+                began_s = time.monotonic()
+            text += piece
+    assert time.monotonic() - began_s < 10
+    frames = [frame.removeprefix("data: ") for frame in text.split("\n\n") if frame]
+    errors = [json.loads(frame)["error"]["code"] for frame in frames if "error" in json.loads(frame)]
+    assert errors == [json.loads(frames[-1])["error"]["code"]]
+    assert errors[0] in (3007, 3008)
+    assert "[DONE]" not in text
+
+
+@pytest.mark.parametrize("num_bytes", [1, 3, 40, 90])
+def test_one_that_is_cut_in_the_middle_of_a_message_is_done_by_the_other(far: Far, num_bytes: int):
+    far.proxy.to_client.cut_after = num_bytes
+    answer = far.ask()
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["result"]["response"] == TEXT
+    assert far.row(answer)["completion_tokens"] == len(WORDS), "once"
+
+
+@pytest.mark.parametrize("flip_after", [0, 2, 5, 9, 30, 60])
+def test_garbled_messages_cost_no_gateway(far: Far, flip_after: int):
+    far.proxy.to_client.flip_after = flip_after
+    answer = far.ask()
+    assert answer.status_code in (200, 408), answer.text
+    if answer.status_code == 408:
+        assert answer.json()["errors"][0]["code"] == 3008
+    assert far.running.gateway.is_ready()
+    assert far.ask().status_code == 200
+
+
+def test_a_way_that_is_slow_or_comes_in_single_bytes_changes_nothing_but_the_time(far: Far):
+    far.proxy.to_client.piece_bytes = far.proxy.to_server.piece_bytes = 1
+    answer = far.ask()
+    assert (answer.json()["result"]["response"], far.row(answer)["attempts"]) == (TEXT, 1)
+    far.proxy.heal()
+    far.proxy.to_client.bytes_per_s = 4000
+    stream = far.ask(stream=True)
+    *events, _usage, done = events_of(stream)
+    assert "".join(json.loads(event).get("response", "") for event in events) == TEXT
+    assert done == "[DONE]"
+    far.proxy.heal()
+    far.proxy.slow(0.1, 0.05)
+    answer = far.ask()
+    assert (answer.json()["result"]["response"], far.row(answer)["attempts"]) == (TEXT, 1)
