@@ -6,8 +6,9 @@ One exchange with Redis for each request, and none where no rule is about it. Kn
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from catalog.pricing import price_in_micro_neurons
 from gateway.call import Call, most_completion_tokens_of
@@ -80,6 +81,23 @@ async def pass_by(services: Services, exchange: Exchange, principal: Principal) 
         exchange.answer_headers += headers_of(error.standings)
         raise _refusal_of(services, error) from None
     exchange.answer_headers += headers_of(entered.standings)
+
+
+@contextlib.asynccontextmanager
+async def held_beside(services: Services, exchange: Exchange, principal: Principal, task: str) -> AsyncIterator[None]:
+    """A request of a task that runs no model, held to that task's limits and to calls at once while the block runs;
+    `pass_by` has counted it already in the windows of its account and token. Raises Refusal."""
+    items = services.limits.items(principal, task)
+    items = tuple(item for item in items if item.kind == "c" or (item.kind == "r" and item.name == task))
+    plan = services.quota.plan(principal.account_id, tuple(item for item in items if not item.is_until_begun))
+    try:
+        entered = await services.quota.enter(plan, exchange.request_id)
+    except QuotaExceeded as error:
+        raise _refusal_of(services, error) from None
+    try:
+        yield
+    finally:
+        services.quota.leave(entered)
 
 
 def headers_of(standings: Sequence[Standing]) -> Headers:

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import documents, envelope, json_body, multipart
+from gateway import documents, documents_usage, envelope, json_body, multipart, quotas
 from gateway.api.objects import principal_of
 from gateway.documents import Ask
+from gateway.documents_usage import TASK
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.exchange import Exchange
 from gateway.services import Services
@@ -56,23 +57,30 @@ async def transform(services: Services, request: Request) -> Response:
 
 
 async def _converted(services: Services, request: Request, read: Callable[[], Awaitable[Ask]]) -> Response:
-    """The answer to what `read` reads. It holds a place as a call does, so that a drain waits for it; a client that
-    leaves ends it. Raises Refusal, ClientLeft."""
+    """The answer to what `read` reads. It holds a place as a call does, so that a drain waits for it, is held to the
+    limits of its task, and leaves a usage entry; a client that leaves ends it. Raises Refusal, ClientLeft."""
     exchange: Exchange = request.scope["hearth.exchange"]
     principal = services.places.hold(principal_of(request), exchange)
+    if not services.ledger.has_room:
+        raise Refusal(Reason.DEPENDENCY_DOWN)
     with services.admission.enter(principal.account_id) as place, services.documents.room():
-        job = asyncio.create_task(services.documents.convert(await read()))
+        async with quotas.held_beside(services, exchange, principal, TASK):
+            ask = await read()
+            job = asyncio.create_task(services.documents.convert(ask))
 
-        def stop() -> None:
-            job.cancel()
+            def stop() -> None:
+                job.cancel()
 
-        exchange.when_client_leaves(stop)
-        place.stop = stop
-        try:
-            await asyncio.wait({job})
-        finally:
-            exchange.when_client_leaves(None)
-            job.cancel()
+            exchange.when_client_leaves(stop)
+            place.stop = stop
+            began = documents_usage.Began(services.clock.now(), services.clock.monotonic_s())
+            try:
+                await asyncio.wait({job})
+            finally:
+                exchange.when_client_leaves(None)
+                job.cancel()
+            entry = documents_usage.entry_of(services, exchange.request_id, principal, began, ask, job)
+            await services.ledger.record(entry)
         if job.cancelled():
             raise Refusal(Reason.ABORTED) if services.admission.is_draining else ClientLeft
         return _answer(job.result())

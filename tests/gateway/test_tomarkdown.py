@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
@@ -16,6 +17,7 @@ from gateway import documents
 from gateway.documents import Documents
 from gateway.errors import Reason, Refusal
 from tests.gateway.site import Running
+from tests.gateway.test_fair_share import set_limits
 from tests.waiting import wait_until_blocking
 
 PAGE = ("a.html", b"<h1>One</h1><p>two <a href='/x'>three</a>", "text/html")
@@ -119,3 +121,33 @@ def test_bodies_of_files_are_bounded_in_number():
         assert refused.value.reason is Reason.OUT_OF_CAPACITY
     with held.room():
         pass
+
+
+def test_a_call_leaves_one_usage_entry(running: Running, client: httpx.Client):
+    answer = client.post(url(running), files=[("files", PAGE), ("files", ("e.exe", b"MZ", ""))])
+    assert answer.status_code == 200
+    row = running.site.usage_row(answer.headers["x-hearth-request-id"])
+    assert (row["task"], row["model"], row["status"], row["is_useful"]) == ("to-markdown", "to-markdown", "stop", 1)
+    assert (row["bytes_in"], row["micro_neurons"], row["completion_tokens"]) == (len(PAGE[1]) + 2, 0, 0)
+    assert row["bytes_out"] == len(answer.json()["result"][0]["data"].encode())
+    useless = client.post(url(running), files=[("files", ("e.exe", b"MZ", ""))])
+    assert running.site.usage_row(useless.headers["x-hearth-request-id"])["is_useful"] == 0
+
+
+def test_it_is_held_to_its_task_s_limits_and_to_calls_at_once(running: Running):
+    account_id = running.tenants.other_account_id
+    asked = f"{running.gateway.base_url}/accounts/{account_id}/ai/tomarkdown"
+    with httpx.Client(headers=running.headers("other"), timeout=20) as client:
+
+        def statuses(count: int) -> list[int]:
+            return [client.post(asked, files=[("files", PAGE)]).status_code for _ in range(count)]
+
+        asyncio.run(set_limits(running.site, account_id, "to-markdown=2/86400"))
+        try:
+            wait_until_blocking(lambda: statuses(1) == [429])
+            refused = client.post(asked, files=[("files", PAGE)])
+            assert code_of(refused) == (429, 3040)
+            assert 86_000 < int(refused.headers["retry-after"]) <= 86_400
+        finally:
+            asyncio.run(set_limits(running.site, account_id, ""))
+        wait_until_blocking(lambda: statuses(1) == [200])
