@@ -76,7 +76,8 @@ class SamplingInputs:
 
     `positions` is the index of the token being drawn, counted from the start of the prompt: with `seeds` it names the
     random number, so a row draws the same whatever its batch mates are. `histories` holds only the rows that have a
-    penalty, `biases` those that have one. `num_logprobs` is -1 where none are asked, `constrained` None if no row is.
+    penalty, `biases` those that have one (or two). `num_logprobs` is -1 where none are asked, `constrained` None if no
+    row is.
     """
 
     temperature: Floats  # [K], 0 is greedy
@@ -226,12 +227,18 @@ def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: BeginsC
         positions=lengths.astype(np.int64),
         num_logprobs=table.num_logprobs[slots],
         histories=histories,
-        biases=_biases(slots, table) if table.logit_biases else (),
+        biases=_biases(slots, lengths, table) if table.logit_biases or table.held_ends else (),
         constrained=constrained,
     )
 
 
-def _biases(slots: Ints, table: SlotTable) -> tuple[LogitBias, ...]:
-    """Those of the K rows in `slots`."""
-    found = [(row, table.logit_biases.get(slot)) for row, slot in enumerate(slots.tolist())]
-    return tuple(LogitBias(row, *bias) for row, bias in found if bias is not None)
+def _biases(slots: Ints, lengths: Ints, table: SlotTable) -> tuple[LogitBias, ...]:
+    """Those of the K rows in `slots`: their own, and what keeps a row from ending too soon."""
+    found = []
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        bias, ends = table.logit_biases.get(slot), table.held_ends.get(slot)
+        if bias is not None:
+            found.append(LogitBias(row, *bias))
+        if ends is not None and length < ends[0]:
+            found.append(LogitBias(row, ends[1], np.full(len(ends[1]), -np.inf, np.float32)))
+    return tuple(found)

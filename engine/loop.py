@@ -154,7 +154,7 @@ class Engine:
             request=request,
             tenant_index=self.scheduler.counters.join(request.tenant),
             max_total_len=min(num_prompt + sampling.max_tokens, self.info.max_model_len),
-            stop_token_ids=tuple(set(end_tokens + request.stop_token_ids)),
+            stop_token_ids=tuple({each for each in end_tokens + request.stop_token_ids if each < self.info.vocab_size}),
             token_ids=request.prompt,
             seed=draw_seed(sampling.seed),
             twin=self._find_twin(request),
@@ -306,7 +306,7 @@ class Engine:
             and len(prompt) > 0
             and int(prompt.min()) >= 0
             and int(prompt.max()) < self.info.vocab_size
-            and sampling.max_tokens > 0
+            and 0 <= sampling.min_tokens <= sampling.max_tokens > 0
             and sampling.temperature >= 0
             and all(math.isfinite(value) for value in floats)
             and 0 <= sampling.top_k <= limit

@@ -246,6 +246,7 @@ class Scheduler:
             if self._computing.get(name) == slot:
                 del self._computing[name]
         table.logit_biases.pop(slot, None)
+        table.held_ends.pop(slot, None)
         sequence.device_us = float(table.device_us[slot])
         self._sequences[slot] = None
         self._hashers[slot] = None

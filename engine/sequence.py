@@ -138,6 +138,9 @@ class SlotTable:
         self.adapter = ints(num_slots)  # handle, 0 without one
         self.has_adapters = False  # whether any slot ever had one
         self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
+        self.held_ends: dict[
+            int, tuple[int, Ints]
+        ] = {}  # slot -> the length before which it cannot end, its end tokens
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
         """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
@@ -160,6 +163,9 @@ class SlotTable:
         self.is_protected[slot] = False
         self._fill_stop_tokens(slot, sequence.stop_token_ids)
         self._fill_sampling(slot, sampling)
+        if sampling.min_tokens and request.constraint is None:
+            ends = np.array(sequence.stop_token_ids, dtype=np.int32)
+            self.held_ends[slot] = len(request.prompt) + sampling.min_tokens, ends
         self.seed[slot] = sequence.seed
         self.device_us[slot] = sequence.device_us
 

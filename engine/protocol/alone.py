@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from engine.protocol.fields import BadInput, boolean, integer
 from engine.protocol.tasks import Sampling
 
@@ -52,11 +54,13 @@ def _is_nothing(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
-def check_min_tokens(body: Mapping[str, Any], sampling: Sampling) -> None:
-    """`min_tokens` is met wherever nothing can end an answer early, and refused elsewhere. Raises BadInput."""
+def with_min_tokens(body: Mapping[str, Any], sampling: Sampling, *, is_held: bool) -> Sampling:
+    """`sampling` with `min_tokens`, which end tokens and `stop_token_ids` wait for. Refused for a text that may end
+    otherwise: at a stop string, or, where it `is_held`, by a format or a call. Raises BadInput."""
     min_tokens = integer(body, "min_tokens", 0, minimum=0, maximum=sampling.max_tokens)
-    if min_tokens and (not sampling.ignore_eos or sampling.stop or sampling.stop_token_ids):
-        raise BadInput("'/min_tokens' needs '/ignore_eos', and nothing in '/stop' and '/stop_token_ids'")
+    if min_tokens and (is_held or sampling.stop):
+        raise BadInput("'/min_tokens' cannot be combined with '/stop', an output format or tools")
+    return msgspec.structs.replace(sampling, min_tokens=min_tokens)
 
 
 def num_choices(body: Mapping[str, Any]) -> int:

@@ -75,14 +75,15 @@ def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int
         raise BadInput("'/add_special_tokens' must be true: send token ids to choose every token")
     words = dict(body) | {"logprobs": num_tops is not None, "top_logprobs": num_tops}
     sampling = openai.sampling(words, default_max_tokens=DEFAULT_MAX_TOKENS, context_window=context_window)
-    alone.check_min_tokens(body, sampling)
+    constraint = output_constraint(body)
+    sampling = alone.with_min_tokens(body, sampling, is_held=constraint is not None)
     return Completions(
         prompts=prompts,
         sampling=sampling,
         num_choices=num_choices,
         num_tries=num_tries,
         has_echo=has_echo,
-        constraint=output_constraint(body),
+        constraint=constraint,
     )
 
 

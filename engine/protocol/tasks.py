@@ -21,7 +21,8 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gives none, k >= 0 gives that of the sampled token and of the k likeliest. `must_fit` says that `max_tokens` is the
     caller's own word: it is refused when the prompt leaves less of the context, where a default would be shortened.
     A token of `stop_token_ids` ends the text as the model's own end tokens do, and shows in it no more than they.
-    `logit_bias` has (token id, what is added to its logit) pairs, each id once.
+    `logit_bias` has (token id, what is added to its logit) pairs, each id once. Before `min_tokens`, no such token and
+    no end token is drawn; a constraint that has nothing left to say ends a text all the same.
     """
 
     max_tokens: int = 256
@@ -39,6 +40,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    min_tokens: int = 0
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from engine.protocol import alone, completions, openai, tools
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.tasks import TextGeneration
@@ -50,7 +52,8 @@ def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
     task = openai.text_generation(
         body, default_max_tokens=context_window, context_window=context_window, max_choices=alone.MAX_CHOICES
     )
-    alone.check_min_tokens(body, task.sampling)
+    is_held = task.constraint is not None or bool(task.tools)
+    task = msgspec.structs.replace(task, sampling=alone.with_min_tokens(body, task.sampling, is_held=is_held))
     return Chat(task, openai.wants_usage_chunk(body), tools.is_legacy(body))
 
 

@@ -301,6 +301,7 @@ def _refuse_unsound(work: Work, task: TextGeneration) -> None:
         "namespace": len(work.namespace) == _NAMESPACE_BYTES,
         "tenant": 0 <= work.tenant < 1 << 63,
         "max_tokens": sampling.max_tokens >= 1,
+        "min_tokens": 0 <= sampling.min_tokens <= sampling.max_tokens,
         "temperature": sampling.temperature >= 0,
         "top_p": 0 < sampling.top_p <= 1,
         "top_k": 0 <= sampling.top_k < 1 << 31,

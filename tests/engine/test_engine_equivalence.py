@@ -158,6 +158,26 @@ def test_hostile_parameters_of_batch_mates_change_no_token_and_break_nothing(new
     assert {driver.finishes[each] for each in bad} <= {"stop", "length", "error"}
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_no_end_token_is_drawn_before_so_many_tokens_and_batch_mates_end_as_ever(
+    new_driver, cases: list[Case], temperature: float
+):
+    prompt, greedy = cases[1].prompt, cases[1].greedy
+    ends = (greedy[3], 511, 2**31 - 1)  # one that comes soon; the last is in no vocabulary
+    driver = new_driver(num_blocks=20, max_step_tokens=17)
+    held = driver.add(prompt, max_tokens=40, min_tokens=20, temperature=temperature, seed=3, stop_token_ids=ends)
+    free = driver.add(prompt, max_tokens=40, temperature=0.0, ignore_eos=True, stop_token_ids=ends)
+    whole = driver.add(prompt, max_tokens=40, min_tokens=40, temperature=temperature, stop_token_ids=(greedy[0],))
+    driver.run()
+    assert not {*ends, *driver.engine.info.eos_token_ids} & set(driver.tokens[held][:20])
+    assert 20 < len(driver.tokens[held]) <= 40
+    assert driver.tokens[held][:3] == greedy[:3] or temperature
+    assert driver.tokens[free] == greedy[: greedy.index(ends[0]) + 1]
+    assert (len(driver.tokens[whole]), driver.finishes[whole]) == (40, "length")
+    assert greedy[0] not in driver.tokens[whole][:-1]
+    assert not driver.engine.table.held_ends
+
+
 class NumbersGone:
     """A model whose logits are not finite for some sequences, as overflow or a broken device would have it."""
 

@@ -93,6 +93,8 @@ def test_what_cannot_fit_the_pool_alone_is_capped_by_the_context_so_nothing_wait
         {"logprobs": -1},
         {"logprobs": 1000},
         {"stop_token_ids": (-1,)},
+        {"min_tokens": -1},
+        {"min_tokens": 6},
         {"logit_bias": ((997, 1.0),)},
         {"logit_bias": ((1, math.nan),)},
         {"logit_bias": tuple((token_id % 900, 1.0) for token_id in range(1025))},

@@ -96,9 +96,11 @@ def test_what_cannot_be_done_is_refused_by_its_name(name: str, value: Any):
 
 
 def test_minimal_lengths_are_promised_only_where_they_can_be_kept():
-    assert read(min_tokens=8, ignore_eos=True, max_tokens=8).sampling.max_tokens == 8
-    for more in ({}, {"ignore_eos": True, "stop": "x"}, {"ignore_eos": True, "stop_token_ids": [1]}):
-        with pytest.raises(BadInput, match="'/min_tokens'"):
+    for more in ({}, {"ignore_eos": True}, {"stop_token_ids": [1]}):
+        sampling = read(min_tokens=8, max_tokens=8, **more).sampling
+        assert (sampling.min_tokens, sampling.max_tokens) == (8, 8)
+    for more in ({"stop": "x"}, {"ignore_eos": True, "stop": ["x"]}, {"guided_regex": "a+"}):
+        with pytest.raises(BadInput, match="'/min_tokens' cannot be combined"):
             read(min_tokens=3, **more)
     with pytest.raises(BadInput, match="'/min_tokens'"):
         read(min_tokens=9, ignore_eos=True, max_tokens=8)
