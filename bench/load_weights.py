@@ -1,8 +1,8 @@
 """How fast weights come from the page cache into place: `python -m bench.load_weights` prints JSON, GB/s.
 
 "copy" reads a file's bytes, in pieces, by as many threads, into one block of memory and does nothing else: the most
-that this machine gives. "copy_there" reads the same bytes to where the engine has them, which is up to a third slower:
-tensors in a safetensors file and in memory do not begin at the same place of a cache line. "reader" is the engine's
+that this machine gives. "copy_there" reads the same bytes to where the engine has them, which begin at the same places
+of a cache line as in the file: to others the kernel copies up to a third slower. "reader" is the engine's
 own load of the same file into fused matrices, checks and all. All fill memory that has been written before, and take
 turns; "fresh" is into memory the process has not touched yet, for which the system has to find and clear pages on the
 way. "converted" and the quantised formats count the bytes that are written. "peak_mb" is the most memory that a load
@@ -25,6 +25,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine import weights
+from engine.weight_formats.placement import Placed
 from engine.weight_formats.stored import PIECE_BYTES
 
 CHANNELS, INNER = 2048, 8192
@@ -50,7 +51,8 @@ def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]
     num_threads = min(8, (os.cpu_count() or 1) + 1)
     path = dense / "model.safetensors"
     room = torch.zeros(path.stat().st_size, dtype=torch.uint8)
-    targets = fused(num_layers, torch.bfloat16, fill=True)
+    with Placed(weights.open_checkpoint(dense).usual_place):  # as a runner makes room
+        targets = fused(num_layers, torch.bfloat16, fill=True)
     wide = fused(num_layers, torch.float32, fill=True)
     few = fused(max(1, num_layers // 8), torch.bfloat16, fill=True)
     jobs: dict[str, tuple[Callable[[], None], int]] = {
@@ -116,13 +118,12 @@ def write_gptq(folder: Path, num_layers: int) -> None:
 
 def fused(num_layers: int, dtype: torch.dtype, *, fill: bool) -> dict[str, torch.Tensor]:
     """Destinations as a model has them: the parts of a layer are slices of one matrix for each input."""
-    make = torch.zeros if fill else torch.empty
     found = {}
     for layer in range(num_layers):
         for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
-            whole = make(sum(PARTS[part] for part in group), CHANNELS, dtype=dtype)
+            whole = torch.empty(sum(PARTS[part] for part in group), CHANNELS, dtype=dtype)
             if fill:
-                whole.fill_(1)  # zeros alone may be pages that do not exist yet
+                whole.fill_(1)
             first = 0
             for part in group:
                 found[f"{layer}.{part}.weight"] = whole[first : first + PARTS[part]]

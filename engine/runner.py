@@ -27,6 +27,7 @@ from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
 from engine.sampler import sample
+from engine.weight_formats.placement import Placed
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -66,7 +67,8 @@ class Runner:
         free_bytes = available_bytes() - memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
         if free_bytes < 0:
             raise MemoryError(f"in {self.dtype}, the weights take {_gib(-free_bytes)} more than are free")
-        self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"), share)
+        with Placed(checkpoint.usual_place):
+            self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"), share)
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes // share.size)
         if self.block_size < 1 or self.num_blocks < 1:

@@ -21,6 +21,7 @@ import torch
 from engine.weight_formats.folder import find_safetensors, read_quantization, why_nothing
 from engine.weight_formats.gguf_file import GgufError, find_gguf, read_gguf
 from engine.weight_formats.part import Part
+from engine.weight_formats.placement import usual_place
 from engine.weight_formats.quantization import is_idle
 from engine.weight_formats.quantized import PackedForm, PackedSlot, QuantizedTensor
 from engine.weight_formats.safetensors_header import HeaderError
@@ -92,6 +93,11 @@ class Checkpoint:
         most = max(sizes, key=lambda name: sizes[name], default="F32")
         dtype = REALS.get(most, torch.bfloat16)
         return dtype if dtype in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
+
+    @property
+    def usual_place(self) -> int:
+        """Where within a line of the processor's cache most of its bytes lie in the files."""
+        return usual_place(self._stored.values())
 
     def without(self, prefixes: tuple[str, ...]) -> Checkpoint:
         """The same less tensors whose names begin with one of `prefixes`."""
