@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
+from bench import figures
 from storage.database import Database
 from tenants import accounts, api_tokens
 from tests.gateway.process import HANDY, NOWHERE, OVER, PARROT, PEPPER, GatewayProcess
@@ -224,5 +226,6 @@ def test_two_hundred_calls_through_three_gateways_find_room_for_fifty(running: R
 
     statuses = asyncio.run(ask_all())
     assert (statuses.count(200), statuses.count(429)) == (50, 150)
+    figures.record("P8", "50 of 200 calls through 3 gateways admitted, room for 50", f"pytest {Path(__file__).name}")
     for gateway in gateways:
         gateway.stop()

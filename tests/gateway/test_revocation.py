@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench import figures
 from storage.database import Database
 from tenants import api_tokens
 from tests.faults.proxy import FaultProxy
@@ -101,13 +102,18 @@ def gateways(new_site: Callable[..., Site]) -> Iterator[Gateways]:
 
 
 def test_it_is_refused_by_every_gateway_within_five_seconds(gateways: Gateways):
+    took_s = []
     for _ in range(3):
         api_token_id, secret = gateways.new_token_over_api()
         gateways.ask("DELETE", f"/{api_token_id}")
-        assert gateways.seconds_until_refused(secret, 5.0) <= 5.0
+        took_s.append(gateways.seconds_until_refused(secret, 5.0))
+    assert max(took_s) <= 5.0
     token = gateways.new_token()
     gateways.revoke_in_database(token)
-    assert gateways.seconds_until_refused(token.secret, 5.0) <= 5.0, "also where nobody was told"
+    untold_s = gateways.seconds_until_refused(token.secret, 5.0)
+    assert untold_s <= 5.0, "also where nobody was told"
+    told = f"refused by 3 gateways within {max(took_s):.1f} s, {untold_s:.1f} s where Redis told nobody"
+    figures.record("T4", told, f"pytest {Path(__file__).name}")
 
 
 def test_it_is_refused_within_five_seconds_by_one_that_is_cut_off_from_redis(gateways: Gateways):

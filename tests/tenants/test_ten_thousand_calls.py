@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import delete, func, select
 
+from bench import figures
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from storage.migrate import migrate
@@ -125,6 +126,7 @@ async def test_ten_thousand_calls_are_ten_thousand_rows_whatever_is_killed(tmp_p
         assert sorted(ids) == [f"call-{number:05}" for number in range(NUM_CALLS)]
         assert (total.num_calls, total.prompt_tokens) == (NUM_CALLS, int(tokens)) == (NUM_CALLS, sum(range(NUM_CALLS)))
         assert not any((tmp_path / f"spool{number}" / "refused.hex").exists() for number in range(NUM_GATEWAYS))
+        figures.record("P6", f"{len(ids)} rows of {NUM_CALLS} calls: 0 lost, 0 double", f"pytest {Path(__file__).name}")
     finally:
         server.close()
 
