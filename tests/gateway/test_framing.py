@@ -361,7 +361,8 @@ def test_connections_without_a_credential_are_bounded_and_others_are_not(running
 def test_a_gateway_that_stood_still_drops_nobody_for_it(running: Running):
     process = running.gateway.process
     assert process is not None
-    good = post(running, LENGTH)
+    path = f"/client/v4/accounts/{running.tenants.account_id}/ai/v1/models"
+    good = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {running.headers()['Authorization']}\r\n\r\n".encode()
     with ExitStack() as stack:
         connections = [
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", running.gateway.port), 10)))
