@@ -10,20 +10,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 from sqlalchemy import String, insert, select, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage.database import Database, insert_new, insert_replacing, uuid7
+from storage.database import Database, insert_replacing, uuid7
+from storage.many_rows import ManyRows
 from tenants import usage_sums
 from tenants.tables import usage_entries, usage_spools
 from tenants.usage_sums import Filter
-
-MAX_ROWS_PER_STATEMENT = 500
 
 
 class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -98,11 +98,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(UsageEntry)
 _FIELDS = UsageEntry.__struct_fields__
 _ENTRY_COLUMNS = [usage_entries.c[name] for name in _FIELDS]
-_LENGTHS = {
-    column.name: column.type.length
-    for column in usage_entries.c
+_COLUMNS = (*_FIELDS, "is_summed")
+_LENGTHS = tuple(
+    (at, column.type.length)
+    for at, column in enumerate(usage_entries.c[name] for name in _COLUMNS)
     if isinstance(column.type, String) and column.type.length
-}
+)
+_ledger_rows = ManyRows(usage_entries, _COLUMNS, key="request_id")
+_counted = itemgetter(*map(_COLUMNS.index, usage_sums.COUNTED))
 PERCENTILES = (50, 95, 99)
 _MAX_MEASURED_CALLS = 20_000
 _NUMBERS = (
@@ -145,14 +148,10 @@ async def write(
 async def write_within(connection: AsyncConnection, entries: Sequence[UsageEntry]) -> int:
     """Put entries into the ledger, and into its sums, as part of the caller's transaction; returns how many were new.
     The sums' rows stay locked until that ends: let it be the last thing it does."""
-    rows, dialect = [_row(entry) for entry in entries], connection.dialect.name
-    statement = insert_new(usage_entries, dialect, key="request_id").returning(usage_entries.c.request_id)
-    new: dict[str, dict[str, Any]] = {}
-    for start in range(0, len(rows), MAX_ROWS_PER_STATEMENT):
-        chunk = rows[start : start + MAX_ROWS_PER_STATEMENT]
-        first = {row["request_id"]: row for row in reversed(chunk)}
-        new |= {id: first[id] for (id,) in (await connection.execute(statement, chunk)).all()}
-    await usage_sums.add(connection, dialect, new.values())
+    rows = [_row(entry) for entry in entries]
+    first = {row[0]: row for row in reversed(rows)}
+    new = await _ledger_rows.insert_new(connection, list(first.values()))
+    await usage_sums.add(connection, connection.dialect.name, [_counted(first[id]) for id in new])
     return len(new)
 
 
@@ -190,7 +189,7 @@ async def takes_rows(database: Database) -> bool:
     try:
         async with database.transaction() as connection:
             await connection.execute(insert(usage_entries).values(**row))
-            await usage_sums.add(connection, database.dialect, [row])
+            await usage_sums.add(connection, database.dialect, [itemgetter(*usage_sums.COUNTED)(row)])
             await connection.rollback()
     except SQLAlchemyError:
         return False
@@ -255,10 +254,11 @@ def _percentiles(values: list[float]) -> tuple[float, float, float]:
     return p50, p95, p99
 
 
-def _row(entry: UsageEntry) -> dict[str, Any]:
+def _row(entry: UsageEntry) -> tuple[Any, ...]:
     """A row of the ledger. A name that is too long or that a database cannot hold loses characters, never the row."""
-    row = {name: getattr(entry, name) for name in _FIELDS}
-    for name, length in _LENGTHS.items():
-        row[name] = row[name].replace("\0", "")[:length]
-    row["is_summed"] = True  # in the same transaction
-    return row
+    values = [*structs.astuple(entry), True]  # in its sum, in the same transaction
+    for at, length in _LENGTHS:
+        value = values[at]
+        if len(value) > length or "\0" in value:
+            values[at] = value.replace("\0", "")[:length]
+    return tuple(values)

@@ -7,9 +7,11 @@ time, by anybody, while late entries still come in. Knows no prices.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any, Literal
 
 from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select, update
@@ -37,6 +39,9 @@ SUMS = (
 _KEYS = ("account_id", "starts_at", "period", "model", "api_token_id", "task", "pop", "status")
 _SAME = ("account_id", "model", "api_token_id", "task", "pop", "status")  # in an entry and in a sum
 _SUMMED_AS_THEY_ARE = tuple(name for name in SUMS if name not in ("num_calls", "num_useful", "num_attempts"))
+COUNTED = (*_SAME, "started_at", "is_useful", "num_retried", "attempts", *_SUMMED_AS_THEY_ARE)
+"""Of an entry, what its share of a sum is made of."""
+_NUM_FACTS = len(_SAME) + 4
 _COLUMNS = {"token": "api_token_id", "account": "account_id"}
 _ENTRIES_AT_A_TIME = 1000
 
@@ -83,26 +88,22 @@ class Filter:
         return [table.c[name] == value for name in names if (value := getattr(self, name)) is not None]
 
 
-async def add(connection: AsyncConnection, dialect: str, rows: Iterable[Any]) -> None:
-    """Count entries that are new, as rows of `usage_entries`, within the caller's transaction."""
-    sums: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        minute = row["started_at"].astimezone(UTC).replace(second=0, microsecond=0)
-        key = (*(row[name] for name in _SAME), minute)
+async def add(connection: AsyncConnection, dialect: str, entries: Iterable[tuple[Any, ...]]) -> None:
+    """Count entries that are new, each as its columns COUNTED, within the caller's transaction."""
+    sums: dict[tuple[Any, ...], list[int]] = {}
+    for entry in entries:
+        *same, started_at, is_useful, num_retried, attempts = entry[:_NUM_FACTS]
+        key = (*same, started_at.astimezone(UTC).replace(second=0, microsecond=0))
+        numbers = (1, int(is_useful) - num_retried, *entry[_NUM_FACTS:], attempts)
         found = sums.get(key)
-        if found is None:
-            found = sums[key] = {name: row[name] for name in _SAME} | {"starts_at": minute, "period": "minute"}
-            found |= dict.fromkeys(SUMS, 0)
-        found["num_calls"] += 1
-        found["num_useful"] += int(row["is_useful"]) - row["num_retried"]
-        found["num_attempts"] += row["attempts"]
-        for name in _SUMMED_AS_THEY_ARE:
-            found[name] += row[name]
+        sums[key] = list(numbers) if found is None else list(map(operator.add, found, numbers))
     if sums:
         # In one order everywhere, so that two transactions never wait for each other.
-        await connection.execute(
-            insert_adding(usage_sums, dialect, sums=SUMS), [sums[key] for key in sorted(sums, key=repr)]
-        )
+        rows = [
+            dict(zip((*_SAME, "starts_at", *SUMS), (*key, *sums[key]), strict=True)) | {"period": "minute"}
+            for key in sorted(sums, key=repr)
+        ]
+        await connection.execute(insert_adding(usage_sums, dialect, sums=SUMS), rows)
 
 
 async def add_forgotten(database: Database) -> int:
@@ -117,7 +118,7 @@ async def add_forgotten(database: Database) -> int:
             await connection.execute(
                 update(usage_entries).where(usage_entries.c.request_id.in_(ids)).values(is_summed=True)
             )
-            await add(connection, database.dialect, rows)
+            await add(connection, database.dialect, map(itemgetter(*COUNTED), rows))
     return len(rows)
 
 
