@@ -4,9 +4,11 @@
 
 PYTHON is the interpreter of an environment that holds `litellm[proxy]`, FOLDER one where `npm install
 @portkey-ai/gateway` was run (needs `node`); without them only ours is measured, and the mock itself. Chat completions,
-whole and in streams of 64 chunks 10 ms apart, at 1, 32 and 200 connections. The server has one core, everything else
-the others. Ours runs with everything on: authentication, limits in Redis, catalog, routing, metering, access log;
-LiteLLM with a key and no database, Portkey without a key. CPU is the server's own, all threads. Prints JSON.
+whole and in streams of 64 chunks 10 ms apart, at 1, 32 and 200 connections. Streams begin one after the other, spread
+over the length of one, and go on as they end; `at_once` they all begin in the same moment, again and again. The server
+has one core, everything else the others. Ours runs with everything on: authentication, limits in Redis, catalog,
+routing, metering, access log; LiteLLM with a key and no database, Portkey without a key. CPU is the server's own, all
+threads. Prints JSON.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from typing import Any, ClassVar
 
 import uvloop
 
-from bench.gateway_cpu import CHUNK_GAP_S, CHUNKS, PROMPT, cpu_seconds, rss_mb
+from bench.gateway_cpu import CHUNK_GAP_S, CHUNKS, PROMPT, Beats, cpu_seconds, rss_mb
 from bench.platform_under_test import free_port, machine
 from storage.migrate import migrate
 from tests.gateway.process import PARROT
@@ -68,16 +70,16 @@ _LAST = _chunk({}, "stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 class Upstream(asyncio.Protocol):
-    """An OpenAI server that answers at once, or streams on one common beat."""
+    """An OpenAI server that answers at once, or streams, each stream on a beat of its own."""
 
-    streams: ClassVar[dict[Upstream, int]] = {}
+    beats: ClassVar[Beats[Upstream]]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
         self._data = b""
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self.streams.pop(self, None)
+        self.beats.forget(self)
 
     def data_received(self, data: bytes) -> None:
         self._data += data
@@ -87,22 +89,15 @@ class Upstream(asyncio.Protocol):
         self._data = b""
         if b'"stream":true' in body.replace(b" ", b""):
             self._transport.write(_HEAD + _FIRST)
-            self.streams[self] = 1
+            self.beats.begin(self)
         else:
             self._transport.write(_WHOLE)
 
-    @classmethod
-    async def beat(cls) -> None:
-        """One chunk for every stream, each CHUNK_GAP_S."""
-        while True:
-            await asyncio.sleep(CHUNK_GAP_S)
-            for side, num_sent in list(cls.streams.items()):
-                is_last = num_sent + 1 == CHUNKS
-                side._transport.write(_NEXT + _LAST if is_last else _NEXT)
-                if is_last:
-                    del cls.streams[side]
-                else:
-                    cls.streams[side] = num_sent + 1
+    @staticmethod
+    def due(streams: dict[Upstream, int]) -> None:
+        """One chunk for each; with the last its end."""
+        for side, num_sent in streams.items():
+            side._transport.write(_NEXT + _LAST if num_sent + 1 == CHUNKS else _NEXT)
 
 
 def _length_in(head: bytes) -> int:
@@ -117,8 +112,9 @@ def upstream_process(port: int) -> None:
     """Until killed."""
 
     async def run() -> None:
+        Upstream.beats = Beats(Upstream.due)
         await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", port)
-        await Upstream.beat()
+        await Upstream.beats.run()
 
     uvloop.run(run())
 
@@ -228,13 +224,19 @@ def load_process(asked: dict[str, Any]) -> None:
         times: list[float] = []
         start = time.perf_counter()
 
-        async def repeat(caller: Caller) -> None:
+        async def repeat(caller: Caller, after_s: float) -> None:
+            await asyncio.sleep(after_s)
             while True:
                 times.append(await caller.call())
                 if time.perf_counter() - start >= seconds:
                     return
 
-        await asyncio.gather(*(repeat(caller) for caller in callers))
+        if asked["at_once"]:
+            while time.perf_counter() - start < seconds:
+                times += await asyncio.gather(*(caller.call() for caller in callers))
+        else:
+            spread_s = CHUNKS * CHUNK_GAP_S / count if is_stream else 0.0
+            await asyncio.gather(*(repeat(caller, i * spread_s) for i, caller in enumerate(callers)))
         times.sort()
         return {
             "calls": len(times),
@@ -272,11 +274,13 @@ def cores() -> tuple[set[int], set[int]]:
     return ({found[0]}, set(found[1:])) if len(found) > 1 else (set(found), set(found))
 
 
-def measure(target: Target, is_stream: bool, connections: int, seconds: float) -> dict[str, Any]:
+def measure(
+    target: Target, is_stream: bool, connections: int, seconds: float, *, at_once: bool = False
+) -> dict[str, Any]:
     """One figure of each kind; of a peer that answers something else, what that was."""
     asked = {
         "port": target.port, "path": target.path, "model": target.model, "headers": target.headers,
-        "is_stream": is_stream, "connections": connections, "seconds": seconds,
+        "is_stream": is_stream, "connections": connections, "seconds": seconds, "at_once": at_once,
     }  # fmt: skip
     before = cpu_seconds(target.pid)
     command = [sys.executable, "-m", "bench.gateway", "load", json.dumps(asked)]
@@ -307,6 +311,7 @@ def figures(target: Target, seconds: float) -> dict[str, Any]:
         for connections in CONNECTIONS:
             name = f"{'stream' if is_stream else 'plain'}_{connections}"
             found[name] = measure(target, is_stream, connections, seconds)
+    found["stream_200_at_once"] = measure(target, True, CONNECTIONS[-1], seconds, at_once=True)
     found["rss_mb"] = round(rss_mb(target.pid), 1)
     return found
 

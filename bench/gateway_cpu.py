@@ -18,7 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import uvloop
 
@@ -33,20 +35,58 @@ PLAIN_CONNECTIONS = 32
 STREAMS = 200
 CHUNKS = 64
 CHUNK_GAP_S = 0.010
+TICK_S = 0.001
 PROMPT = "Explain in two sentences why the sky is blue and the sunset red. " * 4
+
+S = TypeVar("S")
+
+
+class Beats(Generic[S]):
+    """Streams that each have a beat of their own, CHUNK_GAP_S after the other, to TICK_S: `due` is given those whose
+    turn it is, and the number of chunks that each has had."""
+
+    def __init__(self, due: Callable[[dict[S, int]], None]) -> None:
+        self._due = due
+        self._slots: list[dict[S, int]] = [{} for _ in range(round(CHUNK_GAP_S / TICK_S))]
+        self._tick = 0
+
+    def begin(self, stream: S) -> None:
+        """It has had its first chunk."""
+        self._slots[self._tick % len(self._slots)][stream] = 1
+
+    def forget(self, stream: S) -> None:
+        for slot in self._slots:
+            slot.pop(stream, None)
+
+    async def run(self) -> None:
+        """Until cancelled; a tick that is late is made up for."""
+        loop = asyncio.get_running_loop()
+        start_s = loop.time() - self._tick * TICK_S
+        while True:
+            self._tick += 1
+            await asyncio.sleep(max(0.0, start_s + self._tick * TICK_S - loop.time()))
+            slot = self._slots[self._tick % len(self._slots)]
+            if slot:
+                self._due(dict(slot))
+                for stream, num_sent in list(slot.items()):
+                    if num_sent + 1 == CHUNKS:
+                        del slot[stream]
+                    else:
+                        slot[stream] = num_sent + 1
 
 
 class QuickNode(FakeNode):
-    """Answers an unstreamed call in one write; streams (texts that begin with `stream`) on one common beat."""
+    """Answers an unstreamed call in one write; streams texts that begin with `stream`, what is due at one time in one
+    write, as a node does that runs them in one step."""
 
-    streams: dict[tuple[NodeSide, int], int]
+    beats: Beats[tuple[NodeSide, int]]
 
     def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
         self.executes.clear()
         call_id, prompt_tokens = execute.call_id, count_prompt(execute.task)
         if opening_of(execute.task).startswith("stream"):
             side.send(wire.Reply(call_id, events.Started(prompt_tokens)), wire.Reply(call_id, events.Token("word")))
-            self.streams[side, call_id] = 1
+            self.beats.begin((side, call_id))
             return True
         usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=1)
         side.send(
@@ -56,17 +96,18 @@ class QuickNode(FakeNode):
         )
         return True
 
-    async def beat(self) -> None:
-        """One token for every stream, each CHUNK_GAP_S."""
-        while True:
-            await asyncio.sleep(CHUNK_GAP_S)
-            for (side, call_id), num_sent in list(self.streams.items()):
-                side.send(wire.Reply(call_id, events.Token(" word")))
-                self.streams[side, call_id] = num_sent + 1
-                if num_sent + 1 == CHUNKS:
-                    usage = events.Usage(prompt_tokens=50, completion_tokens=CHUNKS)
-                    side.send(wire.Reply(call_id, events.Finished("stop", usage)))
-                    del self.streams[side, call_id]
+    @staticmethod
+    def due(streams: dict[tuple[NodeSide, int], int]) -> None:
+        """One token for each; after the last its end."""
+        said: dict[NodeSide, list[wire.Message]] = {}
+        for (side, call_id), num_sent in streams.items():
+            replies = said.setdefault(side, [])
+            replies.append(wire.Reply(call_id, events.Token(" word")))
+            if num_sent + 1 == CHUNKS:
+                usage = events.Usage(prompt_tokens=50, completion_tokens=CHUNKS)
+                replies.append(wire.Reply(call_id, events.Finished("stop", usage)))
+        for side, replies in said.items():
+            side.send(*replies)
 
 
 def node_process(folder: Path, redis_url: str) -> None:
@@ -74,9 +115,9 @@ def node_process(folder: Path, redis_url: str) -> None:
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     models = {card.name: card.revision for card in cards()}
     node = QuickNode("quick", folder, CLUSTER_SECRET, models, redis_url=redis_url)
-    node.streams = {}
+    node.beats = Beats(QuickNode.due)
     node.start()
-    node.spawn(node.beat())
+    node.spawn(node.beats.run())
     while True:
         time.sleep(3600)
 

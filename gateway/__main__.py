@@ -29,6 +29,9 @@ log = logging.getLogger("gateway")
 
 EXIT_BAD_SETTING = 2
 GC_THRESHOLD = (20_000, 20, 50)  # calls make few cycles: look for them less often than the interpreter would
+# A thread that has synced the spool waits so long for the interpreter, while the event loop has work, and calls wait for
+# it: not the usual 5 ms.
+SWITCH_INTERVAL_S = 0.0005
 
 
 async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
@@ -62,6 +65,7 @@ def main() -> int:
         configure_logs("gateway", settings.log_level)
         if settings.dies_with_parent:
             die_with_parent(number=signal.SIGTERM)  # which drains
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         with _listen(settings) as listener:
             uvloop.run(_run(settings, listener))
     except (SettingError, ValueError, StoreError, OSError) as error:

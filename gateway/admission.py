@@ -52,6 +52,7 @@ class Admission:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
+        metrics.CALLS_IN_FLIGHT.set_function(lambda: len(self._places))
 
     def enter(self, account_id: str) -> Place:
         """A place for one call, to be held by `with`. Raises Refusal: DRAINING, OUT_OF_CAPACITY or, where the account
@@ -69,7 +70,6 @@ class Admission:
         self._places.add(place)
         self._num_held[account_id] = num_held + 1
         self._is_empty.clear()
-        metrics.CALLS_IN_FLIGHT.set(len(self._places))
         return place
 
     def leave(self, place: Place) -> None:
@@ -84,7 +84,6 @@ class Admission:
         else:
             del self._num_held[account_id]
         self._pace.saw(account_id, self._loop.time() - place.since_s)
-        metrics.CALLS_IN_FLIGHT.set(len(self._places))
         if not self._places:
             self._is_empty.set()
 

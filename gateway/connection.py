@@ -7,15 +7,18 @@ judged in `guard.py`.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from asyncio import BaseTransport
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import envelope
+from gateway.cycle import Cycle
 from gateway.doorkeeper import Doorkeeper
 from gateway.errors import Reason, Refusal
 from gateway.guard import MAX_HEADER_BYTES, MAX_TARGET_BYTES
@@ -88,12 +91,35 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = False
         self._num_head_bytes = 0
         self._doorkeeper.have_head(self)
-        super().on_headers_complete()
-        if self.scope["http_version"] == "1.0":
-            self.cycle.__class__ = _UnframedCycle
-        if self.parser.should_upgrade():
-            self.cycle.keep_alive = False
-        else:
+        parser, scope = self.parser, self.scope
+        version = parser.get_http_version()
+        target = httptools.parse_url(self.url)
+        path = target.path.decode("ascii")
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"] = target.path
+        scope["query_string"] = target.query or b""
+        earlier: Cycle | None = self.cycle  # type: ignore[assignment]
+        self.cycle = cycle = Cycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade(),
+            on_response=self.on_response_complete,
+        )
+        if earlier is None or earlier.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:  # a request that came before the answer to another waits for its turn
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
+        if not parser.should_upgrade():
             self.headers = []  # what follows a body is no header of the request's, nor kept
 
     def on_body(self, body: bytes) -> None:
@@ -167,13 +193,14 @@ class Connection(HttpToolsProtocol):
             if self.transport.is_closing():
                 callback()
 
+    @property
+    def has_whole_body(self) -> bool:
+        """Whether all of the body has arrived, of the request that is being answered."""
+        return not self.cycle.more_body
+
     def write_chunk(self, data: bytes) -> bool:
         """Write a piece of an answer that has begun in chunks, as the server would, if it can go at once."""
-        cycle = self.cycle
-        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
-            return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
+        return cast(Cycle, self.cycle).write_chunk(data)
 
     def trust(self) -> None:
         """A credential that came over this connection is good."""
@@ -189,18 +216,6 @@ class Connection(HttpToolsProtocol):
             self._refuse(Refusal(Reason.HEAD_SLOW))
         else:
             self.transport.close()
-
-
-class _UnframedCycle(RequestResponseCycle):
-    """An answer to HTTP/1.0, which knows no chunks: without a length it ends where the connection does."""
-
-    async def send(self, message: Any) -> None:
-        if message["type"] == "http.response.start":
-            self.chunked_encoding = None if any(name == b"content-length" for name, _ in message["headers"]) else False
-            self._has_length = self.chunked_encoding is None
-        elif not self._has_length:
-            self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)
 
 
 def _rendered(refusal: Refusal) -> bytes:

@@ -150,6 +150,7 @@ class _Connection(asyncio.Protocol):
         self._node_nonce: bytes | None = None
         self._decoder = wire.FrameDecoder()
         self._loop = loop
+        self._unsent: list[bytes] = []
         self.is_proven: asyncio.Future[None] = loop.create_future()
         self.is_closed: asyncio.Future[None] = loop.create_future()
         self.transport: asyncio.Transport | None = None
@@ -217,10 +218,17 @@ class _Connection(asyncio.Protocol):
         return self._identity is None or self.service is None or self._identity.still_holds(self.service)
 
     def send(self, message: wire.Message) -> None:
-        """Write a message. On a socket that is closing it goes nowhere: the loss is told to each call right after."""
+        """Write a message, with all others of this turn of the event loop. On a socket that is closing it goes
+        nowhere: the loss is told to each call right after."""
+        if not self._unsent:
+            self._loop.call_soon(self._write)
+        self._unsent.append(wire.encode(message))
+
+    def _write(self) -> None:
         assert self.transport is not None
+        unsent, self._unsent = self._unsent, []
         if not self.transport.is_closing():
-            self.transport.write(wire.encode(message))
+            self.transport.write(b"".join(unsent))
 
     def close(self, error: Exception | None = None) -> None:
         """Drop the connection at once; `error` is what whoever waits for the handshake sees."""

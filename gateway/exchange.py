@@ -27,6 +27,8 @@ _MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost 
 class Connection(Protocol):
     """What the server lets the app do with a client's connection (`connection.py`)."""
 
+    @property
+    def has_whole_body(self) -> bool: ...
     def write_chunk(self, data: bytes) -> bool: ...
     def when_lost(self, callback: Callable[[], None] | None) -> None: ...
     def trust(self) -> None: ...
@@ -39,6 +41,7 @@ class Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request_id: str = scope["hearth.request_id"]
         self.headers: Headers = scope["headers"]
+        self._by_name: dict[bytes, bytes] | None = None
         self.path: bytes = scope.get("raw_path", b"")
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
@@ -62,14 +65,14 @@ class Exchange:
     def readdress(self, scope: Scope) -> None:
         """The request turned out to carry another: its headers and its query are what counts."""
         self.headers = scope["headers"]
+        self._by_name = None
         self.query_string = scope["query_string"]
 
     def header(self, name: bytes) -> bytes | None:
         """The first value of a header, by its lower-case name."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
+        if self._by_name is None:
+            self._by_name = dict(reversed(self.headers))
+        return self._by_name.get(name)
 
     def check_announced_body(self, max_bytes: int) -> None:
         """Refuse by what the headers say, before anything is read. Raises Refusal."""
@@ -83,7 +86,7 @@ class Exchange:
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
         """The whole body. Raises Refusal when it is too large, ClientLeft when it never ends: the client closed the
         connection, or was answered that it is too slow."""
-        timer = self._loop.call_later(timeout_s, self._give_up_on_body)
+        timer = None if self._connection.has_whole_body else self._loop.call_later(timeout_s, self._give_up_on_body)
         try:
             message = await self._receive()
             if message["type"] == "http.request" and not message.get("more_body"):
@@ -91,7 +94,8 @@ class Exchange:
             else:
                 body = await self._read_parts(message, max_bytes)
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
         if len(body) > max_bytes:
             raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
         self._has_whole_body = True

@@ -11,10 +11,10 @@ import contextlib
 import functools
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from catalog.registry import Resolved
 from engine.protocol.tasks import ChatMessage, TextGeneration
@@ -133,8 +133,7 @@ async def echo(services: Services, _door: Door, exchange: Exchange, account_id: 
     await exchange.answer(200, test_tenant.echo(body), [(b"cf-ai-req-id", exchange.request_id.encode())])
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(Struct, frozen=True):
     """Who asks which model, and since when (`started_s`, of the monotonic clock): what is known before the body is
     looked at. `is_batch`: nobody waits for it. The rest is what `Call` says of the body."""
 
@@ -166,7 +165,7 @@ async def _answer_once(
     exchange.answer_headers = _headers_of(exchange, order.resolved)
     exchange.keep = held.keep
     try:
-        await answer(replace(order, request_id=held.request_id))
+        await answer(structs.replace(order, request_id=held.request_id))
     finally:
         exchange.keep = None
         await held.close()
@@ -182,7 +181,7 @@ async def _answer_together(
         exchange.when_client_leaves(group.abandon)
 
     async def run_one(number: int, body: dict[str, Any]) -> ItemAnswer:
-        own = replace(order, request_id=f"{order.request_id}-{number}", num_bytes_in=0)
+        own = structs.replace(order, request_id=f"{order.request_id}-{number}", num_bytes_in=0)
         return await run_item(services, door, own, body, services.ledger, group.add)
 
     try:

@@ -94,8 +94,10 @@ def new_id_hex() -> str:
 
 def uuid7() -> str:
     """A fresh UUIDv7: ids that sort by the millisecond they were made in."""
-    stamp = time.time_ns() // 1_000_000
-    return _uuid7_text((stamp & ((1 << 48) - 1)) << 80 | int.from_bytes(os.urandom(10), "big"))
+    stamp, random = time.time_ns() // 1_000_000 & ((1 << 48) - 1), os.urandom(10).hex()
+    text = f"{stamp:012x}"
+    variant = "89ab"[int(random[3], 16) & 3]
+    return f"{text[:8]}-{text[8:]}-7{random[:3]}-{variant}{random[4:7]}-{random[7:19]}"
 
 
 def uuid7_floor(moment: datetime) -> str:

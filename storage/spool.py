@@ -112,7 +112,9 @@ class Spool:
         self._queued_bytes += num_bytes
         if self._committer is None:
             self._committer = asyncio.create_task(self._commit_batches())
-        await asyncio.shield(batch.durable)
+        waiter = asyncio.get_running_loop().create_future()
+        batch.waiters.append(waiter)
+        await waiter
 
     async def read_batch(self, max_records: int) -> tuple[list[bytes], Position]:
         """The oldest records not yet acknowledged, at most `max_records`, and the position after them."""
@@ -200,16 +202,15 @@ class Spool:
                 number, end = await loop.run_in_executor(self._thread, self._writer.write, batch.records)
             except OSError as error:
                 _log.error("the spool cannot write", extra={"error": error.strerror})
-                batch.durable.set_exception(StoreUnavailable(f"spool: {error.strerror}"))
-                batch.durable.exception()  # seen, even when everyone who waited has gone
+                batch.end(StoreUnavailable(f"spool: {error.strerror}"))
             except BaseException:
-                batch.durable.cancel()  # no one waits for ever
+                batch.end(None)  # no one waits for ever
                 raise
             else:
                 self._size_bytes += end - self._ends.get(number, 0)
                 self._ends[number] = end
                 self._num_appended += len(batch.records)
-                batch.durable.set_result(None)
+                batch.become_durable()
             self._queued_bytes -= batch.num_bytes
         self._committer = None
 
@@ -229,12 +230,27 @@ class Spool:
 
 
 class _Batch:
-    """Records that will share one sync, and the moment it is done."""
+    """Records that will share one sync, and who waits for it."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
         self.num_bytes = 0
-        self.durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters: list[asyncio.Future[None]] = []
+
+    def become_durable(self) -> None:
+        for waiter in self.waiters:
+            if not waiter.done():  # it is, when whoever waited was cancelled
+                waiter.set_result(None)
+
+    def end(self, error: Exception | None) -> None:
+        """It will not be known to be durable; without an error, whoever waits is cancelled."""
+        for waiter in self.waiters:
+            if waiter.done():
+                continue
+            if error is None:
+                waiter.cancel()
+            else:
+                waiter.set_exception(error)
 
 
 def _lock(path: Path) -> int:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 import threading
 import weakref
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import aiosqlite
 from sqlalchemy import event
+from sqlalchemy.connectors.asyncio import AsyncAdapt_dbapi_connection
+from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection, AsyncAdapt_aiosqlite_cursor
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.util import await_only
@@ -17,6 +23,71 @@ from storage.database_url import DatabaseUrl
 
 READ_ONLY = "hearth_read_only"
 """The execution option of a connection that will only read."""
+
+
+class _Found(NamedTuple):
+    """What a statement came to, as a cursor tells it."""
+
+    rows: Sequence[Any] = ()
+    description: Any = None
+    rowcount: int = -1
+    lastrowid: int = 0
+
+
+class _Cursor(AsyncAdapt_aiosqlite_cursor):
+    """One visit to the connection's thread for each statement: opened, run, read and closed apart it would be four."""
+
+    __slots__ = ("_found", "arraysize")
+
+    def __init__(self, adapt_connection: AsyncAdapt_dbapi_connection) -> None:
+        self._adapt_connection = adapt_connection
+        self._connection = adapt_connection._connection
+        self._cursor = None  # type: ignore[assignment]
+        self._rows = deque()
+        self._found = _Found()
+        self.arraysize = 1
+
+    @property
+    def description(self) -> Any:
+        return self._found.description
+
+    @property
+    def rowcount(self) -> int:
+        return self._found.rowcount
+
+    @property
+    def lastrowid(self) -> int:
+        return self._found.lastrowid
+
+    async def _execute_async(self, operation: Any, parameters: Any) -> None:
+        await self._visit(sqlite3.Connection.execute, operation, parameters or ())
+
+    async def _executemany_async(self, operation: Any, seq_of_parameters: Any) -> None:
+        await self._visit(sqlite3.Connection.executemany, operation, seq_of_parameters)
+
+    async def _visit(self, run: Callable[..., sqlite3.Cursor], operation: Any, parameters: Any) -> None:
+        connection: Any = self._connection
+        async with self._adapt_connection._execute_mutex:
+            self._found = await connection._execute(_run_and_read, run, connection._conn, operation, parameters)
+            self._rows = deque(self._found.rows)
+
+    async def _async_soft_close(self) -> None:
+        """It is closed as soon as it has run."""
+
+
+def _run_and_read(
+    run: Callable[..., sqlite3.Cursor], connection: sqlite3.Connection, operation: Any, parameters: Any
+) -> _Found:
+    """In the connection's thread."""
+    with contextlib.closing(run(connection, operation, parameters)) as cursor:
+        rows = cursor.fetchall() if cursor.description else []
+        return _Found(rows, cursor.description, cursor.rowcount, cursor.lastrowid or 0)
+
+
+class _Connection(AsyncAdapt_aiosqlite_connection):
+    __slots__ = ()
+
+    _cursor_cls = _Cursor
 
 
 def sqlite_engine(
@@ -35,7 +106,12 @@ def sqlite_engine(
         threads.add(opening._thread)
         return await opening
 
-    engine = create_async_engine(url.for_sqlalchemy, async_creator=connect, **options)
+    def adapted(dialect: Any, *_arguments: object) -> Any:
+        opening: Any = connect()
+        return await_only(_Connection.create(dialect.loaded_dbapi, opening))
+
+    engine = create_async_engine(url.for_sqlalchemy, **options)
+    event.listen(engine.sync_engine, "do_connect", adapted)
     event.listen(engine.sync_engine, "connect", _prepare)
     event.listen(engine.sync_engine, "begin", _begin)
     return engine, threads

@@ -23,7 +23,7 @@ from tenants.usage import OlderLedger, SpoolPlace, UsageEntry, decode, encode, f
 _log = logging.getLogger(__name__)
 
 _BATCH_ENTRIES = 500
-_GATHER_S = 0.02
+_GATHER_S = 0.05
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
 _CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
@@ -44,7 +44,7 @@ class UsageLedger:
         self._is_closed = False
         self._confirmed: SpoolPlace | None = None
         self._is_compared = False
-        metrics.USAGE_BACKLOG.set(spool.num_pending)
+        metrics.USAGE_BACKLOG.set_function(lambda: spool.num_pending)
 
     @property
     def has_room(self) -> bool:
@@ -60,7 +60,6 @@ class UsageLedger:
             metrics.USAGE_LEDGERED.inc(await write(self._database, [entry]))
             return
         metrics.USAGE_SPOOLED.inc()
-        metrics.USAGE_BACKLOG.set(self._spool.num_pending)
         self._something_to_move.set()
 
     async def run(self) -> None:
@@ -132,7 +131,6 @@ class UsageLedger:
             _log.warning("the ledger has forgotten entries and is told again", extra={"num_entries": num_back})
             self._something_to_move.set()
         self._confirmed, self._is_compared = known, True
-        metrics.USAGE_BACKLOG.set(self._spool.num_pending)
 
     async def _move_batch(self) -> bool:
         """Returns whether the spool was empty."""
@@ -151,7 +149,6 @@ class UsageLedger:
         self._confirmed = place
         await self._spool.acknowledge(position)
         metrics.USAGE_LEDGERED.inc(num_new)
-        metrics.USAGE_BACKLOG.set(self._spool.num_pending)
         return False
 
     async def _write_one_by_one(self, entries: list[UsageEntry]) -> int:

@@ -23,11 +23,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import delete, func, select
 
 from storage import spool_segments
 from storage.database import Database
 from storage.errors import StoreUnavailable
+from storage.many_rows import ManyRows
 from storage.spool import Spool
 from tenants import ledger as ledger_module
 from tenants import usage, usage_sums
@@ -174,8 +175,12 @@ def _older_cursor(path: Path, before: str | None, choose: random.Random) -> None
         path.write_bytes(content[: choose.choice([len(content), 0, 7])])
 
 
-def without_conflict_clause(table: Any, _dialect: str, *, key: Any) -> Any:
-    return insert(table)
+class WithoutConflictClause(ManyRows):
+    """Refuses a row that is there already."""
+
+    @property
+    def _tail(self) -> str:
+        return f'RETURNING "{self._key}"'
 
 
 async def live(
@@ -265,7 +270,7 @@ def run_life(
     try:
         Disk(folder / "spool", journal, reach).install(syncs=without != "fsync")
         if without == "conflict":
-            usage.insert_new = without_conflict_clause  # type: ignore[assignment]
+            usage._ledger_rows = WithoutConflictClause(usage_entries, usage._COLUMNS, key="request_id")
         asyncio.run(live(url, folder, life, reach, keep_s=keep_s, forgets=forgets))
     except BaseException as error:
         os.write(2, f"life {life}: {error!r}\n".encode())
