@@ -29,8 +29,8 @@ log = logging.getLogger("gateway")
 
 EXIT_BAD_SETTING = 2
 GC_THRESHOLD = (20_000, 20, 50)  # calls make few cycles: look for them less often than the interpreter would
-# A thread that has synced the spool waits so long for the interpreter, while the event loop has work, and calls wait for
-# it: not the usual 5 ms.
+# A thread that has synced the spool waits so long for the interpreter while the event loop has work, and calls with it;
+# else it would be 5 ms.
 SWITCH_INTERVAL_S = 0.0005
 
 

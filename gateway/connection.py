@@ -8,6 +8,7 @@ judged in `guard.py`.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from asyncio import BaseTransport
 from collections.abc import Callable
@@ -41,6 +42,7 @@ class Connection(HttpToolsProtocol):
     _num_head_bytes = 0
     _num_framing_bytes = 0  # of the message, as far as it came, that are neither body nor in proportion to it
     _body_left: int | None = None  # bytes of a body that the parser leaves to us
+    _idle_since_s = math.inf  # of the loop's clock; never while a request is on its way
     _is_deaf = False  # nothing that arrives is looked at any more
     address = ""
 
@@ -55,6 +57,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
         self._doorkeeper.leave(self)
         if self._when_lost is not None:
             self._when_lost()
@@ -132,12 +136,45 @@ class Connection(HttpToolsProtocol):
             self._doorkeeper.wait_for_head(self)
             return
         self._doorkeeper.have_head(self)
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._keep_alive()
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
         self._num_framing_bytes = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._keep_alive()
+
+    def _keep_alive(self) -> None:
+        """From now on the connection is idle. The timer that an earlier request has left goes on: setting one for each
+        request costs more than looking again when it fires."""
+        self._idle_since_s = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._look_after(self.timeout_keep_alive)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since_s = math.inf
+
+    def _look_after(self, delay_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self._look_whether_idle)
+
+    def _look_whether_idle(self) -> None:
+        self.timeout_keep_alive_task = None
+        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
+        if math.isinf(left_s):
+            return
+        if left_s > 0:
+            self._look_after(left_s)
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     @property
     def is_answering(self) -> bool:

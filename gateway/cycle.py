@@ -12,7 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.exchange import Message
+from gateway.exchange import Message, Scope
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _BODILESS = (204, 304)
@@ -52,7 +52,10 @@ class Cycle(RequestResponseCycle):
     def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.response_started = True
         self.waiting_for_100_continue = False
-        lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers)]
+        scope: Scope = self.scope  # type: ignore[assignment]
+        scope["hearth.status"] = status
+        shared = scope.get("hearth.answer_headers", ())
+        lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers, *shared)]
         closes = False
         for name, value in headers:
             if name == b"content-length":

@@ -1,5 +1,7 @@
 """Request id and access log: small plain ASGI classes, outermost first in `app.py`.
 
+What each answer is to carry, and the status that it had, stand in the scope, where the server (`cycle.py`) reads and
+writes them: nothing is wrapped around what is sent.
 Limits on headers and body are checked where a refusal can be rendered and in the order the contract wants
 (`exchange.py`). Knows no route's meaning.
 """
@@ -16,7 +18,7 @@ from typing import BinaryIO
 import msgspec
 from prometheus_client import Counter
 
-from gateway.exchange import Message, Receive, Scope, Send
+from gateway.exchange import Receive, Scope, Send
 from storage.columns import uuid7
 from telemetry import metrics
 
@@ -46,14 +48,8 @@ class RequestIdentity:
             if name == b"x-request-id" and _CLIENT_REQUEST_ID.fullmatch(value):
                 shown = value
         ray = (request_id[:8] + request_id[9:13] + request_id[-4:]).encode() + self._suffix
-        headers = [(b"x-request-id", shown), (b"x-hearth-request-id", ours), (b"cf-ray", ray)]
-
-        async def send_with_ids(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *headers]
-            await send(message)
-
-        await self._app(scope, receive, send_with_ids)
+        scope["hearth.answer_headers"] = [(b"x-request-id", shown), (b"x-hearth-request-id", ours), (b"cf-ray", ray)]
+        await self._app(scope, receive, send)
 
 
 class AccessLog:
@@ -68,18 +64,10 @@ class AccessLog:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = time.monotonic()
-        status = 0
-
-        async def send_noting_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
         try:
-            await self._app(scope, receive, send_noting_status)
+            await self._app(scope, receive, send)
         finally:
-            route = scope.get("hearth.route", "")
+            route, status = scope.get("hearth.route", ""), scope.get("hearth.status", 0)
             self._count(route, status)
             if self._stream is not None:
                 self._stream.write(_line(scope, route, status, time.monotonic() - started_s))
@@ -99,18 +87,22 @@ class AccessLog:
         stream.flush()
 
 
-def _line(scope: Scope, route: str, status: int, duration_s: float) -> bytes:
+class _Line(msgspec.Struct, frozen=True):
     """Like every other line of the log; the path is left out, the route says what matters."""
-    line = {
-        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "level": "info",
-        "process": "gateway",
-        "logger": "access",
-        "message": "request",
-        "request_id": scope["hearth.request_id"],
-        "method": scope["method"],
-        "route": route,
-        "status": status,
-        "duration_ms": round(duration_s * 1000, 3),
-    }
+
+    time: str
+    request_id: str
+    method: str
+    route: str
+    status: int
+    duration_ms: float
+    level: str = "info"
+    process: str = "gateway"
+    logger: str = "access"
+    message: str = "request"
+
+
+def _line(scope: Scope, route: str, status: int, duration_s: float) -> bytes:
+    time_text, request_id = datetime.now(UTC).isoformat(timespec="milliseconds"), scope["hearth.request_id"]
+    line = _Line(time_text, request_id, scope["method"], route, status, round(duration_s * 1000, 3))
     return msgspec.json.encode(line) + b"\n"

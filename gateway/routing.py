@@ -15,6 +15,8 @@ from urllib.parse import unquote_to_bytes
 
 from gateway.errors import Reason, Refusal
 
+MAX_REMEMBERED = 2000  # paths, of at most the length that the guard lets in
+
 _ACCOUNT_ID = re.compile(rb"[0-9a-f]{32}")
 
 
@@ -61,6 +63,7 @@ class Router:
     def __init__(self, routes: Iterable[Route], words_for_accounts: Collection[bytes] = ()) -> None:
         """`words_for_accounts` are taken for account ids, though they do not look like ids."""
         self._words_for_accounts = words_for_accounts
+        self._matched: dict[tuple[str, bytes], tuple[Route, dict[str, str]]] = {}
         self._root = _Branch()
         for route in routes:
             branch = self._root
@@ -70,7 +73,16 @@ class Router:
             branch.routes[route.method] = route
 
     def match(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
-        """The route and its decoded parameters. Raises Refusal: NO_ROUTE, ACCOUNT_ID_MALFORMED, METHOD_NOT_ALLOWED."""
+        """The route and its decoded parameters, the same object for the same path: not to be changed. Raises Refusal:
+        NO_ROUTE, ACCOUNT_ID_MALFORMED, METHOD_NOT_ALLOWED."""
+        known = self._matched.get((method, raw_path))
+        if known is None:
+            if len(self._matched) >= MAX_REMEMBERED:
+                self._matched.clear()
+            known = self._matched[method, raw_path] = self._match(method, raw_path)
+        return known
+
+    def _match(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
         found: dict[str, bytes] = {}
         segments = raw_path[1:].split(b"/")
         branch = _walk(self._root, segments, found)

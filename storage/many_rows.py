@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import Table
 from sqlalchemy.types import String
 
-MAX_ROWS = 512
+MAX_ROWS = 128
 _MAX_VARIABLES = 32_766  # of one statement, in SQLite
 
 Row = tuple[Any, ...]
