@@ -1,0 +1,60 @@
+"""Many whole rows in one statement, on SQLite and on Postgres."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import DBAPIError
+
+from storage.database import Database, uuid7
+from storage.errors import Conflict
+from storage.many_rows import MAX_ROWS, ManyRows
+from tenants.tables import usage_entries
+from tenants.usage import _COLUMNS, _row
+from tests.tenants.usage_entries import entry
+
+ROWS = ManyRows(usage_entries, _COLUMNS, key="request_id")
+
+
+async def _insert(database: Database, rows: list[Any]) -> list[str]:
+    async with database.transaction() as connection:
+        return await ROWS.insert_new(connection, rows)
+
+
+async def _found(database: Database) -> dict[str, Any]:
+    async with database.connection() as connection:
+        return {row["request_id"]: dict(row) for row in (await connection.execute(select(usage_entries))).mappings()}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, MAX_ROWS, MAX_ROWS + 1])
+async def test_each_row_is_there_once_whatever_their_number(database: Database, count: int) -> None:
+    rows = [_row(entry(uuid7())) for _ in range(count)]
+    assert await _insert(database, rows) == [row[0] for row in rows]
+    assert await _insert(database, rows) == []
+    found = await _found(database)
+    assert [tuple(found[row[0]][name] for name in _COLUMNS) for row in rows] == rows
+
+
+async def test_of_rows_with_one_key_the_first_counts_and_those_there_are_left_alone(database: Database) -> None:
+    old, twice, new = (_row(entry(id, completion_tokens=1)) for id in ("old", "twice", "new"))
+    await _insert(database, [old])
+    others = [_row(entry(id, completion_tokens=2)) for id in ("old", "twice")]
+    assert sorted(await _insert(database, [others[0], twice, others[1], new])) == ["new", "twice"]
+    assert {row["completion_tokens"] for row in (await _found(database)).values()} == {1}
+
+
+async def test_times_are_told_as_any_other_statement_tells_them(database: Database) -> None:
+    at = datetime(2026, 11, 20, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=2)))
+    await _insert(database, [_row(entry("x", started_at=at))])
+    (row,) = (await _found(database)).values()
+    assert (row["started_at"], row["started_at"].tzinfo) == (at, UTC)
+
+
+async def test_a_row_that_no_column_takes_is_refused_with_all_others(database: Database) -> None:
+    bad = [None if name == "status" else value for name, value in zip(_COLUMNS, _row(entry("bad")), strict=True)]
+    with pytest.raises((Conflict, DBAPIError)):
+        await _insert(database, [_row(entry("good")), tuple(bad)])
+    assert await _found(database) == {}
