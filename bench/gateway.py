@@ -1,6 +1,6 @@
 """The gateway beside LiteLLM and Portkey, on the same mock, in one run: CPU per call, calls/s, added latency.
 
-    python -m bench.gateway [--litellm PYTHON] [--portkey FOLDER] [--seconds 3] [--rounds 1]
+    python -m bench.gateway [--litellm PYTHON] [--portkey FOLDER] [--seconds 3] [--rounds 1] [--kinds …]
 
 PYTHON is the interpreter of an environment that holds `litellm[proxy]`, FOLDER one where `npm install
 @portkey-ai/gateway` was run (needs `node`); without them only ours is measured, and the mock itself. Chat completions,
@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +38,7 @@ from storage.migrate import migrate
 from tests.gateway.process import PARROT
 from tests.gateway.site import Running, Site
 
-CONNECTIONS = (1, 32, 200)
+KINDS = ("plain_1", "plain_32", "plain_200", "stream_1", "stream_32", "stream_200", "stream_200_at_once")
 LIMITS = (
     "account=100000000/60, account.tokens=10000000000/60, token=100000000/300, text-generation=100000000/60, "
     "account.calls=100000"
@@ -303,15 +303,14 @@ def measure(
     return result
 
 
-def figures(target: Target, seconds: float) -> dict[str, Any]:
-    """All kinds and numbers of connections, and the memory at the end."""
+def figures(target: Target, seconds: float, kinds: Collection[str]) -> dict[str, Any]:
+    """Of each kind of load, and the memory at the end."""
     measure(target, False, 4, 1.0)  # warm
     found: dict[str, Any] = {}
-    for is_stream in (False, True):
-        for connections in CONNECTIONS:
-            name = f"{'stream' if is_stream else 'plain'}_{connections}"
-            found[name] = measure(target, is_stream, connections, seconds)
-    found["stream_200_at_once"] = measure(target, True, CONNECTIONS[-1], seconds, at_once=True)
+    for kind in kinds:
+        name, _, rest = kind.partition("_")
+        connections, _, how = rest.partition("_")
+        found[kind] = measure(target, name == "stream", int(connections), seconds, at_once=bool(how))
     found["rss_mb"] = round(rss_mb(target.pid), 1)
     return found
 
@@ -403,8 +402,12 @@ def main() -> None:
     parser.add_argument("--litellm", type=Path, help="python of an environment with litellm[proxy]")
     parser.add_argument("--portkey", type=Path, help="folder where @portkey-ai/gateway is installed")
     parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--kinds", default=",".join(KINDS), help="which loads, with commas between")
     parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
+    kinds = options.kinds.split(",")
+    if not set(kinds) <= set(KINDS):
+        parser.error(f"--kinds are {', '.join(KINDS)}")
     os.sched_setaffinity(0, cores()[1])
     port = free_port()
     mock = subprocess.Popen([sys.executable, "-m", "bench.gateway", "upstream", str(port)])
@@ -414,7 +417,7 @@ def main() -> None:
             time.sleep(0.05)
         itself = Target("upstream", port, "/v1/chat/completions", "mock", mock.pid)
         for _ in range(options.rounds):
-            report.setdefault("upstream", []).append(figures(itself, min(options.seconds, 1.0)))
+            report.setdefault("upstream", []).append(figures(itself, min(options.seconds, 1.0), kinds))
             targets = [hearth()]
             if options.portkey:
                 targets.append(portkey(options.portkey, port))
@@ -422,7 +425,7 @@ def main() -> None:
                 targets.append(litellm(options.litellm, port))
             for opened in targets:
                 with opened as target:
-                    report.setdefault(target.name, []).append(figures(target, options.seconds))
+                    report.setdefault(target.name, []).append(figures(target, options.seconds, kinds))
     finally:
         mock.kill()
         mock.wait()

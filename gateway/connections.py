@@ -32,6 +32,9 @@ MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 MAX_UNSENT_BYTES = 64 * 1024 * 1024  # towards a node that does not read
 _EVENT_OVERHEAD_BYTES = 64
+_MOST_UNSENT = (
+    16  # messages that wait for the turn to end: of a burst, the node works on the first while others are made
+)
 
 
 class NodeLost(Exception):
@@ -223,11 +226,13 @@ class _Connection(asyncio.Protocol):
         if not self._unsent:
             self._loop.call_soon(self._write)
         self._unsent.append(wire.encode(message))
+        if len(self._unsent) == _MOST_UNSENT:
+            self._write()
 
     def _write(self) -> None:
         assert self.transport is not None
         unsent, self._unsent = self._unsent, []
-        if not self.transport.is_closing():
+        if unsent and not self.transport.is_closing():
             self.transport.write(b"".join(unsent))
 
     def close(self, error: Exception | None = None) -> None:

@@ -28,6 +28,7 @@ MAX_BACKOFF_S = 1.0
 OPEN_TIMEOUT_S = 5.0
 _GRACE_S = 0.002  # for what has arrived and was not read yet, because this process was kept from running
 _MAX_TIMEOUTS = 20  # for one answer, of a server that goes on answering others before it
+_MOST_UNSENT = 16  # commands that wait for the turn to end: of a burst, Redis works on the first while others are made
 _SEVERAL = 4096  # bytes of one line of an answer, at most
 
 Reply = int | bytes | None | list[Any] | Exception
@@ -164,13 +165,15 @@ class _Connection(asyncio.Protocol):
         if not self._unsent:
             self._loop.call_soon(self._write)
         self._unsent.append(data)
+        if len(self._unsent) == _MOST_UNSENT:
+            self._write()
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look, False)
         return future
 
     def _write(self) -> None:
         data, self._unsent = self._unsent, []
-        if not self.transport.is_closing():
+        if data and not self.transport.is_closing():
             self.transport.write(data[0] if len(data) == 1 else b"".join(data))
 
     def _look(self, was_late: bool) -> None:

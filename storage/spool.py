@@ -14,11 +14,12 @@ import logging
 import os
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from storage.errors import Conflict, StoreUnavailable
+from storage.own_thread import OwnThread
 from storage.spool_segments import (
     SegmentWriter,
     decode,
@@ -74,7 +75,7 @@ class Spool:
         self._ends, self._num_appended = recover_segments(directory, cursor)  # segment -> offset after its last frame
         self._acknowledged = Position(*cursor, 0)
         self._writer = SegmentWriter(directory, max([cursor[0], *self._ends]), self._segment_bytes)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        self._thread = OwnThread("spool")
         self._batch: _Batch | None = None
         self._committer: asyncio.Task[None] | None = None
         self._queued_bytes = 0
@@ -89,7 +90,7 @@ class Spool:
     def has_room(self) -> bool:
         """Whether new work may start that will need a record: false early enough that what is under way still fits."""
         if self._writer.is_disk_full:
-            self._thread.submit(self._writer.keep_spare)
+            self._thread.do_aside(self._writer.keep_spare)
             return False
         return self._size_bytes + self._queued_bytes <= self._max_bytes - self._segment_bytes
 
@@ -189,17 +190,16 @@ class Spool:
         """Waits for appends under way, then lets go of the folder."""
         if self._committer is not None:
             await self._committer
-        self._thread.shutdown()
+        self._thread.close()
         self._writer.close()
         os.close(self._lock_fd)
 
     async def _commit_batches(self) -> None:
         """Write batch after batch: while one is being synced, the next gathers."""
-        loop = asyncio.get_running_loop()
         while self._batch is not None:
             batch, self._batch = self._batch, None
             try:
-                number, end = await loop.run_in_executor(self._thread, self._writer.write, batch.records)
+                number, end = await self._thread.do(partial(self._writer.write, batch.records))
             except OSError as error:
                 _log.error("the spool cannot write", extra={"error": error.strerror})
                 batch.end(StoreUnavailable(f"spool: {error.strerror}"))

@@ -1,0 +1,69 @@
+"""One thread that does one thing after another for an event loop, with the least in between: every call waits for it.
+
+An executor's locks, callbacks and second future cost more than waking a thread does. Knows no work of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class OwnThread:
+    """Begins with the first thing to do. `close` must be the last call."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._asked: SimpleQueue[tuple[asyncio.Future[Any] | None, Callable[[], Any]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def do(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        """What `work` returns, or raises."""
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._ask(future, work)
+        return future
+
+    def do_aside(self, work: Callable[[], object]) -> None:
+        """Whatever comes of it."""
+        self._ask(None, work)
+
+    def close(self) -> None:
+        """Returns when everything asked for has been done."""
+        self._asked.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _ask(self, future: asyncio.Future[Any] | None, work: Callable[[], Any]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._asked.put((future, work))
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            future, work = asked
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = work()
+            except BaseException as raised:
+                error = raised
+            if future is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+                    future.get_loop().call_soon_threadsafe(_tell, future, result, error)
+            del asked, future, work, result, error  # while it waits it holds nothing
+
+
+def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
