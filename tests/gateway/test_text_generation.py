@@ -243,14 +243,16 @@ def test_tokens_that_come_close_together_share_a_frame_and_the_first_does_not_wa
 ):
     words = [f" w{i}" for i in range(60)]
     prompt = script(tokens=words, gap_s=0.002)
-    started_s = time.monotonic()
-    *events, _usage, _done = events_of(run(client, running, {"prompt": prompt, "stream": True}))
-    elapsed_s = time.monotonic() - started_s  # on a busy machine the words come more slowly
-    texts = [json.loads(event)["response"] for event in events]
-    assert "".join(texts) == "".join(words)
-    assert texts[0] == " w0"
-    assert len(texts) <= elapsed_s / COALESCE_S + 2
-    assert len(texts) < len(words)
+    for _ in range(10):  # on a busy machine words come more slowly, or two before the first is read
+        started_s = time.monotonic()
+        *events, _usage, _done = events_of(run(client, running, {"prompt": prompt, "stream": True}))
+        elapsed_s = time.monotonic() - started_s
+        texts = [json.loads(event)["response"] for event in events]
+        assert "".join(texts) == "".join(words)
+        assert len(texts) <= elapsed_s / COALESCE_S + 2
+        if texts[0] == " w0" and len(texts) < len(words) / 2:
+            return
+    pytest.fail(f"never so in ten streams; the last frames were {texts}")
 
 
 def test_every_call_leaves_one_entry_that_agrees_with_its_answer(client: httpx.Client, running: Running):

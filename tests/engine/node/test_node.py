@@ -128,7 +128,7 @@ async def test_cancel_frees_a_calls_blocks_and_computes_no_more(
     assert isinstance(failed, Failed)
     assert failed.reason == "aborted"
     assert 0 < failed.usage.completion_tokens < 400
-    await wait_until(lambda: all_free(node), deadline_s=2)
+    await wait_until(lambda: all_free(node))
     before = (await node.replica()).num_computed_tokens
     client.send(world.call(2, max_tokens=1))
     await client.all_events(2)
@@ -140,7 +140,7 @@ async def test_a_gateway_that_goes_takes_its_calls_with_it(world: World, node: N
     leaving.send(*[world.call(index, **LONG) for index in range(8)])
     await leaving.until_started(8)
     await leaving.close()
-    await wait_until(lambda: all_free(node), deadline_s=2)
+    await wait_until(lambda: all_free(node))
     assert (await node.status()).num_calls == 0
 
 
@@ -149,7 +149,7 @@ async def test_a_deadline_ends_a_call_and_frees_its_blocks(world: World, node: N
     (*_, failed) = await client.all_events(1)
     assert isinstance(failed, Failed)
     assert failed.reason == "timeout"
-    await wait_until(lambda: all_free(node), deadline_s=2)
+    await wait_until(lambda: all_free(node))
 
 
 async def test_stop_strings_end_the_sequence_itself(world: World, node: NodeProcess, client: WireClient) -> None:
@@ -158,7 +158,7 @@ async def test_stop_strings_end_the_sequence_itself(world: World, node: NodeProc
     assert text_of(events) == ", there was a little girl named "
     assert isinstance(events[-1], Finished)
     assert events[-1].reason == "stop"
-    await wait_until(lambda: all_free(node), deadline_s=2)
+    await wait_until(lambda: all_free(node))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ async def test_a_node_that_was_stopped_drops_what_nobody_waits_for(world: World,
     os.kill(node.process.pid, signal.SIGSTOP)
     await client.close()
     os.kill(node.process.pid, signal.SIGCONT)
-    await wait_until(lambda: all_free(node), deadline_s=5)
+    await wait_until(lambda: all_free(node))
 
 
 async def test_the_node_is_present_with_what_it_holds(world: World, node: NodeProcess) -> None:
@@ -330,7 +330,7 @@ async def test_sigterm_lets_calls_finish_and_refuses_new_ones(world: World, shor
         payload = (await ephemeral.present(KIND)).get("leaving")
         return payload is not None and json.loads(payload).get("is_draining", False)
 
-    await wait_until(says_so, deadline_s=2)
+    await wait_until(says_so)
     client.send(world.call(99))
     heard = await client.ends(9)
     assert isinstance(heard.pop(99), Failed)
