@@ -42,7 +42,7 @@ def running(migrated_sqlite_file: Path) -> Iterator[Running]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)  # a minute, on a machine that has nothing else to do
 @pytest.mark.parametrize("of_tenants", [False, True], ids=["models", "tenants"])
 def test_no_data_makes_a_defect(clients_env: Path, running: Running, tmp_path: Path, of_tenants: bool):
     config = tmp_path / "schemathesis.toml"
