@@ -101,7 +101,11 @@ def test_a_platform_that_is_not_up_has_no_settings(hearth: Callable[..., Any]):
 
 
 def test_settings_of_a_running_platform_are_those_of_each_of_its_processes(hearth: Callable[..., Any], data: Path):
-    own = {"gateway": {"HEARTH_PORT": "9000"}, "lis-1": {"HEARTH_NODE_LISTEN": "unix:///x", "HEARTH_POP": "lis"}}
+    keys = {"HEARTH_SERVICE_KEYS": str(data / "keys")}
+    own = {
+        "gateway": {"HEARTH_PORT": "9000", **keys},
+        "lis-1": {"HEARTH_NODE_LISTEN": "unix:///x", "HEARTH_POP": "lis", **keys},
+    }
     DataDir(data).write_dev({"redis_url": "unix:///redis", "settings": own})
     rows = {(row["process"], row["setting"]): row for row in hearth("settings")}
     assert rows["gateway", "HEARTH_PORT"]["value"] == "9000"

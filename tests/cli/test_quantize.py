@@ -90,7 +90,7 @@ def test_every_refusal_is_one_line_that_names_the_field_and_leaves_nothing(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
-    assert listed(capsys).keys() == {MODEL, "@cf/hearth/minilm"}
+    assert listed(capsys).keys() == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm"}
     assert not list((tmp_path / "objects").rglob("*.json"))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
 
@@ -112,6 +112,6 @@ def test_one_that_is_interrupted_leaves_nothing(capsys: pytest.CaptureFixture[st
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode not in (0, None)
-    assert listed(capsys).keys() == {MODEL, "@cf/hearth/minilm"}
+    assert listed(capsys).keys() == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm"}
     assert not list((tmp_path / "objects").rglob("*.json"))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []

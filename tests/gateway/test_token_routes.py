@@ -268,7 +268,7 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     path = f"/accounts/{made['id']}"
     assert owner.result("GET", path) == made
     wait_until_blocking(lambda: runs(running, everywhere["value"], made["id"]) == 200, 20)
-    assert made["id"] in {row["id"] for row in api(everywhere["value"]).result("GET", "/accounts")}
+    assert made["id"] in {row["id"] for row in api(everywhere["value"]).result("GET", "/accounts?per_page=50")}
     assert [row["account"]["id"] for row in owner.result("GET", "/memberships?name=lab")] == [made["id"]]
 
     other = owner.result("POST", "/accounts", {"name": "Other lab"})["id"]

@@ -311,6 +311,8 @@ class App:
 class Unconnected:
     """Stands for a client's connection: there is none."""
 
+    has_whole_body = True
+
     def write_chunk(self, _data: bytes) -> bool:
         return False
 
