@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import MetaData, text
@@ -126,20 +127,32 @@ def insert_new(table: Table, dialect: str, *, key: str | Sequence[str]) -> Inser
 def insert_adding(table: Table, dialect: str, *, sums: Collection[str], source: Any = None) -> Insert:
     """An INSERT into `table` that adds the columns `sums` to those of a row with the same primary key. `source` is a
     SELECT of all columns, in the table's order, in place of values."""
+    if source is None:
+        return _insert_adding(table, dialect, tuple(sums))
+    selected = _insert(table, dialect).from_select([column.name for column in table.c], source)
+    return _adding(selected, table, sums)
+
+
+@lru_cache(maxsize=64)
+def _insert_adding(table: Table, dialect: str, sums: tuple[str, ...]) -> Insert:
+    return _adding(_insert(table, dialect), table, sums)
+
+
+def _insert(table: Table, dialect: str) -> sqlite.Insert | postgresql.Insert:
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
+
+
+def _adding(statement: sqlite.Insert | postgresql.Insert, table: Table, sums: Collection[str]) -> Insert:
     keys = [column.name for column in table.primary_key]
-    make = sqlite.insert if dialect == "sqlite" else postgresql.insert
-    statement = make(table)
-    if source is not None:
-        statement = statement.from_select([column.name for column in table.c], source)
     added = {name: table.c[name] + statement.excluded[name] for name in sums}
     return statement.on_conflict_do_update(index_elements=keys, set_=added)
 
 
+@lru_cache(maxsize=64)
 def insert_replacing(table: Table, dialect: str) -> Insert:
     """An INSERT into `table` that takes the place of a row with the same primary key."""
     keys = [column.name for column in table.primary_key]
-    make = sqlite.insert if dialect == "sqlite" else postgresql.insert
-    statement = make(table)
+    statement = _insert(table, dialect)
     others = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
     return statement.on_conflict_do_update(index_elements=keys, set_=others)
 

@@ -85,14 +85,15 @@ class UsageLedger:
                 pause_s = _FIRST_PAUSE_S
 
     async def flush(self) -> None:
-        """Move all there is. Raises StoreUnavailable; what was not moved stays."""
+        """Move all there is now: what comes meanwhile is for the next time, or calls that go on would be moved one by
+        one. Raises StoreUnavailable; what was not moved stays."""
         async with self._moving:
             while not self._is_closed:
                 self._something_to_move.clear()
                 try:
                     if not self._is_compared:
                         await self._compare()
-                    is_empty = await self._move_batch()
+                    is_all = await self._move_batch()
                 except OlderLedger:
                     self._is_compared = False
                 except BaseException:
@@ -100,7 +101,7 @@ class UsageLedger:
                     self._is_compared = False  # who answers next may be another copy
                     raise
                 else:
-                    if is_empty:
+                    if is_all:
                         return
 
     async def check(self) -> None:
@@ -133,7 +134,7 @@ class UsageLedger:
         self._confirmed, self._is_compared = known, True
 
     async def _move_batch(self) -> bool:
-        """Returns whether the spool was empty."""
+        """Returns whether that was all there was when it began."""
         records, position = await self._spool.read_batch(_BATCH_ENTRIES)
         if not records:
             return True
@@ -149,7 +150,7 @@ class UsageLedger:
         self._confirmed = place
         await self._spool.acknowledge(position)
         metrics.USAGE_LEDGERED.inc(num_new)
-        return False
+        return len(records) < _BATCH_ENTRIES
 
     async def _write_one_by_one(self, entries: list[UsageEntry]) -> int:
         """The database refuses a batch: if only for an entry that it will never take, keep that one aside."""
