@@ -142,7 +142,8 @@ def test_a_commit_whose_answer_is_lost_is_one_row(behind: Behind):
         ids += behind.ids(7)
         wait_until_blocking(lambda: behind.proxy.num_answers_lost >= number, 30)  # noqa: B023
         behind.wait_told(ids)
-    assert behind.running.gateway.metric("hearth_usage_backlog") == 0
+    wait_until_blocking(lambda: behind.running.gateway.metric("hearth_usage_backlog") == 0, 20)
+    assert behind.rows() == sorted(ids)
 
 
 def test_an_older_copy_that_takes_over_is_told_again(behind: Behind):
