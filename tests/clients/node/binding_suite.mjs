@@ -80,7 +80,7 @@ export function bindingSuite(name, start) {
 
     test("models are listed", async () => {
       const models = await call({ call: "models", params: { search: hearth.chat_model } });
-      assert.deepEqual(models.map((model) => model.name), [hearth.chat_model]);
+      assert.deepEqual(models.map((model) => model.name), [hearth.chat_model, `${hearth.chat_model}-draft`]);
     });
 
     test("files become Markdown", async () => {
