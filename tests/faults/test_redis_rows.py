@@ -107,7 +107,10 @@ def test_a_flush_begins_no_window_anew(parted: Parted):
     parted.redis.script_flush()
     statuses = [parted.ask().status_code for _ in range(20)]
     assert (statuses.count(200), statuses.count(429)) == (10, 10), statuses
-    assert parted.counted() == LIMIT
+    # A gateway that was slow to give its scripts again counted alone so long, and tells Redis with a later call.
+    later: list[int] = []
+    wait_until_blocking(lambda: later.append(parted.ask().status_code) or parted.counted() == LIMIT, 20, 0.1)
+    assert set(later) == {429}
 
 
 def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted):
