@@ -101,10 +101,10 @@ class Batches:
         self, batch_id: str, account_id: str, state: BatchState, *, is_bare: bool = False
     ) -> AsyncIterator[bytes]:
         """The body of a finished batch's answer."""
-        tokens = await batches.tokens_of(self.database, batch_id)
+        tokens = await batches.tokens_of(self.database, account_id, batch_id)
         yield batch_answers.BARE_HEAD if is_bare else batch_answers.HEAD
         for first in range(0, state.num_requests, PAGE_ANSWERS):
-            sealed = await batches.answers(self.database, batch_id, first, PAGE_ANSWERS)
+            sealed = await batches.answers(self.database, account_id, batch_id, first, PAGE_ANSWERS)
             if len(sealed) < min(PAGE_ANSWERS, state.num_requests - first):
                 raise StoreUnavailable("answers of a batch have gone while they were read")
             opened = await asyncio.to_thread(self._opened, account_id, sealed)

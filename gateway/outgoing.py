@@ -24,6 +24,7 @@ MAX_LOOKUPS = 4  # threads: a name server that does not answer holds one for lon
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # what of IPv6 is given out; the rest is local, or leads to IPv4
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: |\r)")
 _MAX_LINE = 4096
@@ -101,10 +102,16 @@ class Outgoing:
         """Whether the address is public, or of a network that the operator named."""
         if any(address in network for network in self._networks):
             return True
-        return all(each.is_global and not each.is_multicast for each in [address, *_within(address)])
+        return all(_is_public(each) for each in [address, *_within(address)])
 
     def close(self) -> None:
         self._lookups.shutdown(wait=False, cancel_futures=True)
+
+
+def _is_public(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv6Address) and address not in _UNICAST and address not in _NAT64:
+        return False
+    return address.is_global and not address.is_multicast
 
 
 def _within(address: Address) -> list[Address]:

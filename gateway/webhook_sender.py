@@ -97,7 +97,7 @@ class WebhookSender:
         services = self._services
         sealer = services.batches.sealer
         webhook = _decode_target(sealer.open(due.account_id, due.target, MAX_SEALED_BYTES))
-        sealed = await batches.answers(services.database, due.batch_id, 0, due.num_requests)
+        sealed = await batches.answers(services.database, due.account_id, due.batch_id, 0, due.num_requests)
         if len(sealed) < due.num_requests:
             return "expired"
         items: list[Mapping[str, Any]] = [

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MIN_SECRET_BYTES = 16
+MAX_NUMBER = {int: 1 << 53, float: 10**9}  # no timer takes an infinite time, and no system call a longer whole number
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -109,13 +110,12 @@ def read_settings(settings_class: type[T], environ: Mapping[str, str] | None = N
             if field.default is dataclasses.MISSING:
                 raise SettingError(f"{env} is not set: {field.metadata['help']}")
             continue
-        is_secret = field.metadata["secret"]
-        value = _parse(env, text, _kind(field.type), is_secret)
+        shown = env if field.metadata["secret"] else f"{env}={mask_url(text)!r}"
+        value = _parse(shown, text, _kind(field.type))
         check = field.metadata["check"]
         problem = check(value) if check else None
         if problem:
-            shown = "" if is_secret else f"={text!r}"
-            raise SettingError(f"{env}{shown}: {problem}")
+            raise SettingError(f"{shown}: {problem}")
         values[field.name] = value
     return settings_class(**values)
 
@@ -150,21 +150,24 @@ def _kind(annotation: Any) -> type:
     return _KINDS[kinds[0].__name__]
 
 
-def _parse(env: str, text: str, kind: type, is_secret: bool) -> Any:
-    shown = "" if is_secret else f"={text!r}"
+def _parse(shown: str, text: str, kind: type) -> Any:
+    """`text` as a value; `shown` is how the line begins that says why not."""
     if kind is bool:
         if text.lower() in _TRUE:
             return True
         if text.lower() in _FALSE:
             return False
-        raise SettingError(f"{env}{shown}: expected true or false")
+        raise SettingError(f"{shown}: expected true or false")
     if kind is bytes:
         try:
             return bytes.fromhex(text)
         except ValueError:
-            raise SettingError(f"{env}{shown}: expected hexadecimal bytes") from None
+            raise SettingError(f"{shown}: expected hexadecimal bytes") from None
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
         expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
-        raise SettingError(f"{env}{shown}: expected {expected}") from None
+        raise SettingError(f"{shown}: expected {expected}") from None
+    if kind in MAX_NUMBER and not abs(value) <= MAX_NUMBER[kind]:
+        raise SettingError(f"{shown}: expected a number of at most {MAX_NUMBER[kind]}")
+    return value

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, delete, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, case, delete, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, insert_new
@@ -319,20 +319,21 @@ async def find(database: Database, account_id: str, batch_id: str, now: datetime
     )
 
 
-async def answers(database: Database, batch_id: str, first: int, limit: int) -> list[bytes]:
-    """The answers from number `first` on, at most `limit` of them. Raises StoreUnavailable."""
+async def answers(database: Database, account_id: str, batch_id: str, first: int, limit: int) -> list[bytes]:
+    """The answers of the account's batch from number `first` on, at most `limit` of them. Raises StoreUnavailable."""
     result = batch_results.c
-    query = select(result.answer).where(result.batch_id == batch_id, result.number >= first)
+    query = select(result.answer).where(*_results_of(account_id, batch_id), result.number >= first)
     async with database.connection() as connection:
         return list((await connection.execute(query.order_by(result.number).limit(limit))).scalars())
 
 
-async def tokens_of(database: Database, batch_id: str) -> tuple[int, int]:
-    """Prompt and completion tokens of all answers. Raises StoreUnavailable."""
+async def tokens_of(database: Database, account_id: str, batch_id: str) -> tuple[int, int]:
+    """Prompt and completion tokens of all answers of the account's batch. Raises StoreUnavailable."""
     result = batch_results.c
     sums = [func.coalesce(func.sum(column), 0) for column in (result.prompt_tokens, result.completion_tokens)]
     async with database.connection() as connection:
-        prompt, completion = (await connection.execute(select(*sums).where(result.batch_id == batch_id))).one()
+        query = select(*sums).where(*_results_of(account_id, batch_id))
+        prompt, completion = (await connection.execute(query)).one()
     return int(prompt), int(completion)
 
 
@@ -344,6 +345,12 @@ async def expire(database: Database, now: datetime) -> int:
         for table in (batch_webhooks, batch_results, batch_chunks, batches) if ids else ():
             await connection.execute(delete(table).where(table.c.batch_id.in_(ids)))
     return len(ids)
+
+
+def _results_of(account_id: str, batch_id: str) -> tuple[ColumnElement[bool], ...]:
+    """A batch's answers name their batch alone, and the batch its account."""
+    is_account_s = exists().where(batches.c.batch_id == batch_id, batches.c.account_id == account_id)
+    return batch_results.c.batch_id == batch_id, is_account_s
 
 
 def _is(batch_id: str, first: int) -> ColumnElement[bool]:

@@ -162,7 +162,7 @@ def test_what_two_readers_could_take_for_different_hosts_is_no_url(url: str):
 def test_addresses_that_lead_inside_by_another_name_are_not_reached():
     outgoing = Outgoing()
     inside = "127.0.0.1 10.1.2.3 172.16.0.1 192.168.0.1 169.254.0.1 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 :: ::1"
-    inside += " fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 2002:a00:1:: 64:ff9b::10.0.0.1 64:ff9b::7f00:1"
+    inside += " ::127.0.0.1 ::10.0.0.1 fec0::1 64:ff9b:1::10.0.0.1 fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 2002:a00:1:: 64:ff9b::10.0.0.1 64:ff9b::7f00:1"
     for text in inside.split():
         assert not outgoing.may_reach(ipaddress.ip_address(text)), text
     for text in ("1.1.1.1", "2606:4700::1111", "64:ff9b::1.1.1.1"):

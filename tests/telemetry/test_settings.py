@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.settings import SettingError, describe, masked, read_settings, setting
+from telemetry.settings import SettingError, describe, masked, read_settings, setting, starts_with
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,11 @@ class Example:
     wait_s: float = setting("EX_WAIT_S", "how long", default=1.5)
     is_on: bool = setting("EX_ON", "whether", default=False)
     folder: Path | None = setting("EX_FOLDER", "where files go", default=None)
+
+
+@dataclass(frozen=True)
+class Strict:
+    store: str = setting("EX_STORE", "where the store is", check=starts_with("postgresql://"))
 
 
 def test_values_are_parsed_by_their_annotation_and_defaults_fill_the_rest():
@@ -34,6 +39,9 @@ def test_an_empty_variable_counts_as_not_set():
         ({"EX_URL": "x", "EX_PORT": "ten"}, "EX_PORT='ten': expected a whole number"),
         ({"EX_URL": "x", "EX_PORT": "70000"}, "EX_PORT='70000': must be a port"),
         ({"EX_URL": "x", "EX_WAIT_S": "long"}, "EX_WAIT_S='long': expected a number"),
+        ({"EX_URL": "x", "EX_WAIT_S": "nan"}, "EX_WAIT_S='nan': expected a number of at most 1000000000"),
+        ({"EX_URL": "x", "EX_WAIT_S": "inf"}, "EX_WAIT_S='inf': expected a number of at most 1000000000"),
+        ({"EX_URL": "x", "EX_PORT": f"{1 << 60}"}, f"EX_PORT='{1 << 60}': expected a number of at most {1 << 53}"),
         ({"EX_URL": "x", "EX_ON": "perhaps"}, "EX_ON='perhaps': expected true or false"),
     ],
 )
@@ -41,6 +49,12 @@ def test_what_cannot_be_read_is_one_line_that_names_key_and_value(environ: dict[
     with pytest.raises(SettingError) as caught:
         read_settings(Example, environ)
     assert str(caught.value) == line
+
+
+def test_a_url_that_cannot_work_is_shown_without_its_password():
+    with pytest.raises(SettingError) as caught:
+        read_settings(Strict, {"EX_STORE": "postgres://ann:hunter2@db/hearth"})
+    assert str(caught.value) == "EX_STORE='postgres://ann:********@db/hearth': must start with postgresql://"
 
 
 def test_an_unreadable_secret_is_named_but_never_shown():

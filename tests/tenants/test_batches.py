@@ -72,8 +72,10 @@ async def test_a_batch_is_finished_when_its_last_request_is_answered(database: D
         state = await batches.find(database, account_id, batch_id, NOW)
         assert state is not None
         assert (state.is_started, state.is_finished) == (True, is_last)
-    assert await batches.answers(database, batch_id, 0, 10) == [b"answer"] * 4
-    assert await batches.tokens_of(database, batch_id) == (4, 8)
+    assert await batches.answers(database, account_id, batch_id, 0, 10) == [b"answer"] * 4
+    assert await batches.tokens_of(database, account_id, batch_id) == (4, 8)
+    assert await batches.answers(database, "f" * 32, batch_id, 0, 10) == []
+    assert await batches.tokens_of(database, "f" * 32, batch_id) == (0, 0)
     assert await batches.take(database, "w1", later(1000), LEASE_S) is None
     assert await count(database, usage_entries) == 4
 
@@ -217,7 +219,7 @@ async def test_workers_that_die_at_any_moment_leave_one_answer_and_one_entry_eac
             row = (await connection.execute(query)).mappings().one()
         assert row["num_done"] == row["num_requests"]
         assert row["finished_at"] is not None
-        assert len(await batches.answers(database, batch_id, 0, 100)) == row["num_requests"]
+        assert len(await batches.answers(database, row["account_id"], batch_id, 0, 100)) == row["num_requests"]
     assert await count(database, usage_entries) == await count(database, batch_results)
 
 
