@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -268,8 +269,10 @@ def pin(pid: int, cores: set[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
+@functools.cache
 def cores() -> tuple[set[int], set[int]]:
-    """The server's core, and those of everything else."""
+    """The server's core, and those of everything else: as they were when this was first asked, since who asks keeps to
+    the others from then on."""
     found = sorted(os.sched_getaffinity(0))
     return ({found[0]}, set(found[1:])) if len(found) > 1 else (set(found), set(found))
 
