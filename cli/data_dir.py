@@ -7,6 +7,7 @@ while the platform is up and says how to reach it. Both have mode 600. Knows not
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -31,7 +32,7 @@ DataOption = Annotated[
 _MAX_RUN_DIR_BYTES = 107 - 40
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/_.-]+")
 URL_FIELDS = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL", "objects_url": "OBJECTS_URL"}
-_KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET")
+KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET")
 
 
 class DataDirInUse(Exception):
@@ -62,6 +63,8 @@ class DataDir:
 
     def create(self) -> None:
         """Make the folder, readable by its owner only, and what has to be in it. Raises OSError."""
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("logs", "objects", "spool", "cache"):
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
@@ -103,7 +106,7 @@ class DataDir:
         """Raises FileNotFoundError when no platform was ever started here, ValueError when the file is damaged."""
         try:
             stored = json.loads(self._secrets.read_text())
-            keys = {name: str(stored[name]) for name in _KEYS}
+            keys = {name: str(stored[name]) for name in KEYS}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self._secrets} is damaged: {type(error).__name__}: {error}") from None
         return Secrets(keys, str(stored.get("account_id", "")), str(stored.get("api_token", "")))
@@ -112,7 +115,7 @@ class DataDir:
         """The keys of this platform, made at its first start and never again."""
         with contextlib.suppress(FileNotFoundError):
             return self.read_secrets()
-        made = Secrets({name: secrets.token_hex(32) for name in _KEYS})
+        made = Secrets({name: secrets.token_hex(32) for name in KEYS})
         self.write_secrets(made)
         return made
 

@@ -7,17 +7,19 @@ in which order, is `cli/embedded.py`.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DEFAULT_DATA, DataDir, DataDirInUse
+from cli.data_dir import DEFAULT_DATA, KEYS, DataDir, DataDirInUse
+from cli.environment import check_environment
 from cli.output import CommandFailed, JsonOption, print_json
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ def up(
 ) -> None:
     """Start the whole platform on this machine: redis-server, gateway and nodes. Ctrl-C drains and stops it."""
     node_pops = plan_nodes(pops, nodes)
+    unread = check_environment(os.environ, frozenset(KEYS))
     problem = why_not_listen(host, port)
     data_dir = DataDir(data)
     try:
@@ -54,7 +57,7 @@ def up(
         with data_dir.held(plan.origin):
             if problem is not None:
                 raise CommandFailed(f"cannot listen on {host} port {port}: {problem}; choose another with --port")
-            asyncio.run(_run(plan, data_dir, is_json=json))
+            asyncio.run(_run(plan, data_dir, unread, is_json=json))
     except DataDirInUse as error:
         raise CommandFailed(
             f"a platform is already up in {data_dir.path}" + (f": pid {error.pid}, {error.url}" if error.pid else "")
@@ -105,14 +108,16 @@ def _bound(host: str, port: int) -> socket.socket:
     return probe
 
 
-async def _run(plan: Plan, data_dir: DataDir, *, is_json: bool) -> None:
-    """Start, tell, wait, drain. Raises CommandFailed when the platform cannot start or cannot go on."""
+async def _run(plan: Plan, data_dir: DataDir, notes: Sequence[str], *, is_json: bool) -> None:
+    """Say `notes`, start, tell, wait, drain. Raises CommandFailed when the platform cannot start or cannot go on."""
     from cli.embedded import EmbeddedPlatform
     from cli.progress import Progress
     from cli.supervisor import ChildFailed
     from storage.errors import StoreUnavailable
 
     with Progress() as progress:
+        for note in notes:
+            progress.note(note)
         platform = EmbeddedPlatform(plan, data_dir, progress)
         stop = StopSignals(platform.hurry)
         try:

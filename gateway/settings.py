@@ -122,7 +122,7 @@ class GatewaySettings:
     database_url: str = setting(
         "DATABASE_URL",
         "SQL database: sqlite:///path or postgresql://…",
-        check=starts_with("sqlite://", "postgresql://"),
+        check=starts_with("sqlite://", "postgresql://", "postgres://"),
     )
     redis_url: str = setting(
         "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=starts_with("redis://", "rediss://", "unix://")

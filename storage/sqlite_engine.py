@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sqlite3
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiosqlite
@@ -98,6 +100,7 @@ def sqlite_engine(
     threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     async def connect() -> aiosqlite.Connection:
+        _create_private(url.path)
         # isolation_level None: the driver begins nothing by itself, _begin does.
         opening = aiosqlite.connect(
             str(url.path), isolation_level=None, timeout=timeout_s, check_same_thread=False, cached_statements=256
@@ -115,6 +118,13 @@ def sqlite_engine(
     event.listen(engine.sync_engine, "connect", _prepare)
     event.listen(engine.sync_engine, "begin", _begin)
     return engine, threads
+
+
+def _create_private(path: Path | None) -> None:
+    """A new file is its owner's alone, and what SQLite puts beside it takes after it. One that is there stays."""
+    assert path is not None, "SQLite is a file"
+    with contextlib.suppress(OSError):  # SQLite itself says what is wrong
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
 def _prepare(connection: DBAPIConnection, _record: object) -> None:

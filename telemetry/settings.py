@@ -101,23 +101,27 @@ def describe(settings_class: type) -> list[SettingInfo]:
 
 def read_settings(settings_class: type[T], environ: Mapping[str, str] | None = None) -> T:
     """Fill `settings_class` from the environment. Raises SettingError; never half-fills."""
-    environ = os.environ if environ is None else environ
-    values: dict[str, Any] = {}
+    values = read_given(settings_class, os.environ if environ is None else environ)
     for field in dataclasses.fields(settings_class):  # type: ignore[arg-type]
-        env = field.metadata["env"]
+        if field.name not in values and field.default is dataclasses.MISSING:
+            raise SettingError(f"{field.metadata['env']} is not set: {field.metadata['help']}")
+    return settings_class(**values)
+
+
+def read_given(settings_class: type, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Field name -> value of those settings that `environ` has. Raises SettingError for one that cannot be read."""
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(settings_class):
+        env, check = field.metadata["env"], field.metadata["check"]
         text = environ.get(env)
-        if text is None or text == "":
-            if field.default is dataclasses.MISSING:
-                raise SettingError(f"{env} is not set: {field.metadata['help']}")
+        if not text:
             continue
         shown = env if field.metadata["secret"] else f"{env}={mask_url(text)!r}"
-        value = _parse(shown, text, _kind(field.type))
-        check = field.metadata["check"]
-        problem = check(value) if check else None
+        values[field.name] = _parse(shown, text, _kind(field.type))
+        problem = check(values[field.name]) if check else None
         if problem:
             raise SettingError(f"{shown}: {problem}")
-        values[field.name] = value
-    return settings_class(**values)
+    return values
 
 
 def masked(settings: Any) -> dict[str, str]:

@@ -70,7 +70,7 @@ async def create(
     name: str,
     account_id: str | None = None,
     *,
-    plan: str = "standard",
+    plan: str = "paid",
     who: str = "cli",
     clock: Clock = SYSTEM_CLOCK,
 ) -> Account:
@@ -315,7 +315,8 @@ def _existing() -> Select[Any]:
 def _account(row: RowMapping) -> Account:
     text = row["settings"]
     settings = AccountSettings() if text is None else msgspec.json.decode(text, type=AccountSettings)
-    return Account(**{**row, "settings": settings, "region": decode_rule(row["region"])})
+    plan = AccountTerms.of(row["plan"], row["limits"]).plan
+    return Account(**{**row, "plan": plan, "settings": settings, "region": decode_rule(row["region"])})
 
 
 def _encoded(settings: AccountSettings) -> str | None:

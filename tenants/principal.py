@@ -31,7 +31,7 @@ class AccountTerms:
 
     @classmethod
     def of(cls, plan: str, limits: str) -> AccountTerms:
-        """As an account's row says; its "standard" plan is the paid one."""
+        """As an account's row says; "standard" is what older rows call the paid plan."""
         return cls("paid" if plan == "standard" else plan, limits)
 
 

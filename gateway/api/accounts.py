@@ -52,7 +52,7 @@ async def create(services: Services, request: Request) -> Response:
     given = body["settings"] if isinstance(body.get("settings"), dict) else {}
     region, retention = _region(given), _retention(given)
     account = Account(
-        new_id_hex(), name, "active", "standard", now, settings or AccountSettings(), region=region, retention=retention
+        new_id_hex(), name, "active", "paid", now, settings or AccountSettings(), region=region, retention=retention
     )
     await users.create_account(
         services.database, principal.user_id, account, who=principal.api_token_id, ephemeral=services.ephemeral

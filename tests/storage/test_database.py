@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import stat
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
@@ -148,6 +150,15 @@ async def test_sqlite_keeps_what_was_committed_and_lets_readers_pass_a_writer(sq
 
 
 _SQLITE_PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
+
+
+async def test_a_new_sqlite_file_and_what_lies_beside_it_are_their_owner_s_alone(tmp_path: Path) -> None:
+    database = Database.connect(f"sqlite://{tmp_path / 'new.db'}")
+    async with database.transaction() as connection:
+        await connection.execute(text("CREATE TABLE t (n INTEGER)"))
+        modes = {name: stat.S_IMODE(os.lstat(tmp_path / name).st_mode) for name in os.listdir(tmp_path)}
+    await database.close()
+    assert modes == {"new.db": 0o600, "new.db-wal": 0o600, "new.db-shm": 0o600}
 
 
 async def test_a_sqlite_file_that_stays_locked_is_unavailable_after_the_timeout(sqlite_url: str) -> None:

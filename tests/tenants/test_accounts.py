@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from storage.database import Database
@@ -15,11 +17,16 @@ async def test_a_new_account_has_a_hex_id_and_can_be_found_and_listed(database: 
     clock.pass_time(1)
     second = await accounts.create(database, "two", "0123456789abcdef" * 2, clock=clock)
     assert first.name == "Zoë's lab"
-    assert (first.status, first.plan, first.created_at.utcoffset() is not None) == ("active", "standard", True)
+    assert (first.status, first.plan, first.created_at.utcoffset() is not None) == ("active", "paid", True)
     assert len(first.account_id) == 32
     assert await accounts.find(database, first.account_id) == first
     assert await accounts.find(database, "f" * 32) is None
     assert await accounts.list_all(database) == [first, second]
+
+
+async def test_what_older_rows_call_standard_is_the_paid_plan(sqlite_database: Database) -> None:
+    account = await accounts.create(sqlite_database, "old", plan="standard")
+    assert await accounts.list_all(sqlite_database) == [replace(account, plan="paid")]
 
 
 @pytest.mark.parametrize("account_id", ["A" * 32, "a" * 31, "a" * 33, "", "g" * 32, "a" * 32 + "\n"])
