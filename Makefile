@@ -23,7 +23,7 @@ FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tes
 
 BENCHES := constrained first_token http_streams lora prefix_ttft engine_cpu gateway_cpu host_step
 
-.PHONY: help setup up check test test-full test-gpu bench docs lock spark clean
+.PHONY: help setup up check test test-full test-gpu figures bench docs lock spark clean
 .DEFAULT_GOAL := help
 
 help:  ## say what there is
@@ -55,6 +55,10 @@ test-full: $(STAMP) $(CLIENTS)  ## kill campaigns, clients of other languages an
 
 test-gpu: $(STAMP)  ## what needs a CUDA device
 	@sh scripts/run_tests.sh "gpu" $(ARGS)
+
+figures: $(STAMP)  ## measure what is promised (ARGS="P6 T4": those), for docs/promises.md and `hearth evidence`
+	$(BIN)/python -m scripts.measure_promises $(ARGS)
+	$(BIN)/python -m scripts.write_docs
 
 bench: $(STAMP)  ## run the benchmarks of bench/ one after the other
 	@for bench in $(BENCHES); do echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done

@@ -1,9 +1,7 @@
-"""What was last measured of each promise, a line each: written by tests and benches, read by `hearth evidence`.
+"""What tests and benches measure of the promises: a line each, in the file that HEARTH_FIGURES names.
 
-    HEARTH_FIGURES=bench/figures.jsonl make test-full
-
-Where HEARTH_FIGURES names no file nothing is written: not every run is to be evidence. Knows promises by their id in
-`cli/promises.toml`.
+`make figures` (`scripts/measure_promises.py`) gathers them. Where HEARTH_FIGURES names no file nothing is written: not
+every run is to be evidence. Knows promises by their id in `cli/promises.toml`.
 """
 
 from __future__ import annotations
@@ -18,12 +16,15 @@ from pathlib import Path
 def record(promise: str, figure: str, command: str) -> None:
     """Note what was measured, and by what, if that is wanted."""
     path = os.environ.get("HEARTH_FIGURES", "")
-    if not path:
-        return
+    if path:
+        with Path(path).open("a") as file:
+            file.write(json.dumps(line(promise, figure, command), ensure_ascii=False) + "\n")
+
+
+def line(promise: str, figure: str, command: str) -> dict[str, str]:
+    """A figure with when, and of which commit."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    line = {"promise": promise, "figure": figure, "command": command, "at": at, "commit": _commit()}
-    with Path(path).open("a") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+    return {"promise": promise, "figure": figure, "command": command, "at": at, "commit": _commit()}
 
 
 def _commit() -> str:

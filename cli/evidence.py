@@ -26,13 +26,18 @@ from cli.output import CommandFailed, JsonOption, print_record
 from cli.target import Target
 
 SUMS = "SHA256SUMS"
-_ROOT = Path(__file__).resolve().parent.parent
+PROMISES = Path(__file__).parent / "promises.toml"
+FIGURES = Path(__file__).parent / "figures.jsonl"
 
 
 def evidence(
     out: Annotated[Path, typer.Argument(help="A folder that is new or empty.", show_default=False)],
     tests: Annotated[
         Path | None, typer.Option(help="Record of a test run (JUnit's XML), beside the promises.", show_default=False)
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="What you measured yourself (`make figures`), before what is shipped.", show_default=False),
     ] = None,
     heads: HeadsOption = None,
     data: DataOption = None,
@@ -45,7 +50,7 @@ def evidence(
         if any(out.iterdir()):
             raise CommandFailed(f"{out} is not empty")
         files = asyncio.run(_collect(target, heads))
-        files["promises.json"], files["promises.md"] = _promises(tests)
+        files["promises.json"], files["promises.md"] = _promises(tests, figures)
         files["settings.json"] = _settings(target)
         files["README.md"] = _readme(target, files)
         sums = "".join(f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(files.items()))
@@ -149,15 +154,13 @@ def _settings(target: Target) -> str:
     return _written(found)
 
 
-def _promises(tests: Path | None) -> tuple[str, str]:
+def _promises(tests: Path | None, own_figures: Path | None) -> tuple[str, str]:
     """The promises with what was last measured and, from a run's record, how their tests went: as data, and to read."""
-    import tomllib
-
-    promises = tomllib.loads((Path(__file__).parent / "promises.toml").read_text())["promise"]
-    runs = _read_run(tests) if tests is not None else {}
-    log = _ROOT / "bench" / "LOG.md"
-    lines = log.read_text().splitlines() if log.is_file() else []
-    figures = _figures(_ROOT / "bench" / "figures.jsonl")
+    promises = read_promises()
+    runs = read_run(tests) if tests is not None else {}
+    if own_figures is not None and not own_figures.is_file():
+        raise CommandFailed(f"{own_figures} is no file")
+    figures = read_figures(FIGURES) | (read_figures(own_figures) if own_figures is not None else {})
     rows = []
     for promise in promises:
         measured = figures.get(promise["id"])
@@ -166,7 +169,7 @@ def _promises(tests: Path | None) -> tuple[str, str]:
                 "id": promise["id"],
                 "promise": promise["text"],
                 "goal": promise["goal"],
-                "last_figure": _shown(measured) or _last_figure(lines, promise.get("log", ())) or "none yet",
+                "last_figure": _shown(measured) or "none yet",
                 "measured": measured,
                 "tests": [{"file": file, "run": runs.get(file, "not in the record")} for file in promise["tests"]],
             }
@@ -179,8 +182,16 @@ def _promises(tests: Path | None) -> tuple[str, str]:
     return _written(rows), "# Promises\n\n" + "\n".join(read) + "\n"
 
 
-def _figures(path: Path) -> dict[str, dict[str, str]]:
-    """By promise, the line that was written last (`bench/figures.py`). Raises CommandFailed naming one that is none."""
+def read_promises() -> list[dict[str, Any]]:
+    """Every promise: its `id`, `text`, `goal`, and the files of `tests` that prove it."""
+    import tomllib
+
+    promises: list[dict[str, Any]] = tomllib.loads(PROMISES.read_text())["promise"]
+    return promises
+
+
+def read_figures(path: Path) -> dict[str, dict[str, str]]:
+    """By promise, the line that was written last (`make figures`). Raises CommandFailed naming one that is none."""
     found: dict[str, dict[str, str]] = {}
     for number, text in enumerate(path.read_text().splitlines() if path.is_file() else (), 1):
         try:
@@ -198,18 +209,7 @@ def _shown(measured: Mapping[str, str] | None) -> str:
     return f"{measured['figure']} ({measured['at'][:10]}, commit {measured['commit']}, `{measured['command']}`)"
 
 
-def _last_figure(lines: Sequence[str], words: Sequence[str]) -> str:
-    """The newest line of the log with all of the words, under its heading; the newest is first there."""
-    heading = ""
-    for line in lines:
-        if line.startswith("## "):
-            heading = line.removeprefix("## ")
-        elif words and all(word in line for word in words):
-            return f"{heading}: {line.strip().strip('|').strip()}"
-    return ""
-
-
-def _read_run(path: Path) -> dict[str, str]:
+def read_run(path: Path) -> dict[str, str]:
     """How the tests of each file went, by a record of JUnit's kind. Raises CommandFailed."""
     from defusedxml import DefusedXmlException
     from defusedxml.ElementTree import ParseError, parse

@@ -19,7 +19,7 @@ import typer
 
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.service_files import LIFE_DAYS, keys_path, ring_path
+from cli.service_files import LIFE_DAYS, ensure_key, keys_path, ring_path
 from cli.target import Target
 
 if TYPE_CHECKING:
@@ -56,6 +56,33 @@ def make(
     made, row = _made(path, subject, place, days, start_s=time.time())
     _change(path, data, "service_key.make", row.kid, subject, lambda old: service_ring.with_key(old, row))
     print_record({**_shown(row), "private_key": str(made)}, is_json=json)
+
+
+@app.command()
+def ensure(
+    services: Annotated[
+        list[str],
+        typer.Argument(help="gateway/NAME or node/NODE_ID; node/NODE_ID@POP for one of that PoP.", show_default=False),
+    ],
+    ring: RingOption = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make the keys that are not there yet or end within a month, and leave the others: for a start, any number of
+    times."""
+    path = ring_path(ring, data)
+    rows = []
+    for service in services:
+        subject, _, place = service.partition("@")
+        made: list[str] = []
+
+        def change(kid: str, how: Callable[[Ring], Ring], subject: str = subject, made: list[str] = made) -> None:
+            _change(path, data, "service_key.make", kid, subject, how)
+            made.append(kid)
+
+        folder = ensure_key(path, subject, place, change)
+        rows.append({"subject": subject, "place": place, "keys": str(folder), "is_new": bool(made)})
+    print_rows(rows, ("subject", "place", "keys", "is_new"), is_json=json, empty="nothing asked")
 
 
 @app.command()

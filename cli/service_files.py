@@ -1,13 +1,19 @@
-"""Where a platform's service keys lie, and the keys that `hearth up` makes for its own processes. Knows no commands."""
+"""Where a platform's service keys lie, and the keys that a start makes for its own processes where they have none.
+Knows no commands."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.output import CommandFailed
 from cli.target import Target
+
+if TYPE_CHECKING:
+    from tenants.service_tokens import Ring
 
 LIFE_DAYS = 365
 _RENEW_BEFORE_S = 30 * 86400
@@ -29,13 +35,16 @@ def keys_path(ring: Path) -> Path:
     return ring.parent / "keys"
 
 
-def ensure_key(ring: Path, subject: str, place: str) -> Path:
-    """The folder of a service's private keys, one of them good for a month at least. Raises CommandFailed."""
+def ensure_key(
+    ring: Path, subject: str, place: str, change: Callable[[str, Callable[[Ring], Ring]], None] | None = None
+) -> Path:
+    """The folder of a service's private keys, one of them good for a month at least. A new key's id and what it does to
+    the ring are left to `change`, where given. Raises CommandFailed."""
     from tenants import service_ring
 
-    folder = service_ring.folder_of(keys_path(ring), subject)
     now_s = time.time()
     try:
+        folder = service_ring.folder_of(keys_path(ring), subject)
         if ring.exists():
             known = service_ring.read_ring(ring)
             if subject in known.ring.revoked_subjects:
@@ -49,7 +58,11 @@ def ensure_key(ring: Path, subject: str, place: str) -> Path:
             service_ring.public_half(made), subject, start_s=now_s, life_days=LIFE_DAYS, place=place
         )
         service_ring.write_private_key(folder, made)
-        service_ring.change_ring(ring, lambda old: service_ring.rotated(old, row, overlap_s=0), now_s=now_s)
+        rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=0)  # noqa: E731
+        if change is not None:
+            change(row.kid, rotated)
+        else:
+            service_ring.change_ring(ring, rotated, now_s=now_s)
     except (service_ring.Unsafe, OSError, ValueError) as error:
         raise CommandFailed(f"service keys: {error}") from None
     return folder

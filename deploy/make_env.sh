@@ -8,7 +8,6 @@ umask 077
 cat > .env <<END
 HEARTH_TOKEN_PEPPER=$(secret 32)
 HEARTH_CACHE_SECRET=$(secret 32)
-HEARTH_CLUSTER_SECRET=$(secret 32)
 POSTGRES_PASSWORD=$(secret 24)
 S3_ACCESS_KEY=hearth
 S3_SECRET_KEY=$(secret 24)

@@ -3,7 +3,9 @@
 FROM python:3.12-slim
 ARG TORCH_INDEX_URL=""
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN useradd --system --uid 10001 --create-home hearth && mkdir -p /var/lib/hearth/cache && chown -R hearth /var/lib/hearth
+# The same user as the gateway's image: a ring and keys are taken only from their owner.
+RUN useradd --system --uid 10001 --create-home hearth && cd /var/lib && \
+    mkdir -p hearth/cache hearth/key hearth/service && chown -R hearth hearth && chmod go= hearth/key
 WORKDIR /app
 # torch first, in a layer of its own: it is by far the largest part and changes least.
 COPY requirements.lock .

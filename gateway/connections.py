@@ -188,7 +188,7 @@ class _Connection(asyncio.Protocol):
             raise wire.WireError(f"the node speaks version {hello.version}, we speak {wire.VERSION}")
         if self._node_nonce is None:
             self._node_nonce = hello.nonce
-            proof = wire.proof(self._secret, "gateway", self._nonce, hello.nonce)
+            proof = wire.proof(self._secret, "gateway", self._nonce, hello.nonce) if self._secret else b""
             token = ""
             if self._identity is not None:
                 token = self._identity.sign(f"node/{self._node_id}", (hello.nonce, self._nonce))

@@ -161,10 +161,11 @@ class Nodes:
             link = None
         self._statuses[node_id] = status
         if link is None:
+            secret = self._cluster_secret  # none where service tokens alone are believed
             link = NodeLink(
                 node_id,
                 status.address,
-                secret=wire.pop_key(self._cluster_secret, proven_pop) if proven_pop else self._cluster_secret,
+                secret=wire.pop_key(secret, proven_pop) if proven_pop and secret else secret,
                 sender=self._sender,
                 on_change=self._on_change,
                 tls=self._tls,

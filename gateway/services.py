@@ -115,23 +115,22 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
     ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S), database)
+    clock = SteadyClock(SYSTEM_CLOCK)  # leases, stamps and days of calls do not jump with the machine's clock
     verifier = TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral)
     registry = Registry(database)
     limits_of_finetunes = catalog_finetunes.Limits(
         settings.finetune_max_rank, settings.finetune_max_bytes, settings.finetunes_per_account
     )
-    finetunes = Finetunes(database, registry, settings.objects_url, limits_of_finetunes, SYSTEM_CLOCK)
+    finetunes = Finetunes(database, registry, settings.objects_url, limits_of_finetunes, clock)
     document_limits = DocumentLimits(settings.document_timeout_s, settings.document_memory_bytes)
     documents = Documents(Converter(document_limits, settings.document_processes), settings.document_max_bytes)
     sealer = Sealer(settings.cache_secret, "batches")
-    batches = Batches(
-        database, ephemeral, sealer, SYSTEM_CLOCK, settings.batch_max_waiting, settings.client_stall_timeout_s
-    )
+    batches = Batches(database, ephemeral, sealer, clock, settings.batch_max_waiting, settings.client_stall_timeout_s)
     outgoing = Outgoing(networks_in(settings.webhook_networks))
     idempotency_keys = IdempotencyKeys(
         database,
         settings.cache_secret,
-        SYSTEM_CLOCK,
+        clock,
         lease_s=settings.batch_lease_s,
         ttl_s=settings.idempotency_ttl_s,
     )
@@ -171,7 +170,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         await allowance.watch(quota)
 
     places = Places.read(settings.places, settings.pop, settings.stores_place)
-    heads = AuditHeads(database, settings.audit_heads, settings.token_pepper, SYSTEM_CLOCK)
+    heads = AuditHeads(database, settings.audit_heads, settings.token_pepper, clock)
     loops = (
         nodes.run,
         registry.watch,
@@ -187,7 +186,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
     try:
         yield Services(
             settings=settings,
-            clock=SYSTEM_CLOCK,
+            clock=clock,
             database=database,
             ephemeral=ephemeral,
             verifier=verifier,

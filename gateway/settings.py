@@ -133,10 +133,14 @@ class GatewaySettings:
     cache_secret: bytes = setting(
         "HEARTH_CACHE_SECRET", "key from which accounts' cache namespaces are derived", secret=True, check=strong_secret
     )
-    cluster_secret: bytes = setting(
-        "HEARTH_CLUSTER_SECRET", "what gateways and nodes prove to each other", secret=True, check=strong_secret
-    )
     spool_dir: Path = setting("HEARTH_SPOOL_DIR", "folder of this process's usage spool; never shared")
+    cluster_secret: bytes = setting(
+        "HEARTH_CLUSTER_SECRET",
+        "what gateways and nodes prove to each other; where HEARTH_SERVICE_RING is set it is not needed",
+        default=b"",
+        secret=True,
+        check=lambda value: strong_secret(value) if value else None,
+    )
     spool_max_bytes: int = setting(
         "HEARTH_SPOOL_MAX_BYTES",
         "usage spooled while the database is away; when full, new calls are refused",
@@ -421,6 +425,10 @@ class GatewaySettings:
             raise SettingError(
                 "HEARTH_TOKEN_PEPPER, HEARTH_CACHE_SECRET and HEARTH_CLUSTER_SECRET must be three different keys"
             )
+        if not self.cluster_secret and self.service_ring is None:
+            raise SettingError("HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_SERVICE_RING")
+        if not self.cluster_secret and self.service_tokens == "accepted":
+            raise SettingError("HEARTH_SERVICE_TOKENS=accepted needs HEARTH_CLUSTER_SECRET for peers without a token")
         tls_files = (self.tls_cert, self.tls_key, self.tls_ca)
         if any(tls_files) and not all(tls_files):
             raise SettingError("HEARTH_GATEWAY_TLS_CERT, _KEY and _CA are set together or not at all")

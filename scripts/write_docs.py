@@ -1,4 +1,5 @@
-"""Writes docs/settings.md, docs/metrics.md and docs/layout.md from the code itself, so that they cannot drift from it.
+"""Writes docs/settings.md, docs/metrics.md, docs/layout.md and docs/promises.md from the code itself, so that they
+cannot drift from it.
 
 `tests/test_docs.py` compares the files with what this would write.
 """
@@ -7,8 +8,12 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from cli.evidence import FIGURES, PROMISES, read_figures, read_promises
 from cli.settings import ProcessName, settings_class
 from telemetry import metrics
 from telemetry.settings import SettingInfo, describe
@@ -58,6 +63,14 @@ One idea a file: the first sentence of each. [Architecture](architecture.md) say
 
 This page is written by `make docs` from the modules themselves.
 """
+PROMISES_HEAD = """\
+# Promises
+
+What the platform promises, the tests that prove it, and what they measured last (`make figures`; `hearth evidence` puts
+it into an auditor's pack). Below: what is done to it on purpose, and what must hold meanwhile.
+
+This page is written by `make docs` from `cli/promises.toml` and `cli/figures.jsonl`.
+"""
 
 
 def settings_page() -> str:
@@ -87,6 +100,23 @@ def layout_page() -> str:
     return "\n".join(parts) + "\n"
 
 
+def promises_page() -> str:
+    measured = read_figures(FIGURES)
+    rows = ["| | Promise | Goal | Last figure | Proof |", "|---|---|---|---|---|"]
+    for promise in read_promises():
+        line = measured.get(promise["id"])
+        figure = f"{_cell(line['figure'])} ({line['at'][:10]})" if line else "–"
+        rows.append(f"| {promise['id']} | {promise['text']} | {promise['goal']} | {figure} | {_files(promise)} |")
+    rows += ["", "| Fault | How it is made | What must hold | Proof |", "|---|---|---|---|"]
+    for fault in tomllib.loads(PROMISES.read_text())["fault"]:
+        rows.append(f"| {fault['name']} | {fault['how']} | {fault['holds']} | {_files(fault)} |")
+    return PROMISES_HEAD + "\n" + "\n".join(rows) + "\n"
+
+
+def _files(row: Mapping[str, Any]) -> str:
+    return "<br>".join(f"`{file}`" for file in row["tests"])
+
+
 def _first_sentence(docstring: str) -> str:
     """Without a code block that follows it, on one line."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
@@ -109,7 +139,12 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "layout.md": layout_page}
+PAGES = {
+    "settings.md": settings_page,
+    "metrics.md": metrics_page,
+    "layout.md": layout_page,
+    "promises.md": promises_page,
+}
 
 if __name__ == "__main__":
     for name, page in PAGES.items():

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -108,6 +109,13 @@ class Database:
         """Returns when the database answers a query, else raises StoreUnavailable."""
         async with self.connection() as connection:
             await connection.execute(text("SELECT 1"))
+
+    async def now(self) -> datetime:
+        """The time by the database's own clock, in whole seconds, aware UTC. Raises StoreUnavailable."""
+        asked = "strftime('%s', 'now')" if self.dialect == "sqlite" else "extract(epoch FROM clock_timestamp())"
+        async with self.connection() as connection:
+            found = await connection.execute(text(f"SELECT CAST({asked} AS bigint)"))
+            return datetime.fromtimestamp(found.scalar_one(), UTC)
 
     async def close(self) -> None:
         """Returns when nothing of this database runs any more, but for connections that someone still holds."""

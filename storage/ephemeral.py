@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +20,13 @@ from storage.errors import StoreUnavailable, means_lost
 
 # Ids whose value has gone are dropped from a kind's index this long after they would have expired: far beyond any
 # difference between two machines' clocks, since the value's own expiry (by Redis's clock) is what decides.
-_INDEX_GRACE_S = 3600.0
+# Announcers' own clocks may be wrong: one that is an hour ahead must not take the others out of the index.
+_ANNOUNCE = """
+local now = tonumber(redis.call('TIME')[1])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]) / 1000, ARGV[3])
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - 3600)
+"""
 _SUBSCRIPTION_CHECK_S = 5.0
 _ENTRY = b"entry"
 
@@ -72,14 +77,11 @@ class Ephemeral:
         return dict(zip(counts, answers[::2], strict=True))
 
     async def announce(self, kind: str, id: str, payload: bytes, ttl_s: float) -> None:
-        """Be present among `kind` for the next `ttl_s` seconds; the newest payload counts."""
-        now = time.time()
+        """Be present among `kind` for the next `ttl_s` seconds, by Redis's clock; the newest payload counts."""
+        keys = (_presence_key(kind, id), _index_key(kind))
         with _translated():
-            async with self._redis.pipeline(transaction=True) as pipeline:
-                pipeline.set(_presence_key(kind, id), payload, px=_milliseconds(ttl_s))
-                pipeline.zadd(_index_key(kind), {id: now + ttl_s})
-                pipeline.zremrangebyscore(_index_key(kind), "-inf", now - _INDEX_GRACE_S)
-                await pipeline.execute()
+            asked: Any = self._redis.eval(_ANNOUNCE, len(keys), *keys, payload, _milliseconds(ttl_s), id)
+            await asked
 
     async def withdraw(self, kind: str, id: str) -> None:
         """Be absent at once."""

@@ -1,6 +1,7 @@
 """Keeps usage small as it ages: minutes are folded into hours, hours into days, and entries are let go.
 
-Every gateway does it, now and then; what one has done another finds done. Sums of days are kept for ever.
+Every gateway does it, now and then; what one has done another finds done. Sums of days are kept for ever. What is let
+go cannot be had back, so a clock that jumped, or is ahead of the database's, lets nothing go.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from datetime import timedelta
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from telemetry.clock import Clock
+from telemetry.steady_clock import SteadyClock
 from tenants import usage_sums
 
 _log = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ class UsageUpkeep:
 
     def __init__(self, database: Database, clock: Clock, kept: Kept) -> None:
         self._database = database
-        self._clock = clock
+        self._clock = SteadyClock(clock)
         self._kept = kept
 
     async def run(self) -> None:
@@ -49,7 +51,7 @@ class UsageUpkeep:
 
     async def turn(self) -> None:
         """Bring everything to where it should be. Raises StoreUnavailable."""
-        now = self._clock.now()
+        now = min(self._clock.now(), await self._database.now())
         while await usage_sums.add_forgotten(self._database):
             pass
         await usage_sums.fold(self._database, "minute", now - timedelta(days=self._kept.minutes_days))

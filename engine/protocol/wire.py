@@ -115,8 +115,8 @@ def proof(secret: bytes, role: str, own_nonce: bytes, peer_nonce: bytes) -> byte
 
 
 def is_proven(secret: bytes, role: str, hello: Hello, own_nonce: bytes) -> bool:
-    """Whether `hello`, sent by a peer in `role`, answers our nonce."""
-    return hmac.compare_digest(hello.proof, proof(secret, role, hello.nonce, own_nonce))
+    """Whether `hello`, sent by a peer in `role`, answers our nonce. With no secret nothing can be proven."""
+    return bool(secret) and hmac.compare_digest(hello.proof, proof(secret, role, hello.nonce, own_nonce))
 
 
 class FrameDecoder:

@@ -8,13 +8,15 @@ import hashlib
 import io
 import json
 import sqlite3
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli import main
+from bench import figures
+from cli import evidence, main
 
 Hearth = Callable[..., Any]
 Capture = pytest.CaptureFixture[str]
@@ -129,47 +131,40 @@ def test_the_pack_is_written_and_says_so_when_the_audit_is_not_whole(
     assert json.loads((tmp_path / "pack" / "audit.json").read_text())["problems"] == ["entries 2 to 2 are missing"]
 
 
-def test_the_pack_carries_what_tests_and_benches_measured_last(
+def test_the_pack_carries_what_was_measured_last(
     hearth: Hearth, account_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from bench import figures
-    from cli import evidence
-
-    root = tmp_path / "project"
-    (root / "bench").mkdir(parents=True)
-    (root / "bench" / "LOG.md").write_text("## a day\n\n| kill campaign | 500 of 500 |\n")
-    monkeypatch.setattr(evidence, "_ROOT", root)
+    """What is shipped, and before it what the operator measured; a line that is no figure is named."""
+    shipped, own = tmp_path / "shipped.jsonl", tmp_path / "own.jsonl"
+    monkeypatch.setattr(evidence, "FIGURES", shipped)
     figures.record("P6", "not wanted", "nothing")
-    monkeypatch.setenv("HEARTH_FIGURES", str(root / "bench" / "figures.jsonl"))
-    for figure in ("9,999 rows", "10,000 rows of 10,000 calls"):
-        figures.record("P6", figure, "pytest this")
-    hearth("evidence", str(tmp_path / "pack"))
+    for path, told in ((shipped, ("P6", "9,999 rows")), (shipped, ("T4", "1.2 s")), (own, ("P6", "10,000 rows"))):
+        monkeypatch.setenv("HEARTH_FIGURES", str(path))
+        figures.record(*told, "pytest this")
+    hearth("evidence", str(tmp_path / "pack"), "--figures", str(own))
     rows = {row["id"]: row for row in json.loads((tmp_path / "pack" / "promises.json").read_text())}
-    assert rows["P6"]["measured"]["figure"] == "10,000 rows of 10,000 calls"
-    assert rows["P6"]["last_figure"].startswith("10,000 rows of 10,000 calls (20")
-    assert rows["P1"]["last_figure"] == "a day: kill campaign | 500 of 500"
+    assert rows["P6"]["measured"]["figure"] == "10,000 rows"
+    assert rows["P6"]["last_figure"].startswith("10,000 rows (20")
+    assert rows["T4"]["measured"]["figure"] == "1.2 s"
     assert rows["P20"]["last_figure"] == "none yet"
     read = (tmp_path / "pack" / "promises.md").read_text()
-    assert "10,000 rows of 10,000 calls" in read
+    assert "10,000 rows" in read
     assert "9,999" not in read
-    (root / "bench" / "figures.jsonl").write_text('{"promise": "P6"}\n')
+    shipped.write_text('{"promise": "P6"}\n')
     assert "line 1 of" in hearth("evidence", str(tmp_path / "other"), status=1)
+    assert "no file" in hearth("evidence", str(tmp_path / "third"), "--figures", str(tmp_path / "none"), status=1)
 
 
 def test_every_figure_is_of_a_promise():
-    import tomllib
-
-    from cli.evidence import _figures
-
-    root = Path(__file__).parents[2]
-    known = {promise["id"] for promise in tomllib.loads((root / "cli" / "promises.toml").read_text())["promise"]}
-    assert _figures(root / "bench" / "figures.jsonl").keys() <= known
+    known = {promise["id"] for promise in evidence.read_promises()}
+    assert evidence.read_figures(evidence.FIGURES).keys() <= known
 
 
 def test_every_promise_names_tests_that_there_are():
-    import tomllib
-
     root = Path(__file__).parents[2]
-    promises = tomllib.loads((root / "cli" / "promises.toml").read_text())["promise"]
-    missing = [file for promise in promises for file in promise["tests"] if not (root / file).is_file()]
+    told = tomllib.loads(evidence.PROMISES.read_text())
+    assert len(told["fault"]) > 15
+    missing = [
+        file for row in [*told["promise"], *told["fault"]] for file in row["tests"] if not (root / file).is_file()
+    ]
     assert missing == []

@@ -38,6 +38,7 @@ ACTS: dict[str, tuple[str, list[str]]] = {
     "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
     "node-key": ("fra", ["node_key.tell"]),
     "service make": ("node/n1 --place fra", ["service_key.make"]),
+    "service ensure": ("gateway/g9 node/n9@fra", ["service_key.make", "service_key.make"]),
     "service add": (
         f"node/n2 {'d75a980182b10ab7d54bfed3c964073a' + '0ee172f3daa62325af021a68f707511a'}",
         ["service_key.add"],

@@ -75,6 +75,28 @@ def test_the_life_of_a_service_key(service: Hearth, ring: Path):
     assert {row["kid"]: row["status"] for row in service("list")}[rotated["kid"]] == "revoked"
 
 
+def test_keys_are_made_by_the_first_start_and_left_alone_by_the_next(service: Hearth, ring: Path):
+    first = service("ensure", "gateway/g", "node/n1@fra")
+    assert [row["is_new"] for row in first] == [True, True]
+    assert [row["is_new"] for row in service("ensure", "gateway/g", "node/n1@fra")] == [False, False]
+    assert identity(ring, "node/n1").place == "fra"
+    (moved,) = service("ensure", "node/n1@iad")
+    assert moved["is_new"]
+    assert identity(ring, "node/n1").place == "iad"
+    for path in Path(moved["keys"]).iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    service("revoke", "--subject", "node/n1")
+    assert "reinstate" in service("ensure", "node/n1@iad", status=1)
+    assert "node/NAME" in service("ensure", "n1", status=1)
+
+
+def test_a_key_that_ends_within_a_month_is_renewed(service: Hearth):
+    service("make", "node/n1", "--days", "29")
+    assert service("ensure", "node/n1")[0]["is_new"]
+    service("make", "node/n2", "--days", "31")
+    assert not service("ensure", "node/n2")[0]["is_new"]
+
+
 def test_a_key_made_elsewhere_is_taken_by_its_public_half(service: Hearth, ring: Path, tmp_path: Path):
     made = service("make", "gateway/g2")
     near = tmp_path / "near.json"

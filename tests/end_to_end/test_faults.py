@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import statistics
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 
+from bench import figures
+from engine.protocol.status import NodeStatus
 from tests.end_to_end.platform import Platform, free_port, wait_for
 
 ENDLESS = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "ignore_eos": True, "stream": True}
@@ -71,6 +79,51 @@ def test_a_client_that_leaves_frees_its_blocks_and_is_still_metered(fragile: Pla
     wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0, 5)
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
     assert 0 < row["completion_tokens"] < 1500
+
+
+@pytest.mark.full
+def test_wherever_a_client_leaves_it_pays_for_what_was_generated_and_the_work_stops(fragile: Platform):
+    """Ten streams, each left at some token. What the model computed is what is charged, but for a step under way."""
+    url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
+    before, took_s, charged = num_computed(fragile), [], 0
+    for number in range(10):
+        num_events = random.Random(number).randrange(1, 80)
+        with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+            request_id = response.headers["cf-ai-req-id"]
+            events = events_of(response)
+            for _ in range(num_events):
+                next(events)
+        left_s = time.monotonic()
+        wait_for("the node works no more", lambda: not is_working(fragile), 5)
+        took_s.append(time.monotonic() - left_s)
+        (row,) = wait_for("the usage row", partial(fragile.usage_rows, request_id))
+        assert row["completion_tokens"] >= num_events
+        charged += row["prompt_tokens"] - row["cached_tokens"] + row["completion_tokens"]
+    computed = num_computed(fragile) - before
+    assert -10 <= computed - charged <= 20, "the last token of each is not fed back; one or two more may be under way"
+    told = f"10 streams left: work over after {statistics.median(took_s) * 1000:.0f} ms in the median"
+    told += f" ({max(took_s) * 1000:.0f} at most), {charged} tokens charged, {computed} computed"
+    figures.record("P9", told, f"pytest {Path(__file__).name}")
+
+
+def live_statuses(platform: Platform) -> list[NodeStatus]:
+    """What every node says when it is asked; presence in Redis may be a second old."""
+    found = []
+    for known in platform.statuses():
+        transport = httpx.HTTPTransport(uds=known.http_address.removeprefix("unix://"))
+        with httpx.Client(transport=transport, base_url="http://node") as client:
+            found.append(msgspec.json.decode(client.get("/status").content, type=NodeStatus))
+    return found
+
+
+def num_computed(platform: Platform) -> int:
+    """Tokens ever given to the chat model, on all nodes."""
+    replicas = [replica for node in live_statuses(platform) for replica in node.replicas]
+    return sum(replica.num_computed_tokens for replica in replicas if replica.model == platform.chat_model)
+
+
+def is_working(platform: Platform) -> bool:
+    return any(replica.num_running for node in live_statuses(platform) for replica in node.replicas)
 
 
 def test_an_unstreamed_call_whose_client_leaves_is_cancelled(fragile: Platform):

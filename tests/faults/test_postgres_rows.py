@@ -10,11 +10,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import asyncpg
 import httpx
 import pytest
 
+from bench import figures
 from storage.database import Database
 from storage.migrate import migrate
 from tenants import api_tokens
@@ -132,6 +134,8 @@ def test_known_tokens_go_on_unknown_ones_wait_and_nothing_is_lost(behind: Behind
     behind.wait_told(ids)
     wait_until_blocking(lambda: behind.ask(new).status_code == 200, 20)
     wait_until_blocking(lambda: behind.ask(behind.running.tenants.secrets["revoked"]).status_code == 401, 20)
+    told = f"{how}: 25 of 25 calls of a known token answered, an unknown one 503, every call in the ledger after"
+    figures.record("P7", told, f"pytest {Path(__file__).name}")
 
 
 def test_a_commit_whose_answer_is_lost_is_one_row(behind: Behind):

@@ -81,7 +81,7 @@ def cards() -> list[ModelCard]:
 
 @dataclass
 class GatewayProcess:
-    """One `python -m gateway`."""
+    """One `python -m gateway`, or another module that runs it."""
 
     folder: Path
     database_url: str
@@ -89,6 +89,7 @@ class GatewayProcess:
     environ: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     port: int = 0
+    module: str = "gateway"
 
     @property
     def log_file(self) -> Path:
@@ -108,7 +109,7 @@ class GatewayProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-W", "error", "-m", "gateway"], env=self.full_environ(), stdout=log, stderr=log
+                [sys.executable, "-W", "error", "-m", self.module], env=self.full_environ(), stdout=log, stderr=log
             )
 
     def full_environ(self) -> dict[str, str]:

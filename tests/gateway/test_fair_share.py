@@ -7,12 +7,14 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from redis import Redis
 
+from bench import figures
 from storage.database import Database
 from tenants import accounts
 from tests.gateway.process import PARROT, GatewayProcess
@@ -208,3 +210,5 @@ def test_a_flood_over_three_gateways_has_its_calls_at_once_and_others_are_served
     assert quiet == [200] * 40
     assert statuses.keys() == {200, 429}
     assert most_at_once <= 7, "six of the flood, one of the other"
+    told = f"a flood over 3 gateways: 6 at once as its limit says, {statuses[429]} refused, 40 of 40 of another served"
+    figures.record("T16", told, f"pytest {Path(__file__).name}")

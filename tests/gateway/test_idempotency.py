@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from bench import figures
 from tests.gateway.process import CHATTY, PARROT, VECTORS
 from tests.gateway.site import Running, Site
 from tests.gateway.test_batches import QUEUED, polled
@@ -132,6 +133,8 @@ def test_of_many_at_once_one_runs_at_all_gateways_together(two: tuple[Running, R
     assert executes_of(two[0], "once ") == 1
     first = next(answer for answer in answers if answer.status_code == 200)
     assert two[0].site.usage_row(first.headers["cf-ai-req-id"])["status"] == "stop"
+    told = "50 posts at once through 2 gateways: 1 execution, 1 row, the same bytes"
+    figures.record("P17", told, f"pytest {Path(__file__).name}")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import base64
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from bench import figures
 from storage.database import Database
 from tenants import accounts
 from tenants.residency import parse_rule
 from tests.gateway.process import PARROT
 from tests.gateway.site import Running, Site
+from tests.gateway.test_token_dumps import Holding, dump
 from tests.waiting import wait_until_blocking
 
 MARKER = "marigold-7431-of-the-quiet-valley"
@@ -181,9 +184,11 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
             assert keyed.status_code == status, keyed.text
     finally:
         change(running, retention="standard")
-    held = [path for path in site.folder.rglob("*") if path.is_file()]
-    assert any(path.name == "hearth.db" for path in held)
-    for path in held:
-        assert MARKER.encode() not in path.read_bytes(), path
-    assert MARKER not in json.dumps({str(k): str(v) for k, v in site.redis_dump().items()})
+    wanted = [MARKER.encode(), base64.b64encode(MARKER.encode())[4:-4], MARKER.encode().hex().encode()]
+    held = list(dump(Holding(running)))
+    kinds = {where.split()[0].split("/")[0] for where, _ in held}
+    assert {"hearth.db", "table", "redis", "gateway-0"} <= kinds, "everything was looked into"
+    assert [where for where, content in held if any(form in content for form in wanted)] == []
+    told = f"0 hits in {len(held)} files, rows, keys and lists of Redis"
+    figures.record("T20", told, f"pytest {Path(__file__).name}")
     wait_until_blocking(lambda: not site.execute_of(ask(running, client)).is_ephemeral, 10)

@@ -14,7 +14,7 @@ import pytest
 
 from bench import figures
 from storage.database import Database
-from tenants import api_tokens
+from tenants import accounts, api_tokens
 from tests.faults.proxy import FaultProxy
 from tests.gateway.process import PARROT, PEPPER, GatewayProcess
 from tests.gateway.site import READ, Running, Site
@@ -39,7 +39,7 @@ class Gateways:
 
     def new_token(self) -> api_tokens.CreatedToken:
         """One that every gateway has let in and remembers."""
-        made = asyncio.run(self._with_database(lambda database: api_tokens.create(
+        made = asyncio.run(self.with_database(lambda database: api_tokens.create(
             database, PEPPER, self.site.tenants.account_id, "short-lived", [READ]
         )))  # fmt: skip
         for gateway in self.processes:
@@ -47,7 +47,7 @@ class Gateways:
                 assert self.status(gateway, made.secret) == 200
         return made
 
-    async def _with_database(self, job: Callable[[Database], object]) -> api_tokens.CreatedToken:
+    async def with_database(self, job: Callable[[Database], object]) -> Any:
         database = Database.connect(self.site.database_url)
         try:
             return await job(database)  # type: ignore[misc]
@@ -75,7 +75,7 @@ class Gateways:
     def revoke_in_database(self, token: api_tokens.CreatedToken) -> None:
         """As an operator does whose command cannot reach Redis."""
         account_id, token_id = self.site.tenants.account_id, token.token.api_token_id
-        asyncio.run(self._with_database(lambda database: api_tokens.revoke(database, account_id, token_id)))
+        asyncio.run(self.with_database(lambda database: api_tokens.revoke(database, account_id, token_id)))
 
     def seconds_until_refused(self, secret: str, deadline_s: float) -> float:
         """Until the last gateway refuses it; and none lets it in again."""
@@ -113,6 +113,26 @@ def test_it_is_refused_by_every_gateway_within_five_seconds(gateways: Gateways):
     untold_s = gateways.seconds_until_refused(token.secret, 5.0)
     assert untold_s <= 5.0, "also where nobody was told"
     told = f"refused by 3 gateways within {max(took_s):.1f} s, {untold_s:.1f} s where Redis told nobody"
+    figures.record("T4", told, f"pytest {Path(__file__).name}")
+
+
+def test_an_account_that_is_blocked_is_told_so_by_every_gateway_within_five_seconds_and_let_in_again(
+    gateways: Gateways,
+):
+    """By an operator whose command cannot reach Redis."""
+    token, account_id = gateways.new_token(), gateways.site.tenants.account_id
+
+    def until(status: int) -> float:
+        began_s = time.monotonic()
+        for gateway in gateways.processes:
+            wait_until_blocking(lambda: gateways.status(gateway, token.secret) == status, 5.0, 0.05)  # noqa: B023
+        return time.monotonic() - began_s
+
+    asyncio.run(gateways.with_database(lambda database: accounts.block(database, account_id)))
+    took_s = until(403)
+    asyncio.run(gateways.with_database(lambda database: accounts.unblock(database, account_id)))
+    until(200)
+    told = f"an account blocked in the database alone: refused by 3 gateways within {took_s:.1f} s"
     figures.record("T4", told, f"pytest {Path(__file__).name}")
 
 

@@ -1,17 +1,26 @@
-"""A dump of everything that is stored, cached or logged holds no usable token: tables, Redis, spool, logs, objects."""
+"""A dump of everything that is stored, cached or logged holds no usable token: tables of either database, its files and
+journals, Redis, spool, logs, objects."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import re
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
+import asyncpg
 import httpx
+import pytest
 from redis import Redis
+from sqlalchemy import text as sql
 
+from bench import figures
+from storage.database import Database
 from tenants.api_token_text import parse_secret
 from tenants.principal import Refused
 from tests.gateway.process import PARROT, PEPPER
@@ -22,18 +31,42 @@ from tests.waiting import wait_until_blocking
 _LIKE_A_TOKEN = re.compile(rb"cf[a-z]{1,2}t_[0-9A-Za-z]{20,80}")
 
 
-def dump(site: Site) -> Iterator[tuple[str, bytes]]:
+@dataclass
+class Holding:
+    """A platform that holds something, and the folders of servers beside it: Postgres's, with its log and journal."""
+
+    running: Running
+    servers: tuple[Path, ...] = ()
+
+    @property
+    def site(self) -> Site:
+        return self.running.site
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.full)])
+def holding(request: pytest.FixtureRequest, new_site: Callable[..., Site]) -> Iterator[Holding]:
+    if request.param == "sqlite":
+        yield Holding(request.getfixturevalue("running"))
+        return
+    site = new_site(request.getfixturevalue("migrated_postgres_url"))
+    site.add_node("n1")
+    gateway = site.gateway(OBJECTS_URL=f"file://{site.folder / 'objects'}").start()
+    yield Holding(Running(site, gateway), (request.getfixturevalue("postgres_server").folder,))
+    gateway.stop()
+
+
+def dump(holding: Holding) -> Iterator[tuple[str, bytes]]:
     """Where, and what is there: each file of the site (the database with its journal, spools, logs, objects, heads),
     each row as text, each key of Redis in whatever it keeps, and what Redis itself writes down of commands."""
-    for path in sorted(site.folder.rglob("*")):
-        if path.is_file():
-            yield str(path.relative_to(site.folder)), path.read_bytes()
-    with contextlib.closing(sqlite3.connect(site.database_url.removeprefix("sqlite://"))) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        assert len(tables) > 15
-        for table in tables:
-            for row in connection.execute(f'SELECT * FROM "{table}"'):
-                yield f"table {table}", b"\n".join(_plain(value) for value in row)
+    site = holding.site
+    for folder in (site.folder, *holding.servers):
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                yield str(path.relative_to(folder)), path.read_bytes()
+    if holding.servers:
+        yield from asyncio.run(_postgres_rows(site.database_url))
+    else:
+        yield from _sqlite_rows(site.database_url)
     with contextlib.closing(Redis.from_url(site.redis.url)) as redis:
         redis.config_set("rdbcompression", "no")
         keys: list[bytes] = redis.keys()  # type: ignore[assignment]
@@ -44,11 +77,34 @@ def dump(site: Site) -> Iterator[tuple[str, bytes]]:
         yield "redis clients", repr(redis.client_list()).encode()
 
 
+def _sqlite_rows(url: str) -> Iterator[tuple[str, bytes]]:
+    with contextlib.closing(sqlite3.connect(url.removeprefix("sqlite://"))) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        assert len(tables) > 15
+        for table in tables:
+            for row in connection.execute(f'SELECT * FROM "{table}"'):
+                yield f"table {table}", b"\n".join(_plain(value) for value in row)
+
+
+async def _postgres_rows(url: str) -> list[tuple[str, bytes]]:
+    connection = await asyncpg.connect(url)
+    try:
+        named = await connection.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        assert len(named) > 15
+        return [
+            (f"table {table}", b"\n".join(_plain(value) for value in row))
+            for (table,) in named
+            for row in await connection.fetch(f'SELECT * FROM "{table}"')
+        ]
+    finally:
+        await connection.close()
+
+
 def _plain(value: object) -> bytes:
     return value if isinstance(value, bytes) else str(value).encode()
 
 
-def found_in(site: Site, texts: list[str]) -> list[str]:
+def found_in(holding: Holding, texts: list[str]) -> list[str]:
     """Where one of the secrets lies, as it is or as it is commonly written otherwise, or any other token."""
     wanted = set()
     for text in texts:
@@ -56,7 +112,7 @@ def found_in(site: Site, texts: list[str]) -> list[str]:
         wanted |= {raw, raw.hex().encode(), base64.b64encode(raw), base64.urlsafe_b64encode(raw), raw[::-1]}
         wanted.add(raw[-36:])  # the random part and the checksum: the lookup id alone opens nothing
     places = []
-    for where, content in dump(site):
+    for where, content in dump(holding):
         likely = (match[0].decode() for match in _LIKE_A_TOKEN.finditer(content))
         if any(form in content for form in wanted) or any(not isinstance(parse_secret(t), Refused) for t in likely):
             places.append(where)
@@ -101,24 +157,43 @@ def use_everywhere(running: Running) -> list[str]:
     return shown
 
 
-def test_no_table_log_or_cache_holds_a_usable_token(running: Running):
+def test_no_table_log_or_cache_holds_a_usable_token(holding: Holding):
+    running = holding.running
     shown = use_everywhere(running)
     wait_until_blocking(lambda: running.gateway.metric("hearth_usage_backlog") == 0)
     known = [*running.tenants.secrets.values(), *shown]
     assert all(len(text) >= 37 for text in known)
-    assert found_in(running.site, [*known, PEPPER.hex()]) == []
+    assert found_in(holding, [*known, PEPPER.hex()]) == []
+    stores = "Postgres, its files and journal" if holding.servers else "SQLite"
+    told = f"{stores}: 0 of {len(known)} secrets found in tables, Redis, spool, logs and objects"
+    figures.record("T1", told, f"pytest {Path(__file__).name}")
 
 
-def test_the_search_finds_what_lies_there(running: Running):
+def test_the_search_finds_what_lies_there(holding: Holding):
     """What is planted where tokens must not be is found, each in its place: else the search would prove nothing."""
     marker = "cfut_" + secrets.token_hex(20)
-    log = running.gateway.folder / "planted.log"
-    with contextlib.closing(Redis.from_url(running.site.redis.url)) as redis:
+    log = holding.running.gateway.folder / "planted.log"
+    with contextlib.closing(Redis.from_url(holding.site.redis.url)) as redis:
         try:
             log.write_text(f"refused {base64.b64encode(marker.encode()).decode()}")
             redis.hset("planted", "field", "x" * 500 + marker)
-            assert sorted(found_in(running.site, [marker])) == ["gateway-0/planted.log", "redis b'planted'"]
+            name_the_other_account(holding.site, marker)
+            found = set(found_in(holding, [marker]))
         finally:
             log.unlink()
             redis.delete("planted")
-    assert found_in(running.site, [running.tenants.account_id]) != [], "tables are looked into"
+            name_the_other_account(holding.site, "other")
+    assert {"gateway-0/planted.log", "redis b'planted'", "table accounts"} <= found
+    if holding.servers:
+        assert any(place.startswith("data/pg_wal/") for place in found)
+
+
+def name_the_other_account(site: Site, name: str) -> None:
+    async def write() -> None:
+        database = Database.connect(site.database_url)
+        async with database.transaction() as connection:
+            told = {"name": name, "id": site.tenants.other_account_id}
+            await connection.execute(sql("UPDATE accounts SET name = :name WHERE account_id = :id"), told)
+        await database.close()
+
+    asyncio.run(write())

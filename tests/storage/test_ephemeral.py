@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -48,6 +49,17 @@ async def test_only_those_who_announced_lately_are_present(ephemeral: Ephemeral)
 
     await wait_until(only_a)
     assert await ephemeral.present("nobody") == {}
+
+
+async def test_an_announcer_whose_clock_is_wrong_takes_nobody_away(
+    ephemeral: Ephemeral, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, wrong_by_s in (("a", 0.0), ("b", 7_300.0), ("c", -86_400.0), ("d", 0.0)):
+        wrong = time.time() + wrong_by_s
+        with monkeypatch.context() as patched:
+            patched.setattr("time.time", lambda wrong=wrong: wrong)
+            await ephemeral.announce("nodes", name, name.encode(), ttl_s=60)
+    assert set(await ephemeral.present("nodes")) == {"a", "b", "c", "d"}
 
 
 async def test_the_newest_announcement_counts_and_a_withdrawal_is_immediate(ephemeral: Ephemeral) -> None:

@@ -75,13 +75,18 @@ async def listening(desk: Desk, identity: ServiceIdentity | None, keys: tuple[by
 
 @contextlib.asynccontextmanager
 async def linked(
-    address: str, identity: ServiceIdentity | None, *, node_id: str = "n1", proven_pop: str = "fra"
+    address: str,
+    identity: ServiceIdentity | None,
+    *,
+    node_id: str = "n1",
+    proven_pop: str = "fra",
+    secret: bytes | None = None,
 ) -> AsyncIterator[NodeLink]:
     """A gateway's link to a node that presence says is this one."""
     link = NodeLink(
         node_id,
         address,
-        secret=wire.pop_key(SECRET, proven_pop),
+        secret=wire.pop_key(SECRET, proven_pop) if secret is None else secret,
         sender="g",
         on_change=lambda: None,
         proven_pop=proven_pop,
@@ -102,9 +107,19 @@ def told(caplog: pytest.LogCaptureFixture) -> str:
 async def test_each_end_proves_itself_by_its_own_key_and_without_a_shared_secret(desk: Desk):
     async with (
         listening(desk, desk.identity("node/n1")) as address,
-        linked(address, desk.identity("gateway/g")) as link,
+        linked(address, desk.identity("gateway/g"), secret=b"") as link,
     ):
         await wait_until(lambda: link.is_open)
+
+
+async def test_no_secret_is_no_secret_that_everybody_knows(desk: Desk, caplog: pytest.LogCaptureFixture):
+    """A gateway that holds service keys alone: a node that `proves` the empty secret has proven nothing."""
+    async with (
+        listening(desk, None, (wire.pop_key(b"", "fra"), b"")) as address,
+        linked(address, desk.identity("gateway/g", is_required=False), secret=b"") as link,
+    ):
+        await wait_until(lambda: "could not prove" in told(caplog))
+        assert not link.is_open
 
 
 @pytest.mark.parametrize("end", ["gateway/g", "node/n1"])

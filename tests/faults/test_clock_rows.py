@@ -1,0 +1,193 @@
+"""The row about clocks: a real gateway whose wall clock jumps by an hour, a day, back and forth, while it serves.
+Nothing is refilled, nothing begins or ends by it, no timer sticks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+
+from bench import figures
+from storage.database import Database
+from tenants import accounts, api_tokens
+from tests.faults.conftest import errors_in
+from tests.gateway.process import PARROT, PEPPER
+from tests.gateway.site import READ, Running, Site
+from tests.gateway.test_text_generation import events_of, script
+from tests.waiting import wait_until_blocking
+
+pytestmark = pytest.mark.full
+
+HOUR_S, DAY_S = 3600, 86_400
+JUMPS_S = (HOUR_S, -HOUR_S, DAY_S, -DAY_S, 40 * DAY_S, 1)
+LIMIT = 10_000
+
+
+@dataclass
+class Clocked:
+    """A gateway whose clock can be set, and the accounts that call."""
+
+    running: Running
+    clock: Path
+    client: httpx.Client
+
+    def set_clock(self, wrong_by_s: float) -> None:
+        temporary = self.clock.with_suffix(".new")
+        temporary.write_text(str(wrong_by_s))
+        temporary.replace(self.clock)
+
+    def ask(
+        self, account_id: str, secret: str, body: dict[str, object] | None = None, **headers: str
+    ) -> httpx.Response:
+        url = f"{self.running.gateway.base_url}/accounts/{account_id}/ai/run/{PARROT}"
+        headers["Authorization"] = f"Bearer {secret}"
+        return self.client.post(url, json=body or {"prompt": "x"}, headers=headers)
+
+
+@pytest.fixture(scope="module")
+def clocked_site(new_site: Callable[..., Site]) -> Iterator[Clocked]:
+    site = new_site()
+    site.add_node("n1")
+    clock = site.folder / "clock"
+    clock.write_text("0")
+    gateway = site.gateway(
+        CLOCK_FILE=str(clock),
+        HEARTH_FREE_NEURONS_PER_DAY="1",
+        HEARTH_RATE_LIMITS=f"text-generation={LIMIT}/{DAY_S}",
+        HEARTH_STALL_TIMEOUT_S="0.5",
+    )
+    gateway.module = "tests.fakes.gateway_with_a_clock"
+    with httpx.Client(timeout=20) as client:
+        yield Clocked(Running(site, gateway.start()), clock, client)
+    assert errors_in(gateway) == ""
+    assert gateway.stop() == 0
+
+
+@pytest.fixture
+def clocked(clocked_site: Clocked) -> Iterator[Clocked]:
+    yield clocked_site
+    clocked_site.set_clock(0)
+
+
+@dataclass
+class Tokens:
+    account_id: str
+    always: str
+    for_half_an_hour: str
+    from_half_an_hour_on: str
+    over: str
+
+
+async def new_tokens(site: Site, plan: str) -> Tokens:
+    """Of an account of which nothing was counted yet."""
+    database = Database.connect(site.database_url)
+    now, half = datetime.now(UTC), timedelta(minutes=30)
+    try:
+        account_id = (await accounts.create(database, "clocked", plan=plan)).account_id
+        made = [
+            await api_tokens.create(database, PEPPER, account_id, "x", [READ], expires_at=until, not_before=since)
+            for since, until in ((None, None), (None, now + half), (now + half, None), (None, now - half))
+        ]
+        return Tokens(account_id, *(each.secret for each in made))
+    finally:
+        await database.close()
+
+
+def test_no_token_comes_early_or_late(clocked: Clocked):
+    for wrong_by_s in (0, *JUMPS_S):
+        tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
+        secrets = (tokens.always, tokens.for_half_an_hour, tokens.from_half_an_hour_on, tokens.over)
+        known = clocked.ask(tokens.account_id, tokens.for_half_an_hour).status_code
+        clocked.set_clock(wrong_by_s)
+        statuses = [clocked.ask(tokens.account_id, secret).status_code for secret in secrets]
+        assert (known, statuses) == (200, [200, 200, 401, 401]), wrong_by_s
+    figures.record(
+        "P13", f"{len(JUMPS_S)} jumps up to 40 days: no token early or late", f"pytest {Path(__file__).name}"
+    )
+
+
+def test_no_quota_is_refilled_and_no_window_begins_anew(clocked: Clocked):
+    free = asyncio.run(new_tokens(clocked.running.site, "free"))
+    paid = asyncio.run(new_tokens(clocked.running.site, "paid"))
+    most = {"prompt": script(tokens=["x"] * 600), "max_tokens": 600}  # 0.6 neurons
+    assert clocked.ask(free.account_id, free.always, most).status_code == 200
+    left = int(clocked.ask(paid.account_id, paid.always).headers["ratelimit"].split(";")[1].removeprefix("r="))
+    for number, wrong_by_s in enumerate(JUMPS_S, 1):
+        clocked.set_clock(wrong_by_s)
+        until_s = time.monotonic() + 1.2  # what a caller is held to is remembered for a second
+        while time.monotonic() < until_s:
+            refused = clocked.ask(free.account_id, free.always, most)
+            assert (refused.status_code, refused.json()["errors"][0]["code"]) == (429, 3036), wrong_by_s
+        assert 0 < int(refused.headers["retry-after"]) <= DAY_S
+        counted = clocked.ask(paid.account_id, paid.always)
+        assert counted.headers["ratelimit"].startswith(f'"default";r={left - number};t='), wrong_by_s
+        assert DAY_S - 120 <= int(counted.headers["ratelimit"].rpartition("t=")[2]) <= DAY_S
+    told = f"{len(JUMPS_S)} jumps up to 40 days: nothing refilled, no window begun anew"
+    figures.record("P13", told, f"pytest {Path(__file__).name}")
+
+
+@pytest.mark.parametrize("wrong_by_s", JUMPS_S)
+def test_a_call_under_way_ends_as_it_would_have_and_its_row_is_true(clocked: Clocked, wrong_by_s: int):
+    tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
+    body = {"prompt": script(tokens=["x"] * 20, gap_s=0.02), "stream": True}
+    answers: list[httpx.Response] = []
+    began, gateway = datetime.now(UTC), clocked.running.gateway
+    thread = threading.Thread(target=lambda: answers.append(clocked.ask(tokens.account_id, tokens.always, body)))
+    thread.start()
+    wait_until_blocking(lambda: gateway.metric("hearth_calls_in_flight") == 1)
+    clocked.set_clock(wrong_by_s)
+    thread.join(20)
+    *events, _usage, done = events_of(answers[0])
+    assert done == "[DONE]"
+    assert sum(json.loads(event).get("response", "").count("x") for event in events) == 20
+    answers.append(clocked.ask(tokens.account_id, tokens.always))
+    for answer, least_ms in zip(answers, (300, 0), strict=True):
+        row = clocked.running.site.usage_row(answer.headers["cf-ai-req-id"])
+        assert least_ms < row["duration_ms"] < 20_000
+        assert 0 <= row["ttft_ms"] <= row["duration_ms"]
+        assert abs((datetime.fromisoformat(row["started_at"]).replace(tzinfo=UTC) - began).total_seconds()) < 60
+
+
+@pytest.mark.parametrize("wrong_by_s", JUMPS_S)
+def test_what_is_held_under_a_key_stays_held(clocked: Clocked, wrong_by_s: int):
+    """Neither does its lease end while it runs, nor is the answer forgotten."""
+    tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
+    marker = f"once {wrong_by_s} "
+    body = {"prompt": script(tokens=[marker, "only"], first_s=0.5, gap_s=0.5)}
+    answers: list[httpx.Response] = []
+
+    def ask() -> httpx.Response:
+        return clocked.ask(tokens.account_id, tokens.always, body, **{"idempotency-key": f"a key {wrong_by_s}"})
+
+    thread = threading.Thread(target=lambda: answers.append(ask()))
+    thread.start()
+    node = clocked.running.site.nodes["n1"]
+    wait_until_blocking(lambda: any(marker in str(execute) for execute in node.executes))
+    clocked.set_clock(wrong_by_s)
+    assert ask().status_code == 409
+    thread.join(20)
+    again = ask()
+    assert (answers[0].status_code, again.status_code) == (200, 200)
+    assert again.content == answers[0].content
+    assert again.headers["idempotent-replayed"] == "true"
+    assert sum(marker in str(execute) for execute in node.executes) == 1
+
+
+def test_no_timer_sticks(clocked: Clocked):
+    tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
+    for wrong_by_s in JUMPS_S:
+        clocked.set_clock(wrong_by_s)
+        body = {"prompt": script(then_after=1, then="hang"), "stream": True}
+        began_s = time.monotonic()
+        answer = clocked.ask(tokens.account_id, tokens.always, body)
+        assert "3007" in answer.text, wrong_by_s
+        assert 0.4 < time.monotonic() - began_s < 10
+        assert clocked.running.gateway.is_ready()
