@@ -104,7 +104,8 @@ class StepInputs:
     """Everything one forward pass needs beside weights and KV cache. Rows keep the order of the scheduled step.
 
     The first `num_decode_rows` rows have one token each. `sequence_ids` never repeat during an engine's life: a runner
-    may remember by them what it has computed.
+    may remember by them what it has computed. A sequence that has outgrown its positions has an id of its own from then
+    on, and its positions come behind all the others: position p is max_model_len + p.
     """
 
     token_ids: torch.Tensor  # int64 [T]
@@ -178,19 +179,31 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         sampling = _sampling(token_slots, (positions + 1).astype(np.int32), table, constraints)
     return StepInputs(
         token_ids=torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
-        positions=torch.from_numpy(positions),
+        positions=torch.from_numpy(_placed(positions, token_slots, table)),
         slot_mapping=torch.from_numpy(slot_mapping),
         logit_rows=torch.from_numpy(logit_rows),
         query_starts=query_starts,
         context_lens=context_lens,
         block_tables=table.block_table[slots],
-        sequence_ids=table.sequence_id[slots],
+        sequence_ids=_ids(slots, table),
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
         is_guessed=step.num_drafts is not None,
         block_copies=step.block_copies,
     )
+
+
+def _placed(positions: Longs, token_slots: Ints, table: SlotTable) -> Longs:
+    """[T], where each is found in the tables of positions."""
+    if not table.outgrown_at:
+        return positions
+    return positions + np.where(table.is_outgrown[token_slots], table.max_model_len, 0)
+
+
+def _ids(slots: Ints, table: SlotTable) -> Longs:
+    ids = table.sequence_id[slots]
+    return np.where(table.is_outgrown[slots], ~ids, ids) if table.outgrown_at else ids
 
 
 def _adapters(slots: Ints, table: SlotTable) -> Ints | None:

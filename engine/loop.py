@@ -58,6 +58,7 @@ class RunsSteps(Protocol):
     eos_token_ids: tuple[int, ...]
     layout_tag: str
     has_cheap_runs: bool  # whether several tokens of a row cost little more than one, beside any number of rows
+    outgrown_at: int  # see `SlotTable`
 
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
     def wipe(self, block_ids: Ints) -> None: ...
@@ -98,6 +99,7 @@ class Engine:
             adapter_sites=adapters.sites if adapters is not None else {},
         )
         self.table = SlotTable(config.max_sequences, max_model_len, runner.block_size)
+        self.table.outgrown_at = runner.outgrown_at
         self.blocks = BlockManager(runner.num_blocks)
 
         def make_hasher(request: SequenceRequest) -> PrefixHasher:

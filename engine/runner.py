@@ -78,6 +78,8 @@ class Runner:
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
         self.has_cheap_runs = kernels.has_cheap_runs
+        outgrown_at = self.model_config.outgrown_at
+        self.outgrown_at = outgrown_at if outgrown_at < self.max_model_len else 0  # see `SlotTable`
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{share.size}-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.block_manager import BlockManager
 from engine.fairness import TenantCounters
-from engine.prefix_hash import ROOT, PrefixHasher
+from engine.prefix_hash import OUTGROWN, ROOT, PrefixHasher
 from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable
 from engine.waiting import WaitingQueue
 
@@ -125,6 +125,8 @@ class Scheduler:
 
     def plan(self) -> ScheduledStep:
         """The next step; no rows if nothing can run."""
+        if self.table.outgrown_at:
+            self._start_over()
         self._extend()
         self._admit()
         step = self._share_budget()
@@ -162,7 +164,8 @@ class Scheduler:
             names, hasher = self.sequence_at(slot).prefix_hashes, self._hashers[slot]
             if len(names) == index:
                 assert hasher is not None
-                names.append(hasher.name(names[-1] if names else ROOT, tokens[number * size : (number + 1) * size]))
+                root = OUTGROWN if table.is_outgrown[slot] else ROOT
+                names.append(hasher.name(names[-1] if names else root, tokens[number * size : (number + 1) * size]))
             name = names[index]
             self.blocks.register(block, name)
             if computing and computing.get(name) == slot:
@@ -175,6 +178,8 @@ class Scheduler:
         how many of the tokens have a place; `take_back` what is left over."""
         table = self.table
         length, num_blocks = int(table.length[slot]), int(table.num_blocks[slot])
+        if table.outgrown_at and not table.is_outgrown[slot]:  # the tokens after that have other positions
+            num_tokens = min(num_tokens, max(0, table.outgrown_at - length))
         missing = -(-(length + num_tokens) // table.block_size) - num_blocks
         if missing > 0 and not table.is_protected[slot]:
             spare = self.blocks.num_available - self._num_reserved - self._num_growing()
@@ -224,12 +229,24 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take its blocks back; it keeps every token it has and computes their KV again later."""
-        slot = sequence.slot
-        sequence.token_ids = self.table.token_ids[slot, : self.table.length[slot]].copy()
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        self._set_back(sequence)
+
+    def _set_back(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        sequence.token_ids = self.table.token_ids[slot, : self.table.length[slot]].copy()
         self._release(sequence)
         self._preempted[sequence.sequence_id] = sequence
+
+    def _start_over(self) -> None:
+        """Sequences that have just outgrown their positions need the KV of all their tokens anew."""
+        table, running = self.table, self.running
+        has_outgrown = (table.length[running] > table.outgrown_at) & ~table.is_outgrown[running]
+        for slot in running[has_outgrown].tolist():
+            sequence = self.sequence_at(slot)
+            self._set_back(sequence)
+            sequence.prefix_hashes.clear()
 
     def _release(self, sequence: Sequence) -> None:
         """Its slot and blocks are free. What it had computed stays in the prefix cache until evicted."""
@@ -306,7 +323,8 @@ class Scheduler:
         """Blocks that it can share, how many of its tokens have their KV with them, and the block of which it needs a
         copy for the last of those, -1 for none. Its last known token is always computed, to draw from."""
         table, twin = self.table, sequence.twin
-        if twin is None or len(sequence.token_ids) > sequence.num_prompt or not self._has_prompt(twin):
+        is_alike = twin is not None and len(sequence.token_ids) == sequence.num_prompt and self._has_prompt(twin)
+        if twin is None or not is_alike or table.is_outgrown[twin.slot] != table.has_outgrown(sequence.num_prompt):
             matched = self.blocks.match(self._names(sequence))
             return matched, len(matched) * table.block_size, -1
         num_known = sequence.num_prompt - 1
@@ -322,7 +340,8 @@ class Scheduler:
         size, length = self.table.block_size, len(sequence.token_ids)
         if len(sequence.prefix_hashes) < length // size:
             rest = sequence.token_ids[len(sequence.prefix_hashes) * size :]
-            self._make_hasher(sequence.request).extend(sequence.prefix_hashes, rest)
+            root = OUTGROWN if self.table.has_outgrown(length) else ROOT
+            self._make_hasher(sequence.request).extend(sequence.prefix_hashes, rest, root)
         return sequence.prefix_hashes[: (length - 1) // size]
 
     def _fits_and_runs(self, sequence: Sequence) -> bool:

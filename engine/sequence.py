@@ -123,6 +123,8 @@ class SlotTable:
         self.num_blocks = ints(num_slots)  # how many of them are held
         self.num_registered = ints(num_slots)  # blocks already offered to the prefix cache
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the step that last gave it tokens
+        self.outgrown_at = 0  # a longer sequence has other positions from its first token on; 0: none ever has
+        self.is_outgrown = np.zeros(num_slots, dtype=np.bool_)  # whether its KV is made with those
         self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted again: its worst case is reserved
         self.stop_token_ids = np.full((1, num_slots), -1, dtype=np.int32)  # as many columns as some row ever needed
         self.temperature = floats()
@@ -161,6 +163,7 @@ class SlotTable:
         self.num_registered[slot] = num_matched // self.block_size
         self.last_step[slot] = 0
         self.is_protected[slot] = False
+        self.is_outgrown[slot] = self.has_outgrown(length)
         self._fill_stop_tokens(slot, sequence.stop_token_ids)
         self._fill_sampling(slot, sampling)
         if sampling.min_tokens and request.constraint is None:
@@ -168,6 +171,10 @@ class SlotTable:
             self.held_ends[slot] = len(request.prompt) + sampling.min_tokens, ends
         self.seed[slot] = sequence.seed
         self.device_us[slot] = sequence.device_us
+
+    def has_outgrown(self, length: int) -> bool:
+        """Whether a sequence of so many tokens has."""
+        return 0 < self.outgrown_at < length
 
     def _fill_sampling(self, slot: int, sampling: Sampling) -> None:
         """Extremes are cut to what float32 logits can bear: beyond these bounds a value has no more effect, except

@@ -96,10 +96,11 @@ class Tokenizer:
             return 0
         return sum(map(len, text.split())) // (self._chars_per_byte * self._max_token_bytes)
 
-    def encode(self, text: str, *, is_raw: bool = False) -> list[int]:
-        """A text to be continued. `is_raw`: the caller writes the model's own format, so control tokens count."""
+    def encode(self, text: str, *, is_raw: bool = False, is_bare: bool = False) -> list[int]:
+        """A text to be continued. `is_raw`: the caller writes the model's own format, so control tokens count;
+        `is_bare`: nothing is put before it."""
         token_ids = self._encode_parts(text, self._controls.pattern if is_raw else None)
-        if self._leading_id is not None and token_ids[:1] != [self._leading_id]:
+        if not is_bare and self._leading_id is not None and token_ids[:1] != [self._leading_id]:
             token_ids.insert(0, self._leading_id)
         return token_ids
 

@@ -43,6 +43,7 @@ class DecodeWorkspace:
         self._sinks = sinks
         self._reaches, self._reach_of = shape.distinct_reaches(pool.num_layers)
         self._is_plain = shape.softcap is None and not sinks
+        self._is_alone = self._is_plain and shape.num_heads == shape.num_kv_heads  # each query has keys of its own
         self._max_bytes = max_bytes
         self._block_size = pool.block_size
         self._pool_dtype = pool.data.dtype
@@ -114,7 +115,10 @@ class DecodeWorkspace:
         self._newest_by_layer[layer].copy_(qkv.as_strided(*self._kv_view))
         keys, values = self._operands[layer]
         bias = self._active_biases[self._reach_of[layer]]
-        if self._is_plain:
+        if self._is_alone:  # a matrix times a column: the product that packs neither
+            scores = torch.baddbmm(bias.mT, keys.mT, self._query_groups.mT, alpha=self._scale)  # [P G, capacity, 1]
+            weights = torch.softmax(scores.view(bias.shape), -1)  # [P G, 1, capacity]
+        elif self._is_plain:
             scores = torch.baddbmm(bias, self._query_groups, keys, alpha=self._scale)  # [P G, H / G, capacity]
             weights = torch.softmax(scores, -1)
         else:

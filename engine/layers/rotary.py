@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
 class Rotary:
-    """Cosines and sines from float32 `frequencies` [rotary size / 2] in radians per position.
+    """Cosines and sines from `sets` of float32 frequencies [rotary size / 2], in radians per position, and a factor.
 
-    The numbers of a head that have no frequency do not turn.
+    A position is found behind those of the sets before its own. The numbers of a head that have no frequency do not
+    turn.
     """
 
     def __init__(
-        self,
-        frequencies: torch.Tensor,
-        attention_factor: float,
-        head_dim: int,
-        num_positions: int,
-        dtype: torch.dtype,
+        self, sets: Sequence[tuple[torch.Tensor, float]], head_dim: int, num_positions: int, dtype: torch.dtype
     ) -> None:
-        angles = torch.arange(num_positions).float().unsqueeze(1) * frequencies  # float32 [P, rotary size / 2]
-        cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
-        num_still = head_dim // 2 - len(frequencies)
-        cos = torch.cat((cos, cos.new_ones(num_positions, num_still)), 1)  # [P, D/2]
-        sin = torch.cat((sin, sin.new_zeros(num_positions, num_still)), 1)  # [P, D/2]
-        self._table = torch.stack((cos, -sin, sin), 1).unsqueeze(1).to(dtype)  # [P, 1, 3, D/2]
+        tables = [_table(*each, head_dim, num_positions).to(dtype) for each in sets]
+        self._table = tables[0] if len(tables) == 1 else torch.cat(tables)  # [sets × P, 1, 3, D/2]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half negated."""
@@ -32,12 +26,24 @@ class Rotary:
         return cos, sin
 
 
+def _table(frequencies: torch.Tensor, attention_factor: float, head_dim: int, num_positions: int) -> torch.Tensor:
+    """float32 [P, 1, 3, D/2]: cosines, and sines negated and not."""
+    angles = torch.arange(num_positions).float().unsqueeze(1) * frequencies  # float32 [P, rotary size / 2]
+    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+    num_still = head_dim // 2 - len(frequencies)
+    cos = torch.cat((cos, cos.new_ones(num_positions, num_still)), 1)  # [P, D/2]
+    sin = torch.cat((sin, sin.new_zeros(num_positions, num_still)), 1)  # [P, D/2]
+    return torch.stack((cos, -sin, sin), 1).unsqueeze(1)
+
+
 class Temperature:
     """How much queries grow with their position: 1 + rate × log(1 + floor((position + 1) / interval))."""
 
-    def __init__(self, rate: float, interval: float, num_positions: int, dtype: torch.dtype) -> None:
+    def __init__(self, rate: float, interval: float, num_positions: int, num_sets: int, dtype: torch.dtype) -> None:
+        """`num_sets`: how often the same is there, as `Rotary` has it."""
         intervals = torch.floor((torch.arange(num_positions).float() + 1) / interval)  # [P]
-        self._table = (torch.log1p(intervals) * rate + 1).unsqueeze(1).to(dtype)  # [P, 1]
+        factors = (torch.log1p(intervals) * rate + 1).unsqueeze(1).to(dtype)  # [P, 1]
+        self._table = factors.repeat(num_sets, 1)  # [sets × P, 1]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor]:
         """int64 [T] -> factors [T, 1]."""

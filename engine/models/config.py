@@ -108,6 +108,12 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def outgrown_at(self) -> int:
+        """A sequence of more tokens than this has other positions from its first token on; 0 where none ever has."""
+        ropes = [layer.positions for layer in self.layers if isinstance(layer.positions, RopeConfig)]
+        return max((rope.original_max_positions for rope in ropes if rope.kind == "longrope"), default=0)
+
+    @property
     def rotated_head_dim(self) -> int:
         """The size of what positions are given to."""
         return self.attention.head_dim if self.attention.latent is None else self.attention.latent.rotary_dim

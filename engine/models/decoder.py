@@ -174,11 +174,12 @@ class Decoder:
         return logits if cap is None else logits.div(cap).tanh_().mul_(cap)
 
     def _table(self, positions: RopeConfig | QueryTemperature, num_positions: int) -> Rotary | Temperature:
+        kinds = (False, True) if 0 < self.config.outgrown_at < num_positions else (False,)
         if isinstance(positions, QueryTemperature):
-            return Temperature(positions.rate, positions.interval, num_positions, self.dtype)
+            return Temperature(positions.rate, positions.interval, num_positions, len(kinds), self.dtype)
         head_dim = self.config.rotated_head_dim
-        frequencies, attention_factor = rope_frequencies(positions, head_dim, num_positions)
-        return Rotary(frequencies, attention_factor, head_dim, num_positions, self.dtype)
+        sets = [rope_frequencies(positions, head_dim, is_outgrown=each) for each in kinds]
+        return Rotary(sets, head_dim, num_positions, self.dtype)
 
 
 class Layer:

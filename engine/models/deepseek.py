@@ -31,7 +31,9 @@ def deepseek_v2(fields: Fields) -> ModelConfig:
 
 def deepseek_v3(fields: Fields) -> ModelConfig:
     """Scores are sigmoids; a correction takes part in the choice; groups are as good as their best two experts."""
-    fields = fields.with_defaults(q_lora_rank=1536, n_group=8, topk_group=4, routed_scaling_factor=2.5)
+    fields = fields.with_defaults(
+        q_lora_rank=1536, n_group=8, topk_group=4, routed_scaling_factor=2.5, max_position_embeddings=4096
+    )
     _require_score(fields, "sigmoid")
     router = replace(
         _router(fields, has_groups=True),

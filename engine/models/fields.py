@@ -13,6 +13,7 @@ from typing import Any
 from engine.models.config import UnsupportedModel
 
 _MAX_JSON_BYTES = 4 * 1024 * 1024
+_MAX_TOKEN_ID = 1 << 24
 
 
 class Fields:
@@ -96,13 +97,14 @@ class Fields:
         return tuple(values)
 
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
-        """One id, a list of ids, or none at all. Ids outside the vocabulary are refused."""
+        """One id, a list of ids, or none at all. Ids beyond the vocabulary are left out, since they are never drawn:
+        small models are published with the special tokens of the large ones."""
         value = self.raw.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
         for token_id in values:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
-                raise self.refusal(name, f"not a token id below {vocab_size}")
-        return tuple(values)
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < _MAX_TOKEN_ID:
+                raise self.refusal(name, "not a token id")
+        return tuple(token_id for token_id in values if token_id < vocab_size)
 
     def _list(self, name: str, count: int) -> list[Any]:
         values = self._value(name, None)

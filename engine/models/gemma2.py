@@ -18,7 +18,13 @@ _NAMES = Names(
 
 
 def gemma2(fields: Fields) -> ModelConfig:
-    fields = fields.with_defaults(sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    fields = fields.with_defaults(
+        sliding_window=4096,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+        num_key_value_heads=4,
+        max_position_embeddings=8192,
+    )
     config = gemma(fields).with_attention(softcap=read_cap(fields, "attn_logit_softcapping"))
     return with_windows(config, fields, lambda index: index % 2 == 0)
 

@@ -19,7 +19,12 @@ _NAMES = Names(
 
 def glm4(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(
-        attention_bias=True, head_dim=128, num_key_value_heads=2, partial_rotary_factor=0.5, rms_norm_eps=1.5625e-07
+        attention_bias=True,
+        head_dim=128,
+        num_key_value_heads=2,
+        partial_rotary_factor=0.5,
+        rms_norm_eps=1.5625e-07,
+        max_position_embeddings=131_072,
     )
     config = llama(fields, can_be_partial=True).with_attention(has_output_bias=False)
     return replace(with_neighbours(config), names=_NAMES)

@@ -19,6 +19,7 @@ _EXPERTS = ExpertNames(router="router", is_stacked=True, is_interleaved=True)
 _DEFAULTS: Mapping[str, Any] = {
     "attention_bias": True,
     "head_dim": 64,
+    "max_position_embeddings": 131_072,
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
     "rope_theta": 150_000.0,

@@ -23,7 +23,12 @@ _IMAGES = ("vision_model.", "multi_modal_projector.", "model.vision_model.", "mo
 
 def llama4(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(
-        rms_norm_eps=1e-5, rope_theta=5e5, head_dim=128, num_key_value_heads=8, attention_chunk_size=8192
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        head_dim=128,
+        num_key_value_heads=8,
+        attention_chunk_size=8192,
+        max_position_embeddings=131_072,
     )
     inner = fields.whole("intermediate_size", 1, 1 << 20)
     dense = MlpConfig(fields.whole("intermediate_size_mlp", 1, 1 << 20, default=16384))

@@ -1,12 +1,23 @@
-"""Mistral: llama, except that every layer sees a window."""
+"""Mistral: llama, except that every layer sees a window; Mistral 3, which also sees images, has it as its text part."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from engine.models.config import ModelConfig
 from engine.models.fields import Fields
 from engine.models.llama import llama
 from engine.models.reaches import with_window
 
+_IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+
 
 def mistral(fields: Fields) -> ModelConfig:
-    return with_window(llama(fields), fields.with_defaults(sliding_window=4096))
+    fields = fields.with_defaults(sliding_window=4096, num_key_value_heads=8, max_position_embeddings=131_072)
+    return with_window(llama(fields), fields)
+
+
+def mistral3(fields: Fields) -> ModelConfig:
+    if fields.word("model_type", "mistral") != "mistral":
+        raise fields.refusal("model_type", "not supported as the text part of this architecture (mistral is)")
+    return replace(mistral(fields), ignored=_IMAGES)

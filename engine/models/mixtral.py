@@ -16,7 +16,9 @@ _EXPERTS = ExpertNames(gate="w1", up="w3", down="w2")
 
 
 def mixtral(fields: Fields) -> ModelConfig:
-    fields = fields.with_defaults(rope_theta=1e6, rms_norm_eps=1e-5)
+    fields = fields.with_defaults(
+        rope_theta=1e6, rms_norm_eps=1e-5, num_key_value_heads=8, max_position_embeddings=131_072
+    )
     config = replace(with_window(llama(fields), fields), names=Names(mixture="block_sparse_moe"))
     num_experts = read_num_experts(fields, "num_local_experts", "num_experts")
     moe = MoeConfig(

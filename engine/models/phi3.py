@@ -14,5 +14,5 @@ _NAMES = Names(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 
 
 def phi3(fields: Fields) -> ModelConfig:
-    config = llama(fields.with_defaults(rms_norm_eps=1e-5), can_be_partial=True)
+    config = llama(fields.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=4096), can_be_partial=True)
     return replace(with_window(config, fields), names=_NAMES)

@@ -10,7 +10,9 @@ from engine.models.reaches import with_windows
 
 
 def qwen2(fields: Fields) -> ModelConfig:
-    config = llama(fields).with_attention(has_bias=True, has_output_bias=False)
+    config = llama(fields.with_defaults(max_position_embeddings=32_768)).with_attention(
+        has_bias=True, has_output_bias=False
+    )
     return with_upper_windows(config, fields)
 
 

@@ -14,6 +14,7 @@ from engine.models.reaches import with_windows
 
 
 def qwen2_moe(fields: Fields) -> ModelConfig:
+    fields = fields.with_defaults(max_position_embeddings=32_768)
     config = llama(fields).with_attention(has_bias=fields.flag("qkv_bias", default=True), has_output_bias=False)
     if fields.flag("use_sliding_window"):
         last = fields.whole("max_window_layers", 0, 1 << 16, default=28)

@@ -12,7 +12,9 @@ from engine.models.qwen2 import with_upper_windows
 
 
 def qwen3(fields: Fields) -> ModelConfig:
-    return with_upper_windows(with_head_norms(llama(fields.with_defaults(head_dim=128))), fields)
+    return with_upper_windows(
+        with_head_norms(llama(fields.with_defaults(head_dim=128, max_position_embeddings=32_768))), fields
+    )
 
 
 def with_head_norms(config: ModelConfig) -> ModelConfig:

@@ -11,7 +11,7 @@ from engine.models.reaches import with_window
 
 
 def qwen3_moe(fields: Fields) -> ModelConfig:
-    config = with_head_norms(llama(fields))
+    config = with_head_norms(llama(fields.with_defaults(num_key_value_heads=4, max_position_embeddings=32_768)))
     if fields.flag("use_sliding_window"):
         config = with_window(config, fields.with_defaults(sliding_window=4096))
     return with_qwen_mixture(config, fields, read_qwen_mixture(fields))

@@ -18,7 +18,7 @@ from engine.models.gpt_oss import gpt_oss
 from engine.models.granite import granite
 from engine.models.llama import llama
 from engine.models.llama4 import llama4
-from engine.models.mistral import mistral
+from engine.models.mistral import mistral, mistral3
 from engine.models.mixtral import mixtral
 from engine.models.olmo2 import olmo2
 from engine.models.phi3 import phi3
@@ -44,6 +44,7 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "Llama4ForCausalLM": llama4,
     "Llama4ForConditionalGeneration": llama4,
     "LlamaForCausalLM": llama,
+    "Mistral3ForConditionalGeneration": mistral3,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,
     "Olmo2ForCausalLM": olmo2,
@@ -58,7 +59,8 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], ModelConfig]] = {
 # Published with code of their own before transformers had them. It says the same as our families, and is never run.
 _WITH_OWN_CODE = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Phi3ForCausalLM")
 # Said once for the whole of a model of images and text, and true of its text part.
-_OUTER = ("eos_token_id", "bos_token_id", "tie_word_embeddings")
+_OUTER = ("eos_token_id", "bos_token_id")
+_TIE = "tie_word_embeddings"
 
 
 def read_config(model_dir: Path) -> ModelConfig:
@@ -98,6 +100,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if "text_config" in fields:
         text = fields.inner("text_config")
         outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None and name not in text}
+        if raw.get(_TIE) is not None:  # the head is the whole's
+            outer[_TIE] = raw[_TIE]
         fields = Fields({**text.raw, **outer}, text.where)
     return family(Fields({**fields.raw, "architecture": architecture}, fields.where))
 

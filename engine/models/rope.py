@@ -9,11 +9,10 @@ import torch
 from engine.models.config import RopeConfig
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> tuple[torch.Tensor, float]:
+def rope_frequencies(rope: RopeConfig, head_dim: int, *, is_outgrown: bool) -> tuple[torch.Tensor, float]:
     """Radians per position, float32 [rotary size / 2], and what cosines and sines are multiplied by.
 
-    longrope has two sets: a table of no more than the original positions gets the short one, a longer table the long
-    one for all its positions, so that what is cached for a prefix is right for every continuation.
+    longrope has two sets: the long one is for every position of a sequence that has outgrown the original context.
     """
     width = rope.rotary_dim or head_dim
     wavelengths = rope.theta ** (torch.arange(0, width, 2).float() / width)  # over 2 pi, [D/2]
@@ -24,8 +23,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, num_positions: int) -> tup
     if rope.kind == "yarn":
         return _yarn(rope, wavelengths, width), _yarn_attention_factor(rope)
     if rope.kind == "longrope":
-        is_long = num_positions > rope.original_max_positions
-        factors = torch.tensor(rope.long_factors if is_long else rope.short_factors)
+        factors = torch.tensor(rope.long_factors if is_outgrown else rope.short_factors)
         return 1.0 / (factors * wavelengths), _longrope_attention_factor(rope)
     return 1.0 / wavelengths, 1.0
 

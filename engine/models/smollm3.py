@@ -11,7 +11,11 @@ from engine.models.reaches import with_windows
 
 
 def smollm3(fields: Fields) -> ModelConfig:
-    config = llama(fields.with_defaults(tie_word_embeddings=True, rope_theta=2e6))
+    config = llama(
+        fields.with_defaults(
+            tie_word_embeddings=True, rope_theta=2e6, num_key_value_heads=4, max_position_embeddings=32_768
+        )
+    )
     is_turning = read_turning(config, fields)
     if fields.flag("use_sliding_window"):
         config = with_windows(config, fields, lambda index: not is_turning[index])

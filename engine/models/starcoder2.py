@@ -15,7 +15,12 @@ from engine.models.reaches import with_window
 
 def starcoder2(fields: Fields) -> ModelConfig:
     has_bias = fields.flag("use_bias", default=True)
-    fields = fields.with_defaults(tie_word_embeddings=True, hidden_act="gelu_pytorch_tanh", num_key_value_heads=2)
+    fields = fields.with_defaults(
+        tie_word_embeddings=True,
+        hidden_act="gelu_pytorch_tanh",
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+    )
     config = with_window(llama(fields), fields).with_attention(has_bias=has_bias, has_output_bias=has_bias)
     inner = fields.whole("intermediate_size", 1, 1 << 20)
     feed_forward = MlpConfig(inner, Activation(read_activation(fields), is_gated=False), has_bias)

@@ -78,19 +78,23 @@ async def decoded(token_ids: Sequence[int], generator: TextGenerator) -> str:
 
 
 async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequence[int]:
-    """The ids of `prompt` as /v1/completions would read it, or of `messages` as chat would."""
+    """The ids of `prompt` as /v1/completions would read it, without `add_special_tokens` less what that puts before it,
+    or of `messages` as chat would."""
     alone.refuse_unsupported(body)
+    is_bare = False
     if body.get("messages") is not None:
         window = generator.info.max_model_len
         one = {name: value for name, value in body.items() if name in ("messages", "tools", "tool_choice")}
         task = openai.text_generation(one, default_max_tokens=1, context_window=window)
     elif isinstance(body.get("prompt"), str):
-        if not boolean(body, "add_special_tokens", True):
-            raise BadInput("'/add_special_tokens' must be true")
+        is_bare = not boolean(body, "add_special_tokens", True)
         task = TextGeneration(prompt=body["prompt"], raw=True)
     else:
         raise BadInput("required properties at '/' are 'prompt' or 'messages'")
-    return await generator.prompt_ids(task)
+    found = await generator.prompt_ids(task)
+    if is_bare:
+        return await asyncio.to_thread(generator.tokenizer.encode, body["prompt"], is_raw=True, is_bare=True)
+    return found
 
 
 def token_ids(value: Any, vocab_size: int) -> list[int]:

@@ -118,8 +118,15 @@ def save_random_with_images(kind: str, folder: Path) -> PreTrainedModel:
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
     widths = ("hidden_size", "vision_output_dim", "projector_input_dim", "projector_output_dim")
     vision = sizes | dict.fromkeys(widths, 16) | {"intermediate_size": 64}
+    text = _COMMON | settings
+    if kind == "mistral":
+        family, text, vision = (
+            "Mistral3",
+            text | {"model_type": kind},
+            vision | {"model_type": "pixtral", "head_dim": 8},
+        )
     config_class = getattr(transformers, f"{family}Config")
-    config = config_class(text_config=_COMMON | settings, vision_config=vision, image_token_index=190)
+    config = config_class(text_config=text, vision_config=vision, image_token_index=190)
     torch.manual_seed(sum(kind.encode()))
     model_class = getattr(transformers, f"{family}ForConditionalGeneration")
     model: PreTrainedModel = model_class._from_config(config, attn_implementation="eager")

@@ -18,7 +18,8 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from engine.kernels.interface import Reach
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.interface import Kernels, Reach
 from engine.kernels.reference import ReferenceKernels
 from engine.layers.config import MlpConfig, MoeConfig, NormConfig
 from engine.models.config import LayerConfig, ModelConfig, RopeConfig
@@ -262,7 +263,7 @@ def test_experts_in_one_tensor_are_read_as_those_in_many(
     torch.testing.assert_close(logits, model.logits[0, -1], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["gemma3", "llama4"])
+@pytest.mark.parametrize("kind", ["gemma3", "llama4", "mistral"])
 def test_the_text_part_of_a_model_of_images_is_run(kind: str, tmp_path: Path) -> None:
     model = save_random_with_images(kind, tmp_path)
     prompt = list(range(40))
@@ -300,6 +301,31 @@ def test_a_context_within_the_trained_one_gets_the_short_factors(tmp_path: Path)
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     (_, logits), *_ = push(runner_of(tmp_path, max_model_len=33), prompt, 30)
     assert float((logits - expected).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("kernels", [None, CpuKernels()], ids=["default", "torch"])
+def test_a_sequence_that_outgrows_the_trained_context_starts_over(kernels: Kernels | None, tmp_path: Path) -> None:
+    """As transformers does: the short factors for up to 32 tokens, then the long ones for all of them. What was cached
+    with the one is never found with the other."""
+    model = save_random("phi3 with long positions", tmp_path)
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, 199, length).tolist() for length in (9, 31, 32, 33, 60)]
+    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    expected = []
+    for prompt in prompts:
+        given = torch.tensor([prompt])
+        with torch.no_grad():
+            whole: Any = model.generate(given, attention_mask=torch.ones_like(given), **settings)
+        expected.append(whole[0, len(prompt) :].tolist())
+    driver = Driver(runner_of(tmp_path, kernels), max_step_tokens=23)
+    for _ in range(2):
+        ids = [driver.add(prompt, max_tokens=24, temperature=0.0, ignore_eos=True) for prompt in prompts]
+        twin = driver.add(prompts[1], max_tokens=24, temperature=0.0, ignore_eos=True, twin_of=ids[1])
+        driver.run()
+        assert [driver.tokens[each] for each in ids] == expected
+        assert driver.tokens[twin] == expected[1]
+    assert driver.num_cached[ids[-1]] == 48  # of the second round's last prompt
+    assert driver.engine.scheduler.num_preemptions == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, MistralConfig
+from transformers import LlamaConfig, MistralConfig, Olmo2Config
 
 from engine.kernels.interface import Reach
 from engine.models.config import RopeConfig, UnsupportedModel
@@ -74,6 +74,15 @@ def test_generation_config_says_what_ends_text(tmp_path: Path) -> None:
     assert read_config(tmp_path).eos_token_ids == (2,)
 
 
+def test_end_tokens_that_can_never_be_drawn_end_nothing() -> None:
+    """What transformers saves of a small model: its family's special tokens, whatever its vocabulary."""
+    config = parse_config(PLAIN | {"eos_token_id": [5, 32_000], "bos_token_id": 32_001})
+    assert (config.eos_token_ids, config.bos_token_id) == ((5,), None)
+    saved = Olmo2Config(vocab_size=99, hidden_size=64, architectures=["Olmo2ForCausalLM"]).to_dict()
+    assert saved["eos_token_id"] > 99
+    assert parse_config(saved).eos_token_ids == ()
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no architecture": ({"architectures": None}, "architectures"),
     "two architectures": ({"architectures": ["LlamaForCausalLM", "X"]}, "architectures"),
@@ -92,7 +101,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "odd heads": ({"head_dim": 7}, "head_dim"),
     "eps not a number": ({"rms_norm_eps": math.nan}, "rms_norm_eps"),
     "tie not a flag": ({"tie_word_embeddings": 1}, "tie_word_embeddings"),
-    "end token outside": ({"eos_token_id": 128}, "eos_token_id"),
+    "end token negative": ({"eos_token_id": -1}, "eos_token_id"),
+    "end token absurd": ({"eos_token_id": 1 << 40}, "eos_token_id"),
     "end tokens nested": ({"eos_token_id": [[1]]}, "eos_token_id"),
     "rotary kind": ({"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "spiral"),
     "rotary list": ({"rope_parameters": [1]}, "rope_parameters"),
@@ -274,6 +284,16 @@ def test_the_text_part_of_a_model_of_images_is_read_with_the_defaults_it_was_pub
     assert sum(layer.reach == Reach() for layer in config.layers) == 2
 
 
+def test_the_text_part_of_mistral_3_is_mistral() -> None:
+    text = {name: value for name, value in PLAIN.items() if name != "architectures"} | {"sliding_window": None}
+    raw = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text | {"model_type": "mistral"}}
+    assert parse_config(raw).layers == parse_config(PLAIN | {"architectures": ["MistralForCausalLM"]} | text).layers
+    assert not parse_config(raw).is_head_tied
+    assert parse_config(raw | {"tie_word_embeddings": True}).is_head_tied
+    with pytest.raises(UnsupportedModel, match="model_type=ministral3"):
+        parse_config(raw | {"text_config": text | {"model_type": "ministral3"}})
+
+
 def test_code_that_a_known_family_was_published_with_is_left_alone() -> None:
     published = PLAIN | {
         "architectures": ["Phi3ForCausalLM"],
@@ -283,7 +303,7 @@ def test_code_that_a_known_family_was_published_with_is_left_alone() -> None:
 
 
 def test_an_unknown_architecture_is_named_with_what_is_known() -> None:
-    with pytest.raises(UnsupportedModel, match=r"BloomForCausalLM.*LlamaForCausalLM, MistralForCausalLM"):
+    with pytest.raises(UnsupportedModel, match=r"BloomForCausalLM.*LlamaForCausalLM, Mistral3ForConditionalGeneration"):
         parse_config(PLAIN | {"architectures": ["BloomForCausalLM"]})
 
 

@@ -51,6 +51,7 @@ class FakeRunner:
         self.eos_token_ids: tuple[int, ...] = (END_TOKEN,)
         self.layout_tag = "fake"
         self.has_cheap_runs = True
+        self.outgrown_at = 0
         self.namespaces: dict[int, bytes] = {}
         self.num_forward_tokens = 0
         self.forward_tokens_of: dict[int, int] = {}

@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int64_t BLOCK_BYTES = 256 << 10;  // a part of a core's second-level cache
+constexpr int64_t AHEAD_BYTES = 4096;        // fetched before they are looked at
 constexpr int64_t NOT_FINITE = INT64_MIN;
 
 // Read as integers less their sign, floats that are not finite are those from `bad` on, for every format.
@@ -22,8 +23,10 @@ bool is_finite(const char* bytes, int64_t num_bytes, uint64_t bad) {
     const int64_t n = num_bytes / int64_t(sizeof(Word));
     Word largest[WIDE] = {};
     int64_t i = 0;
-    for (; i + WIDE <= n; i += WIDE)
+    for (; i + WIDE <= n; i += WIDE) {
+        for (int line = 0; line < 256; line += 64) __builtin_prefetch(bytes + i * sizeof(Word) + AHEAD_BYTES + line);
         for (int j = 0; j < WIDE; ++j) largest[j] = std::max(largest[j], Word(x[i + j] & magnitude));
+    }
     for (; i < n; ++i) largest[0] = std::max(largest[0], Word(x[i] & magnitude));
     return *std::max_element(largest, largest + WIDE) < Word(bad);
 }
