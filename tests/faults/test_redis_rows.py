@@ -47,12 +47,12 @@ class Parted:
     account_id: str = ""
     secret: str = ""
 
-    async def begin(self) -> None:
+    async def begin(self, plan: str = "paid") -> None:
         """Healthy, with an account of which nothing was counted yet."""
         self.proxy.heal()
         database = Database.connect(self.running.site.database_url)
         try:
-            self.account_id = (await accounts.create(database, "own")).account_id
+            self.account_id = (await accounts.create(database, "own", plan=plan)).account_id
             self.secret = (await api_tokens.create(database, PEPPER, self.account_id, "own", [READ])).secret
         finally:
             await database.close()
@@ -79,6 +79,7 @@ def parted_site(new_site: Callable[..., Site]) -> Iterator[Parted]:
             REDIS_URL=f"redis://127.0.0.1:{proxy.port}",
             HEARTH_RATE_LIMITS=f"text-generation={LIMIT}/86400",
             HEARTH_QUOTA_TIMEOUT_S=str(QUOTA_TIMEOUT_S),
+            HEARTH_FREE_NEURONS_PER_DAY="1",
         )
         with httpx.Client(timeout=20) as client:
             yield Parted(Running(site, gateway.start()), proxy, client, redis)
@@ -111,6 +112,20 @@ def test_a_flush_begins_no_window_anew(parted: Parted):
     later: list[int] = []
     wait_until_blocking(lambda: later.append(parted.ask().status_code) or parted.counted() == LIMIT, 20, 0.1)
     assert set(later) == {429}
+
+
+def test_a_flush_gives_back_nothing_that_was_spent(parted: Parted):
+    asyncio.run(parted.begin("free"))
+    most: dict[str, object] = {"prompt": script(tokens=["x"] * 600), "max_tokens": 600}  # 0.6 of the day's one neuron
+    answer = parted.ask(most)
+    assert answer.status_code == 200
+    spent = parted.running.site.usage_row(answer.headers["cf-ai-req-id"])["micro_neurons"]
+    for _ in range(2):
+        parted.redis.flushall()
+        refused = parted.ask(most)
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (429, 3036)
+        [key] = parted.redis.keys(f"neurons:day:{parted.account_id}:*")  # type: ignore[misc]
+        assert int(parted.redis.hget(key, "u") or 0) == spent > 500_000, "what Redis counts is the ledger's word"  # type: ignore[arg-type]
 
 
 def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted):

@@ -16,7 +16,7 @@ from storage.database import Database
 from tenants import accounts
 from tenants.residency import parse_rule
 from tests.gateway.process import PARROT
-from tests.gateway.site import Running, Site
+from tests.gateway.site import READ, Running, Site
 from tests.gateway.test_token_dumps import Holding, dump
 from tests.waiting import wait_until_blocking
 
@@ -127,6 +127,22 @@ def test_an_accounts_rule_holds_for_every_call_and_a_call_can_only_narrow_it(run
         assert code_of(client.post(run, json={"requests": [{"prompt": MARKER}]})) == (400, 5006)
     finally:
         change(running, region="")
+
+
+def test_a_token_s_rule_narrows_its_calls_and_no_others(running: Running, client: httpx.Client):
+    keeper = running.headers("keeper")
+    tokens = f"{running.account_url}/tokens"
+    groups = httpx.get(tokens + "/permission_groups", headers=keeper, timeout=20).json()["result"]
+    group = next(group for group in groups if group["name"] == READ)
+    resources = {f"com.cloudflare.api.account.{running.tenants.account_id}": "*"}
+    policy = {"effect": "allow", "permission_groups": [{"id": group["id"]}], "resources": resources}
+    body = {"name": "narrow", "policies": [policy], "region": {"countries": ["DE"], "jurisdictions": []}}
+    made = httpx.post(tokens, json=body, headers=keeper, timeout=20).json()["result"]
+    assert made["region"]["countries"] == ["DE"]
+    with httpx.Client(headers={"Authorization": f"Bearer {made['value']}"}, timeout=20) as narrow:
+        assert nodes_asked(running, narrow, "") == {"fra"}
+        assert code_of(ask(running, narrow, "FR")) == (429, 3040)
+    assert ask(running, client, "eu").status_code == 200
 
 
 def test_the_api_shows_and_changes_an_accounts_rules(running: Running):

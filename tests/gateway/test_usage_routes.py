@@ -125,6 +125,23 @@ def test_a_budget_that_is_used_refuses_until_it_is_taken_away(running: Running, 
     assert keeper.delete("usage/budgets", params={"unit": "neurons"}).status_code == 404
 
 
+def test_a_token_s_budget_refuses_it_and_no_other(running: Running, keeper: httpx.Client):
+    token_id = running.tenants.token_ids["write"]
+    budget = {"amount": 0.000001, "unit": "usd", "api_token_id": token_id}
+    assert keeper.put("usage/budgets", json=budget).json()["result"]["api_token_id"] == token_id
+
+    def ask(token: str) -> int:
+        return run(running, **running.headers(token)).status_code
+
+    try:
+        wait_until_blocking(lambda: ask("write") == 429)
+        assert ask("good") == 200
+    finally:
+        query = {"unit": "usd", "api_token_id": token_id}
+        assert keeper.delete("usage/budgets", params=query).status_code == 200
+    wait_until_blocking(lambda: ask("write") == 200)
+
+
 def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running):
     async def be_free() -> None:
         database = Database.connect(running.site.database_url)
