@@ -22,10 +22,12 @@ from storage.errors import StoreUnavailable, means_lost
 # difference between two machines' clocks, since the value's own expiry (by Redis's clock) is what decides.
 # Announcers' own clocks may be wrong: one that is an hour ahead must not take the others out of the index.
 _ANNOUNCE = """
-local now = tonumber(redis.call('TIME')[1])
+local time = redis.call('TIME')
+local now = tonumber(time[1])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]) / 1000, ARGV[3])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - 3600)
+return string.format('%d.%06d', time[1], time[2])
 """
 _SUBSCRIPTION_CHECK_S = 5.0
 _ENTRY = b"entry"
@@ -76,12 +78,13 @@ class Ephemeral:
                 answers: Any = await pipeline.execute()
         return dict(zip(counts, answers[::2], strict=True))
 
-    async def announce(self, kind: str, id: str, payload: bytes, ttl_s: float) -> None:
-        """Be present among `kind` for the next `ttl_s` seconds, by Redis's clock; the newest payload counts."""
+    async def announce(self, kind: str, id: str, payload: bytes, ttl_s: float) -> float:
+        """Be present among `kind` for the next `ttl_s` seconds, by Redis's clock; the newest payload counts. Returns
+        what that clock says, in seconds of Unix time."""
         keys = (_presence_key(kind, id), _index_key(kind))
         with _translated():
             asked: Any = self._redis.eval(_ANNOUNCE, len(keys), *keys, payload, _milliseconds(ttl_s), id)
-            await asked
+            return float(await asked)
 
     async def withdraw(self, kind: str, id: str) -> None:
         """Be absent at once."""

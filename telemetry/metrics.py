@@ -38,6 +38,7 @@ COMPLETION_TOKENS = _counter("hearth_completion_tokens", "Completion tokens of e
 DISPATCH_RETRIES = _counter("hearth_dispatch_retries", "Calls given to another node before their first event")
 HOT_REPLICAS = _gauge("hearth_hot_replicas", "Hot replicas on nodes that this gateway can reach", ("model",))
 NODES_ALIVE = _gauge("hearth_nodes_alive", "Nodes that this gateway can reach")
+CLOCK_AHEAD = _gauge("hearth_clock_ahead_seconds", "How far this gateway's wall clock is ahead of Redis's")
 BATCH_CALLS = _gauge("hearth_batch_calls", "Calls of queued batches that this gateway is running")
 BATCH_ANSWERS = _counter("hearth_batch_answers", "Requests of queued batches answered for good", ("model", "outcome"))
 WEBHOOKS = _counter("hearth_webhooks", "Times that a background run's answers were sent, or could not be", ("outcome",))

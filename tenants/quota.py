@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 FLUSH_S = 0.010
 PRESENCE_S = 1.0
 PRESENCE_TTL_S = 5.0
+MAX_CLOCKS_APART_S = 30.0
 LEASE_MARGIN_S = 10.0  # what a call may take longer than its deadline before its places are given away
 MAX_OWED = 10_000  # calls of an outage that are told to Redis afterwards; the windows of older ones are over
 MAX_REMEMBERED_S = 1.0  # a refusal is repeated without asking again
@@ -168,6 +170,7 @@ class Quota:
         self._plans: dict[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = {}
         self._seeding: dict[str, asyncio.Task[None]] = {}
         self._id = uuid.uuid4().hex
+        self._is_clock_off = False
 
     def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
         """The same plan for the same items."""
@@ -485,6 +488,15 @@ class Quota:
         """Say that this gateway lives, and count those who do: what an outage is shared among."""
         while True:
             with contextlib.suppress(StoreUnavailable):
-                await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S)
+                self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S))
                 self._local.num_gateways = max(1, len(await self._ephemeral.present(_KIND)))
             await asyncio.sleep(PRESENCE_S)
+
+    def _compare_clocks(self, redis_s: float) -> None:
+        """Tell whoever watches, once, that this machine's clock and the common one say different things."""
+        ahead_s = time.time() - redis_s
+        metrics.CLOCK_AHEAD.set(round(ahead_s, 3))
+        is_off = abs(ahead_s) > MAX_CLOCKS_APART_S
+        if is_off and not self._is_clock_off:
+            log.warning("this machine's clock is not Redis's", extra={"ahead_s": round(ahead_s)})
+        self._is_clock_off = is_off

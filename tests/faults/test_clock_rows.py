@@ -181,6 +181,15 @@ def test_what_is_held_under_a_key_stays_held(clocked: Clocked, wrong_by_s: int):
     assert sum(marker in str(execute) for execute in node.executes) == 1
 
 
+def test_who_watches_is_told(clocked: Clocked):
+    gateway = clocked.running.gateway
+    for wrong_by_s in (HOUR_S, -HOUR_S, 0):
+        clocked.set_clock(wrong_by_s)
+        wait_until_blocking(lambda: abs(gateway.metric("hearth_clock_ahead_seconds") - wrong_by_s) < 10, 20)  # noqa: B023
+    told = [line["ahead_s"] for line in gateway.log_lines() if line["message"] == "this machine's clock is not Redis's"]
+    assert told
+
+
 def test_no_timer_sticks(clocked: Clocked):
     tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
     for wrong_by_s in JUMPS_S:
