@@ -47,14 +47,14 @@ check: $(STAMP)  ## format, lint, types, floor plan, fast tests: under a minute
 	$(PYTEST) -q $(wildcard $(FAST_TESTS)) -m "not full and not gpu"
 
 test: $(STAMP)  ## every test that needs no GPU and no patience
-	@sh scripts/run_tests.sh "not full and not gpu" $(ARGS)
+	@$(BIN)/python -m scripts.run_tests --in-two "not full and not gpu" $(ARGS)
 
 test-full: $(STAMP) $(CLIENTS)  ## kill campaigns, clients of other languages and houses, browsers, long runs
 	@$(BIN)/python -m scripts.fetch_node_clients
-	@sh scripts/run_tests.sh "full and not gpu" $(ARGS)
+	@$(BIN)/python -m scripts.run_tests "full and not gpu" $(ARGS)
 
 test-gpu: $(STAMP)  ## what needs a CUDA device
-	@sh scripts/run_tests.sh "gpu" $(ARGS)
+	@$(BIN)/python -m scripts.run_tests "gpu" $(ARGS)
 
 figures: $(STAMP)  ## measure what is promised (ARGS="P6 T4": those), for docs/promises.md and `hearth evidence`
 	$(BIN)/python -m scripts.measure_promises $(ARGS)

@@ -32,20 +32,25 @@ if [ ! -x $bin/python ] || ! $bin/python -m pip --version >/dev/null 2>&1; then
     fail "$python cannot make a virtual environment (on Debian and Ubuntu its package is called python3-venv)"
 fi
 
-pip() { $bin/python -m pip --disable-pip-version-check "$@"; }
+# Nothing is compiled for Python here, where it would take longer than all the rest: see scripts/precompile.py.
+install() { $bin/python -m pip --disable-pip-version-check install --no-compile "$@"; }
 
 if [ "${SYSTEM_TORCH:-}" = 1 ]; then
   $bin/python -c 'import torch; print("setup: using torch", torch.__version__, "of this machine")'
 else
   echo "setup: installing torch (the largest part; not in the lock, since its build depends on the machine)"
-  pip install --constraint requirements.lock ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$TORCH"
+  install --constraint requirements.lock ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$TORCH"
 fi
 echo "setup: installing the versions of requirements.lock"
-pip install --quiet --requirement requirements.lock
-pip install --quiet --no-deps --editable .
+# The lock is whole, so there is nothing to resolve, unless this machine is of another kind than its writer's.
+install --quiet --no-deps --requirement requirements.lock
+$bin/python -m pip check >/dev/null 2>&1 || install --quiet --requirement requirements.lock
+install --quiet --no-deps --editable .
 
+$bin/python -m scripts.precompile &
 # Kernels for this machine where it has a C++ compiler; without them everything runs through torch.
 $bin/python -m engine.kernels.native.build || echo "setup: kernels were not compiled"
+wait
 
 touch .venv/.setup
 [ "${SYSTEM_TORCH:-}" = 1 ] && touch .venv/.setup-system-torch

@@ -27,6 +27,7 @@ from storage.database import Database
 from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from storage.migrate import migrate
 from telemetry.child_process import die_with_parent
+from tests.ports import free_port
 from tests.postgres_server import PostgresServer, find_postgres
 from tests.waiting import wait_until_blocking
 
@@ -173,9 +174,7 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of an S3 server (moto), in a process of its own; sets what boto3 reads from the environment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     quiet = subprocess.DEVNULL
     arm = partial(die_with_parent, os.getpid(), signal.SIGTERM)

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from cli.embedded import CHAT_MODEL
-from cli.up import free_port
+from tests.ports import free_port
 from tests.waiting import wait_until_blocking
 
 START_DEADLINE_S = 90.0
@@ -28,7 +28,7 @@ class Up:
 
     def __init__(self, data: Path, *options: str, **environ: str) -> None:
         self.data = data
-        self.port = free_port("127.0.0.1")
+        self.port = free_port()
         self._out = data.with_suffix(".out")
         self._err = data.with_suffix(".err")
         command = [sys.executable, "-m", "cli.main", "up", "--data", str(data), "--port", str(self.port), *options]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 ALIASES = ("@cf/meta/llama-2-7b-chat-fp16", "@cf/meta/llama-4-scout-17b-16e-instruct")  # of the tutorials' scripts
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """Patient, since clients that are started keep both cores busy."""
     patience = {"HEARTH_FIRST_EVENT_TIMEOUT_S": "60", "HEARTH_STALL_TIMEOUT_S": "60"}
@@ -25,7 +25,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def platform_of_tutorials(platform: Platform) -> Platform:
     """The same, the tutorials' model ids answered by the built-in model."""
     for name in ALIASES:

@@ -12,7 +12,7 @@ from openai import OpenAI
 from tests.end_to_end.platform import Platform
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     running = Platform(tmp_path_factory.mktemp("hearth")).start()
     yield running

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,14 +22,9 @@ import msgspec
 from engine.protocol.status import NodeStatus
 from storage.ephemeral import Ephemeral
 from tests.engine.processes import children_of
+from tests.ports import free_port
 
 READY_DEADLINE_S = 90  # torch alone takes one, where every core and the disk are busy
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 20.0) -> Any:

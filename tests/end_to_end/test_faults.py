@@ -19,7 +19,8 @@ import pytest
 
 from bench import figures
 from engine.protocol.status import NodeStatus
-from tests.end_to_end.platform import Platform, free_port, wait_for
+from tests.end_to_end.platform import Platform, wait_for
+from tests.ports import free_port
 
 ENDLESS = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "ignore_eos": True, "stream": True}
 

@@ -31,8 +31,13 @@ def cached_tokens(response) -> int:
     return response.json()["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
 
 
-def test_a_prefix_is_cached_for_its_account_and_for_no_other(platform: Platform):
-    other = platform.new_account("neighbour")
+@pytest.fixture(scope="module")
+def other(platform: Platform) -> tuple[str, str]:
+    """A second account: (account_id, secret)."""
+    return platform.new_account("neighbour")
+
+
+def test_a_prefix_is_cached_for_its_account_and_for_no_other(platform: Platform, other: tuple[str, str]):
     prompt = long_prompt(1)
     assert cached_tokens(run(platform, prompt)) < 64
     assert cached_tokens(run(platform, prompt)) >= 160
@@ -41,16 +46,15 @@ def test_a_prefix_is_cached_for_its_account_and_for_no_other(platform: Platform)
 
 
 @pytest.mark.parametrize("field", ["cache_salt", "namespace", "account_id", "tenant"])
-def test_a_salt_in_the_body_opens_no_other_accounts_cache(platform: Platform, field: str):
+def test_a_salt_in_the_body_opens_no_other_accounts_cache(platform: Platform, other: tuple[str, str], field: str):
     prompt = long_prompt(field)
     run(platform, prompt)
     assert cached_tokens(run(platform, prompt)) >= 160
-    prober = platform.new_account(f"prober-{field}")
-    assert cached_tokens(run(platform, prompt, account=prober, **{field: platform.account_id})) < 64
+    assert cached_tokens(run(platform, prompt, account=other, **{field: platform.account_id})) < 64
 
 
-def test_wrong_foreign_and_missing_credentials_are_refused_alike_everywhere(platform: Platform):
-    _other_id, other_token = platform.new_account("foreigner")
+def test_wrong_foreign_and_missing_credentials_are_refused_alike_everywhere(platform: Platform, other: tuple[str, str]):
+    _other_id, other_token = other
     url = f"{platform.ai_url()}/run/{platform.chat_model}"
     body = {"prompt": "Hello"}
     with platform.client(platform.api_token[:-1] + ("0" if platform.api_token[-1] != "0" else "1")) as wrong:

@@ -1,7 +1,11 @@
-"""One gateway process with two fake nodes for the tests that only use it; fresh ones for those that break things."""
+"""One gateway process with two fake nodes for the tests that only use it; fresh ones for those that break things.
+
+Each is closed with the folder or the file that it was made for: one that idles takes from what comes after it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,13 +17,13 @@ from tests.fakes.receiver import Receiver, receiving
 from tests.gateway.site import Running, Site, making_sites
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def new_site(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
-    """Makes sites; the session closes them."""
+    """Makes sites; the module closes them."""
     yield from making_sites(migrated_sqlite_file)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
     """Where webhooks of the one gateway may go."""
     authority, certificate, _ = certificates(tmp_path_factory.mktemp("receiver"))
@@ -27,14 +31,18 @@ def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
         yield receiver
 
 
-@pytest.fixture(scope="session")
-def running(new_site: Callable[..., Site], receiver: Receiver) -> Running:
-    site = new_site()
+@pytest.fixture(scope="package")
+def running(migrated_sqlite_file: Path, receiver: Receiver) -> Iterator[Running]:
+    with contextlib.contextmanager(making_sites)(migrated_sqlite_file) as new_site:
+        yield _with_two_nodes(new_site(), receiver)
+
+
+def _with_two_nodes(site: Site, receiver: Receiver) -> Running:
     site.add_node("n1")
     site.add_node("n2")
     gateway = site.gateway(
-        HEARTH_BODY_TIMEOUT_S="0.5", HEARTH_CALL_TIMEOUT_S="5", HEARTH_STALL_TIMEOUT_S="0.5",
-        HEARTH_FIRST_EVENT_TIMEOUT_S="0.3", HEARTH_CLIENT_STALL_TIMEOUT_S="0.5",
+        HEARTH_BODY_TIMEOUT_S="1", HEARTH_CALL_TIMEOUT_S="5", HEARTH_STALL_TIMEOUT_S="2",
+        HEARTH_FIRST_EVENT_TIMEOUT_S="2", HEARTH_CLIENT_STALL_TIMEOUT_S="0.5",
         HEARTH_HEAD_TIMEOUT_S="1", HEARTH_MAX_STRANGERS="40", OBJECTS_URL=f"file://{site.folder / 'objects'}",
         HEARTH_WEBHOOK_NETWORKS="127.0.0.1/32", SSL_CERT_FILE=str(receiver.authority),
     )  # fmt: skip

@@ -182,6 +182,8 @@ def making_sites(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
         sites.append(Site(migrated_sqlite_file, database_url))
         return sites[-1]
 
-    yield make
-    for site in sites:
-        site.close()
+    try:
+        yield make
+    finally:
+        for site in sites:
+            site.close()
