@@ -23,7 +23,7 @@ from telemetry.child_process import die_with_parent
 
 ROOT = Path(__file__).parent.parent
 # Files and folders; whatever is not below one of these runs with the others: nothing is run twice, or not at all.
-APART = ("tests/engine",)
+APART = ("tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry")
 NONE_COLLECTED = 5  # pytest's exit status
 LOOK_S = 0.1
 
