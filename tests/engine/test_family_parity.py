@@ -73,7 +73,7 @@ def push(runner: Runner, prompt: list[int], chunk: int) -> Iterator[tuple[int, t
 
 def test_every_architecture_that_can_be_served_is_held_to_parity() -> None:
     tested = {f"{family}ForCausalLM" for family, _ in KINDS.values()}
-    with_images = {"Gemma3ForConditionalGeneration", "Llama4ForConditionalGeneration"}
+    with_images = {f"{family}ForConditionalGeneration" for family in ("Gemma3", "Llama4", "Mistral3")}
     assert tested | with_images == set(ARCHITECTURES)
 
 
