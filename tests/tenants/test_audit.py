@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import insert, text, update
 
 from storage.database import Database
 from storage.errors import Conflict
@@ -73,6 +74,17 @@ async def test_an_entry_changed_moved_or_taken_away_is_seen(database: Database, 
     await tamper(database, *statements)
     problems = (await audit_heads.verify(database)).problems
     assert any(says in problem for problem in problems), problems
+
+
+async def test_an_entry_written_anew_with_a_digest_of_its_own_does_not_fit_the_next(database: Database):
+    await write(database, "one", "two", "three")
+    forged = dataclasses.replace(await entry(database, 2), subject_id="other")
+    digest = audit.digest_of(forged, 2, (await entry(database, 1)).digest or b"")
+    await tamper(database)
+    async with database.transaction() as connection:
+        changed = update(audit_entries).where(audit_entries.c.sequence == 2)
+        await connection.execute(changed.values(subject_id="other", digest=digest))
+    assert (await audit_heads.verify(database)).problems == ["entry 3 (account.update) is not what was written"]
 
 
 async def test_a_chain_cut_short_or_written_anew_does_not_fit_a_head_noted_elsewhere(database: Database):
