@@ -29,7 +29,10 @@ from storage.migrate import migrate
 from telemetry.child_process import die_with_parent
 from tests.ports import free_port
 from tests.postgres_server import PostgresServer, find_postgres
+from tests.tls_contexts import share_tls_contexts
 from tests.waiting import wait_until_blocking
+
+share_tls_contexts()
 
 _PROJECT = Path(__file__).resolve().parent.parent
 

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+PATIENCE_S = 30.0  # as long as a busy machine may take; only a failure takes it
 
 
 async def wait_until(
-    predicate: Callable[[], T | Awaitable[T]], deadline_s: float = 10.0, interval_s: float = 0.01
+    predicate: Callable[[], T | Awaitable[T]], deadline_s: float = PATIENCE_S, interval_s: float = 0.01
 ) -> T:
     """Call `predicate` (plain or async) until it returns something true, and return that.
 
@@ -30,7 +31,7 @@ async def wait_until(
         await asyncio.sleep(interval_s)
 
 
-def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = 10.0, interval_s: float = 0.01) -> T:
+def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = PATIENCE_S, interval_s: float = 0.01) -> T:
     """The same without an event loop."""
     end = time.monotonic() + deadline_s
     while not (value := predicate()):

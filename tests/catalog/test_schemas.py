@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import timeit
+from functools import partial
 from typing import Any
 
 import jsonschema_rs
@@ -423,6 +425,8 @@ def test_a_small_body_is_judged_in_tens_of_microseconds() -> None:
     body = {"messages": [{"role": "system", "content": "be brief"}, USER], "max_tokens": 20, "stream": True}
     text = msgspec.json.encode(body)
     schema = input_schema(CHAT)
-    decode_s = min(timeit.repeat(lambda: msgspec.json.decode(text), number=2000, repeat=5))
-    admit_s = min(timeit.repeat(lambda: schema.coerce_and_validate(body), number=2000, repeat=5))
+    # Processor time, the best of many short rounds: others may hold the machine.
+    repeat = partial(timeit.repeat, timer=time.thread_time, number=200, repeat=50)
+    decode_s = min(repeat(lambda: msgspec.json.decode(text)))
+    admit_s = min(repeat(lambda: schema.coerce_and_validate(body)))
     assert admit_s < 60 * decode_s

@@ -27,7 +27,7 @@ from tests.ports import free_port
 READY_DEADLINE_S = 90  # torch alone takes one, where every core and the disk are busy
 
 
-def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 20.0) -> Any:
+def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 60.0) -> Any:
     """Poll until `predicate` gives something true; fail naming `what`."""
     end = time.monotonic() + deadline_s
     while True:
@@ -146,7 +146,7 @@ class Platform:
 
     def metric(self, name: str, model: str = "") -> float:
         """The sum of a metric of the gateway over its labels, or over those of one model."""
-        lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics").text.splitlines()
+        lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=30).text.splitlines()
         wanted = [line for line in lines if line.split("{")[0].split(" ")[0] == name and model in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
 

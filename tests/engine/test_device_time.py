@@ -71,11 +71,14 @@ def test_preempted_and_aborted_sequences_keep_what_they_had():
 
 def test_nobody_is_charged_for_time_in_which_there_was_nothing_to_do():
     driver = Driver()
+    worked_s = 0.0
     for _ in range(3):
         driver.add(prompt_of(9), max_tokens=2, ignore_eos=True)
+        started_s = time.perf_counter()
         charged_us(driver)
+        worked_s += time.perf_counter() - started_s
         time.sleep(0.05)
-    assert driver.engine.busy_us < 100_000
+    assert driver.engine.busy_us <= worked_s * 1e6
 
 
 def test_the_share_crosses_to_the_replica():

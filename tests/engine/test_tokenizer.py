@@ -330,7 +330,7 @@ def test_words_of_one_tenant_are_not_kept_for_the_next(make: Make) -> None:
 
     keeping = Vocabulary.from_str(tokenizer._vocabulary.to_str())
     spent_s: dict[bool, list[float]] = {False: [], True: []}
-    for is_kept in (False, True) * 7:
+    for is_kept in (False, True) * 20:
         vocabulary = keeping if is_kept else tokenizer._vocabulary
         started_s = time.thread_time()
         for word in words:

@@ -143,7 +143,7 @@ class GatewayProcess:
         return [json.loads(line) for line in self.log_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def is_ready(self) -> bool:
-        return httpx.get(f"{self.url}/readyz").status_code == 200
+        return httpx.get(f"{self.url}/readyz", timeout=30).status_code == 200
 
     @property
     def url(self) -> str:
@@ -155,7 +155,7 @@ class GatewayProcess:
 
     def metric(self, name: str) -> float:
         """A metric's value, with its labels as the text format writes them; 0 when it is not there."""
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+        for line in httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines():
             if line.startswith(name + " "):
                 return float(line.split()[-1])
         return 0.0

@@ -34,7 +34,7 @@ async def ledger(switchable: SwitchableDatabase, tmp_path: Path) -> AsyncIterato
     running = asyncio.create_task(ledger.run())
     yield ledger
     await ledger.close()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
 
 
 async def _ids(database: Database) -> list[str]:
@@ -273,6 +273,6 @@ async def test_a_postgres_that_dies_and_returns_loses_and_doubles_nothing(
 
     await wait_until(all_there, deadline_s=20)
     await ledger.close()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, 30)
     await database.close()
     server.close()
