@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from telemetry.settings import SettingError, at_least, log_level, one_of, setting, starts_with, strong_secret
+from telemetry import process_settings as shared
+from telemetry.settings import SettingError, at_least, setting, starts_with, strong_secret
 from tenants.conditions import parse_networks
 from tenants.limits import parse_rules
 from tenants.residency import parse_place, parse_places
@@ -124,9 +125,7 @@ class GatewaySettings:
         "SQL database: sqlite:///path or postgresql://…",
         check=starts_with("sqlite://", "postgresql://", "postgres://"),
     )
-    redis_url: str = setting(
-        "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=starts_with("redis://", "rediss://", "unix://")
-    )
+    redis_url: str = setting(**shared.REDIS_URL)
     token_pepper: bytes = setting(
         "HEARTH_TOKEN_PEPPER", "key of the hash under which API tokens are stored", secret=True, check=strong_secret
     )
@@ -151,7 +150,7 @@ class GatewaySettings:
         "OBJECTS_URL",
         "object store that finetunes are uploaded to: file:///folder or s3://bucket/prefix; without one none is taken",
         default="",
-        check=starts_with("file://", "s3://"),
+        check=shared.is_objects_url,
     )
     finetune_max_bytes: int = setting(
         "HEARTH_FINETUNE_MAX_BYTES", "largest file of a finetune", default=300 << 20, check=at_least(1024)
@@ -187,7 +186,7 @@ class GatewaySettings:
     )
     host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)
-    pop: str = setting("HEARTH_POP", "the place this process is in; near nodes are preferred", default="local")
+    pop: str = setting(**shared.POP)
     places: str = setting(
         "HEARTH_PLACES",
         "country of each PoP, and what it is under beside that, as fra=DE,iad=US:fedramp+hipaa; calls held to a region "
@@ -350,24 +349,10 @@ class GatewaySettings:
         default="",
         check=_account_id_or_none,
     )
-    drain_timeout_s: float = setting(
-        "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)
-    )
-    service_ring: Path | None = setting(
-        "HEARTH_SERVICE_RING",
-        "file of the public keys of gateways and nodes (`hearth service`); with it, and keys of its own, a process "
-        "shows service tokens to others and asks for theirs",
-        default=None,
-    )
-    service_keys: Path | None = setting(
-        "HEARTH_SERVICE_KEYS", "folder of this process's own private keys, mode 600", default=None
-    )
-    service_tokens: str = setting(
-        "HEARTH_SERVICE_TOKENS",
-        "whether a peer must show a service token (required) or may prove the cluster secret instead (accepted)",
-        default="required",
-        check=one_of("required", "accepted"),
-    )
+    drain_timeout_s: float = setting(**shared.DRAIN_TIMEOUT_S)
+    service_ring: Path | None = setting(**shared.SERVICE_RING)
+    service_keys: Path | None = setting(**shared.SERVICE_KEYS)
+    service_tokens: str = setting(**shared.SERVICE_TOKENS)
     tls_cert: Path | None = setting(
         "HEARTH_GATEWAY_TLS_CERT",
         "this gateway's certificate towards nodes (PEM); with the key and the CA, mutual TLS to tcp:// nodes",
@@ -409,32 +394,22 @@ class GatewaySettings:
         default="",
         check=_operator_roles,
     )
-    log_level: str = setting(
-        "HEARTH_LOG_LEVEL",
-        "debug, info, warning or error",
-        default="info",
-        check=log_level,
-    )
+    log_level: str = setting(**shared.LOG_LEVEL)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)
-    dies_with_parent: bool = setting(
-        "HEARTH_DIE_WITH_PARENT", "stop when the process that started this one is gone", default=False
-    )
+    dies_with_parent: bool = setting(**shared.DIE_WITH_PARENT)
 
     def __post_init__(self) -> None:
         if len({self.token_pepper, self.cache_secret, self.cluster_secret}) != 3:
             raise SettingError(
                 "HEARTH_TOKEN_PEPPER, HEARTH_CACHE_SECRET and HEARTH_CLUSTER_SECRET must be three different keys"
             )
+        shared.check_service_files(self.service_ring, self.service_keys)
+        shared.check_tls_files("HEARTH_GATEWAY_TLS", self.tls_cert, self.tls_key, self.tls_ca)
         if not self.cluster_secret and self.service_ring is None:
             raise SettingError("HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_SERVICE_RING")
         if not self.cluster_secret and self.service_tokens == "accepted":
             raise SettingError("HEARTH_SERVICE_TOKENS=accepted needs HEARTH_CLUSTER_SECRET for peers without a token")
-        tls_files = (self.tls_cert, self.tls_key, self.tls_ca)
-        if any(tls_files) and not all(tls_files):
-            raise SettingError("HEARTH_GATEWAY_TLS_CERT, _KEY and _CA are set together or not at all")
         self._check_oidc()
-        if (self.service_ring is None) != (self.service_keys is None):
-            raise SettingError("HEARTH_SERVICE_RING and HEARTH_SERVICE_KEYS are set together or not at all")
 
     def tls_context(self) -> ssl.SSLContext | None:
         """How to connect to nodes over TCP; None without certificates. Raises SettingError for unusable files."""

@@ -13,12 +13,16 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 _TOKEN_PATTERN = re.compile(r"\b(cfut|cfat|cfk|cfoat)_[A-Za-z0-9]{8,}\b|(?i:bearer\s+)\S+")
+_URL_PASSWORD = re.compile(r"(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
 _SECRET_KEYS = ("secret", "password", "authorization", "api_token", "pepper")
-_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+# What every record has, and what a server adds for terminals.
+_STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 def redact(text: str) -> str:
     """`text` without anything that looks like a credential."""
+    if "://" in text:
+        text = _URL_PASSWORD.sub("[redacted]", text)
     return _TOKEN_PATTERN.sub("[redacted]", text)
 
 

@@ -15,7 +15,8 @@ from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
 from engine.node.addresses import parse_address, parse_http_address
 from engine.protocol.wire import pop_key
-from telemetry.settings import SettingError, at_least, log_level, one_of, setting, starts_with, strong_secret
+from telemetry import process_settings as shared
+from telemetry.settings import SettingError, at_least, one_of, setting, strong_secret
 
 if TYPE_CHECKING:
     from tenants.service_identity import ServiceIdentity
@@ -34,13 +35,6 @@ def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], str | None]:
     return check
 
 
-def _plain_name(value: str) -> str | None:
-    is_plain = (
-        len(value) <= 64 and value.isascii() and value.replace("-", "").replace("_", "").replace(".", "").isalnum()
-    )
-    return None if is_plain else "must be 1 to 64 letters, digits, '.', '-' or '_'"
-
-
 def parse_models(text: str) -> tuple[str, ...]:
     """Model ids in a comma list; none for "none". Raises InvalidModelId."""
     if text.strip() == "none":
@@ -56,9 +50,7 @@ def _strong_if_any(value: bytes) -> str | None:
 class NodeSettings:
     """What one node process is told."""
 
-    redis_url: str = setting(
-        "REDIS_URL", "Redis: redis://host:port/0 or unix:///path", check=starts_with("redis://", "rediss://", "unix://")
-    )
+    redis_url: str = setting(**shared.REDIS_URL)
     listen: str = setting(
         "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=_parsed_by(parse_address)
     )
@@ -76,21 +68,9 @@ class NodeSettings:
         secret=True,
         check=_strong_if_any,
     )
-    service_ring: Path | None = setting(
-        "HEARTH_SERVICE_RING",
-        "file of the public keys of gateways and nodes (`hearth service`); with it, and keys of its own, a process "
-        "shows service tokens to others and asks for theirs",
-        default=None,
-    )
-    service_keys: Path | None = setting(
-        "HEARTH_SERVICE_KEYS", "folder of this process's own private keys, mode 600", default=None
-    )
-    service_tokens: str = setting(
-        "HEARTH_SERVICE_TOKENS",
-        "whether a peer must show a service token (required) or may prove the cluster secret instead (accepted)",
-        default="required",
-        check=one_of("required", "accepted"),
-    )
+    service_ring: Path | None = setting(**shared.SERVICE_RING)
+    service_keys: Path | None = setting(**shared.SERVICE_KEYS)
+    service_tokens: str = setting(**shared.SERVICE_TOKENS)
     advertise: str = setting(
         "HEARTH_NODE_ADVERTISE",
         "the address told to gateways, where it differs from the one listened on",
@@ -107,11 +87,9 @@ class NodeSettings:
         "HEARTH_NODE_ID",
         "this node's name, unique among nodes; its host name if not set",
         default="",
-        check=_plain_name,
+        check=shared.plain_name,
     )
-    pop: str = setting(
-        "HEARTH_POP", "the place this process is in; near nodes are preferred", default="local", check=_plain_name
-    )
+    pop: str = setting(**shared.POP)
     tls_cert: Path | None = setting(
         "HEARTH_NODE_TLS_CERT", "this node's certificate (PEM); with the key and the CA, mutual TLS", default=None
     )
@@ -123,7 +101,7 @@ class NodeSettings:
         "OBJECTS_URL",
         "object store with published models: file:///folder or s3://bucket/prefix; built-in models need none",
         default="",
-        check=starts_with("file://", "s3://"),
+        check=shared.is_objects_url,
     )
     models: str = setting(
         "HEARTH_NODE_MODELS",
@@ -200,34 +178,17 @@ class NodeSettings:
     max_calls: int = setting(
         "HEARTH_NODE_MAX_CALLS", "calls this node has open at once", default=2048, check=at_least(1)
     )
-    drain_timeout_s: float = setting(
-        "HEARTH_DRAIN_TIMEOUT_S", "time calls in flight get to finish after SIGTERM", default=120.0, check=at_least(0)
-    )
-    log_level: str = setting(
-        "HEARTH_LOG_LEVEL",
-        "debug, info, warning or error",
-        default="info",
-        check=log_level,
-    )
-    dies_with_parent: bool = setting(
-        "HEARTH_DIE_WITH_PARENT", "stop when the process that started this one is gone", default=False
-    )
+    drain_timeout_s: float = setting(**shared.DRAIN_TIMEOUT_S)
+    log_level: str = setting(**shared.LOG_LEVEL)
+    dies_with_parent: bool = setting(**shared.DIE_WITH_PARENT)
 
     def __post_init__(self) -> None:
-        if (self.service_ring is None) != (self.service_keys is None):
-            raise SettingError("HEARTH_SERVICE_RING and HEARTH_SERVICE_KEYS are set together or not at all")
+        shared.check_service_files(self.service_ring, self.service_keys)
         if not self.cluster_secret and not self.given_pop_key and self.service_ring is None:
             raise SettingError(
                 "HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_NODE_POP_KEY, nor HEARTH_SERVICE_RING"
             )
-        tls_files = (self.tls_cert, self.tls_key, self.tls_ca)
-        if any(tls_files) and not all(tls_files):
-            raise SettingError(
-                "HEARTH_NODE_TLS_CERT, HEARTH_NODE_TLS_KEY and HEARTH_NODE_TLS_CA are set together or not at all"
-            )
-        for file in tls_files:
-            if file is not None and not file.is_file():
-                raise SettingError(f"HEARTH_NODE_TLS_*: {file} is not a file")
+        shared.check_tls_files("HEARTH_NODE_TLS", self.tls_cert, self.tls_key, self.tls_ca)
 
     @property
     def pop_key(self) -> bytes:

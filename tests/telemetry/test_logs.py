@@ -42,6 +42,7 @@ def test_control_characters_cannot_start_a_new_line(stream: io.StringIO):
 def test_credentials_are_redacted_wherever_they_stand(stream: io.StringIO):
     secret = "cfut_" + "a1B2" * 11
     log = logging.getLogger("x")
+    log.info("no answer from redis://:hunter2@store:6379/0 or postgresql://ann:hunter2@db/x")
     log.info("header was Bearer abc.def", extra={"authorization": "whatever", "note": f"token {secret}"})
     try:
         raise ValueError(secret)
@@ -51,11 +52,13 @@ def test_credentials_are_redacted_wherever_they_stand(stream: io.StringIO):
     assert secret not in text
     assert "abc.def" not in text
     assert "whatever" not in text
+    assert "hunter2" not in text
+    assert "@db/x" in text
     assert "ValueError" in text
 
 
 def test_redact_leaves_ordinary_text_alone():
-    text = "a file cfut_abc, a model @cf/hearth/spark and 128 tokens"
+    text = "a file cfut_abc, a model @cf/hearth/spark at http://[::1]:8787/client/v4/@cf and 128 tokens"
     assert redact(text) == text
 
 
