@@ -1,5 +1,5 @@
 """Writes docs/settings.md, docs/metrics.md, docs/layout.md and docs/promises.md from the code itself, so that they
-cannot drift from it.
+cannot drift from it, and docs/decisions/README.md from the pages beside it.
 
 `tests/test_docs.py` compares the files with what this would write.
 """
@@ -71,6 +71,14 @@ it into an auditor's pack). Below: what is done to it on purpose, and what must 
 
 This page is written by `make docs` from `cli/promises.toml` and `cli/figures.jsonl`.
 """
+DECISIONS_HEAD = """\
+# Decisions
+
+Choices that others may wonder about, one page each: what was known, what we do, what would make us change it. A new one
+starts from the [template](0000-template.md) with the next number.
+
+This page is written by `make docs` from the pages themselves.
+"""
 
 
 def settings_page() -> str:
@@ -117,6 +125,15 @@ def _files(row: Mapping[str, Any]) -> str:
     return "<br>".join(f"`{file}`" for file in row["tests"])
 
 
+def decisions_page() -> str:
+    """Newest last; a page's first line is its title, its second says when, and whether it still holds."""
+    rows = ["| Decision | Date, status |", "|---|---|"]
+    for file in sorted((DOCS / "decisions").glob("[0-9]*.md"))[1:]:
+        title, status = [line for line in file.read_text().splitlines() if line][:2]
+        rows.append(f"| [{_cell(title.removeprefix('# '))}]({file.name}) | {status.rstrip('.')} |")
+    return DECISIONS_HEAD + "\n" + "\n".join(rows) + "\n"
+
+
 def _first_sentence(docstring: str) -> str:
     """Without a code block that follows it, on one line."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
@@ -144,6 +161,7 @@ PAGES = {
     "metrics.md": metrics_page,
     "layout.md": layout_page,
     "promises.md": promises_page,
+    "decisions/README.md": decisions_page,
 }
 
 if __name__ == "__main__":

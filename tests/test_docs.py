@@ -54,11 +54,29 @@ def test_every_variable_that_prose_names_is_a_setting_or_belongs_to_the_tools():
         assert named <= known, f"{file.name} names {sorted(named - known)}"
 
 
-def test_every_file_that_prose_links_to_exists():
-    for file in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#\s]+)", file.read_text()):
-            if "://" not in target and not target.startswith("mailto:"):
-                assert (file.parent / target).exists(), f"{file.relative_to(ROOT)} links to {target}"
+def test_every_place_that_prose_links_to_exists():
+    for file in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)\s]+)", file.read_text()):
+            path, _, heading = target.partition("#")
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            page = file.parent / path if path else file
+            assert page.exists(), f"{file.relative_to(ROOT)} links to {target}"
+            assert not heading or heading in headings(page), f"{file.relative_to(ROOT)} links to {target}"
+
+
+def headings(page: Path) -> set[str]:
+    """As links name them: small letters, dashes for spaces, no other signs."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_decisions_are_numbered_without_a_gap_and_say_when_they_were_taken():
+    for number, file in enumerate(sorted((DOCS / "decisions").glob("[0-9]*.md"))):
+        title, status = [line for line in file.read_text().splitlines() if line][:2]
+        assert file.name.startswith(f"{number:04}-"), f"{file.name}: the next number is {number:04}"
+        assert title.startswith(f"# {number:04}: "), file.name
+        assert not number or re.fullmatch(r"\d{4}-\d\d-\d\d, (accepted|replaced by \d{4})\.", status), file.name
 
 
 def test_every_make_verb_that_prose_names_exists():
