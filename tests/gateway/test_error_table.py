@@ -13,7 +13,7 @@ import pytest
 from bench import figures
 from storage.database import Database
 from tenants import accounts, api_tokens
-from tests.gateway.process import HANDY, NOWHERE, OVER, PARROT, PEPPER, GatewayProcess
+from tests.gateway.process import CHATTY, HANDY, NOWHERE, OVER, PARROT, PEPPER, GatewayProcess
 from tests.gateway.site import Running
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -206,6 +206,20 @@ def test_limits_are_told_and_refuse_with_their_own_codes(running: Running, limit
     assert ask("good", "vectors").json()["errors"][0]["code"] == 971
     assert ask("write", "vectors").status_code == 200
     assert "ratelimit" not in run(running, {"prompt": "x"}).headers
+
+
+def test_a_token_s_own_limit_and_models_hold_for_it_alone(running: Running):
+    resources = {"com.cloudflare.api.account.*": "*"}
+    policy = {"effect": "allow", "permission_groups": [{"id": AI_READ}], "resources": resources}
+    body = {"name": "x", "policies": [policy], "models": [PARROT], "limits": "token=2/86400"}
+    made = httpx.post(f"{running.gateway.base_url}/user/tokens", json=body, headers=running.headers("keeper"))
+    own = {"headers": {"Authorization": f"Bearer {made.json()['result']['value']}"}}
+    other_model = run(running, {"messages": HELLO}, CHATTY, **own)
+    assert (other_model.status_code, other_model.json()["errors"][0]["code"]) == (403, 10000)
+    answers = [run(running, {"prompt": "x"}, **own) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[-1].json()["errors"][0]["code"] == 971
+    assert run(running, {"prompt": "x"}).status_code == 200
 
 
 @pytest.mark.full
