@@ -13,7 +13,7 @@ import pytest
 from bench import figures
 from storage.database import Database
 from tenants import accounts, api_tokens
-from tests.gateway.process import CHATTY, HANDY, NOWHERE, OVER, PARROT, PEPPER, GatewayProcess
+from tests.gateway.process import HANDY, NOWHERE, OVER, PARROT, PEPPER, VECTORS, GatewayProcess
 from tests.gateway.site import Running
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -208,18 +208,24 @@ def test_limits_are_told_and_refuse_with_their_own_codes(running: Running, limit
     assert "ratelimit" not in run(running, {"prompt": "x"}).headers
 
 
-def test_a_token_s_own_limit_and_models_hold_for_it_alone(running: Running):
+def test_a_token_s_own_limit_and_models_hold_for_it_alone(running: Running, limited: GatewayProcess):
     resources = {"com.cloudflare.api.account.*": "*"}
     policy = {"effect": "allow", "permission_groups": [{"id": AI_READ}], "resources": resources}
-    body = {"name": "x", "policies": [policy], "models": [PARROT], "limits": "token=2/86400"}
+    body = {"name": "x", "policies": [policy], "models": [VECTORS], "limits": "token=2/86400"}
     made = httpx.post(f"{running.gateway.base_url}/user/tokens", json=body, headers=running.headers("keeper"))
-    own = {"headers": {"Authorization": f"Bearer {made.json()['result']['value']}"}}
-    other_model = run(running, {"messages": HELLO}, CHATTY, **own)
-    assert (other_model.status_code, other_model.json()["errors"][0]["code"]) == (403, 10000)
-    answers = [run(running, {"prompt": "x"}, **own) for _ in range(3)]
+    secret = made.json()["result"]["value"]
+
+    def ask(model: str, token: str = "") -> httpx.Response:
+        url = f"{limited.base_url}/accounts/{running.tenants.account_id}/ai/run/{model}"
+        headers = running.headers(token) if token else {"Authorization": f"Bearer {secret}"}
+        return httpx.post(url, json={"text": "x"}, headers=headers, timeout=30)
+
+    foreign = ask(PARROT)
+    assert (foreign.status_code, foreign.json()["errors"][0]["code"]) == (403, 10000)
+    answers = [ask(VECTORS) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert answers[-1].json()["errors"][0]["code"] == 971
-    assert run(running, {"prompt": "x"}).status_code == 200
+    assert ask(VECTORS, "account").status_code == 200
 
 
 @pytest.mark.full
