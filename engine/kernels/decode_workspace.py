@@ -3,7 +3,8 @@
 The paged pool stays the truth: a row is copied from it when the row joins, and dropped in the first step without it.
 Rows are right-aligned: the newest token of every row lies in the same column, so that one strided copy stores a step's
 keys and values and all rows share one causal edge. What layers of different reach hide is one bias for each reach.
-Knows sequences only by id and length.
+In bfloat16 values lie turned, one number of a head after the other, since products then read them as they are: oneDNN
+packs the right side of a product, and does so anew for each. Knows sequences only by id and length.
 
           column 0                     newest     capacity
     row 0 | · · · · k k k k k k k k k k k k|- - - - -|     ·  hidden: before the row's first token
@@ -43,12 +44,13 @@ class DecodeWorkspace:
         self._sinks = sinks
         self._reaches, self._reach_of = shape.distinct_reaches(pool.num_layers)
         self._is_plain = shape.softcap is None and not sinks
-        self._is_alone = self._is_plain and shape.num_heads == shape.num_kv_heads  # each query has keys of its own
+        self._is_turned = self._is_alone = False  # values lie the other way; each query has keys of its own
         self._max_bytes = max_bytes
         self._block_size = pool.block_size
         self._pool_dtype = pool.data.dtype
         self._token = (shape.num_planes, shape.num_kv_heads, shape.head_dim)  # what is kept of one
         self._blocks = pool.data.view(pool.num_layers, pool.num_blocks, -1)  # [L, N, block size × 2 G D]
+        self._pool = pool.data  # [L, slots, 2 G D], and with what is kept of a token seen apart
         self._slots = pool.data.unflatten(2, self._token)  # [L, slots, 2, G, D]
         self._scale, self._query_width, self._mixed_width = shape.score_scale, shape.query_width, shape.mixed_width
         # The batch as it came in the last step, in its order, and where each of its rows lies.
@@ -67,10 +69,15 @@ class DecodeWorkspace:
         self._query = torch.empty(0)  # [W, H D], within the memory of
         self._query_groups = self._query  # [P G, H / G, D]
         self._active_sinks: list[torch.Tensor | None] = [None] * pool.num_layers  # L × [P G, H / G, 1]
-        self._kv_view: tuple[tuple[int, ...], tuple[int, ...], int]  # a step's qkv seen as [W, 2, G, D]
+        # A step's qkv seen as [W, 2, G, D], or where values lie turned, as [W, G, D] of keys and of values.
+        self._kv_view: tuple[tuple[int, ...], tuple[int, ...], int]
+        self._value_view: tuple[tuple[int, ...], tuple[int, ...], int]
         self._operands: list[tuple[torch.Tensor, torch.Tensor]] = []  # L × keys [P G, D, capacity], values [P G, …, ·]
-        self._newest = self._data  # [L, W, 2, G, D], the column being written
+        # The column being written: [L, W, 2, G, D], or [L, W, G, D] of keys and of values.
+        self._newest = self._newest_values = self._data
         self._newest_by_layer: tuple[torch.Tensor, ...] = ()
+        self._newest_values_by_layer: tuple[torch.Tensor, ...] = ()
+        self._stored = torch.empty(0)  # [L, W, 2 G D], a step's on the way to the pool
 
     def arrange(self, sequence_ids: Ids, context_lens: Lengths, block_tables: NDArray[np.int32]) -> int:
         """Make room for the new token of each row. Returns how many rows, from the first, the workspace takes."""
@@ -90,9 +97,18 @@ class DecodeWorkspace:
             return 0
         for index, reach in enumerate(self._reaches):
             self._show_newest(index, reach)
-        self._newest = self._data[:, :, :num_rows].select(4, self._column).transpose(1, 2)
+        if self._is_turned:
+            self._newest = self._data[:, 0, :num_rows].select(3, self._column)
+            self._newest_values = self._turned(self._data[:, 1, :num_rows]).select(4, self._column)
+            self._newest_values_by_layer = self._newest_values.unbind(0)
+        else:
+            self._newest = self._data[:, :, :num_rows].select(4, self._column).transpose(1, 2)
         self._newest_by_layer = self._newest.unbind(0)
         return num_rows
+
+    def _turned(self, values: torch.Tensor) -> torch.Tensor:
+        """Memory [..., capacity, D] as values lie in it, [..., D, capacity]."""
+        return values.flatten(-2).unflatten(-1, (self._token[-1], self._capacity))
 
     def _show_newest(self, index: int, reach: Reach) -> None:
         """One reach's bias moves on by a column."""
@@ -113,6 +129,8 @@ class DecodeWorkspace:
             qkv = qkv.index_select(0, self._to_workspace)
         self._query.copy_(qkv[:, : self._query_width])
         self._newest_by_layer[layer].copy_(qkv.as_strided(*self._kv_view))
+        if self._is_turned:
+            self._newest_values_by_layer[layer].copy_(qkv.as_strided(*self._value_view))
         keys, values = self._operands[layer]
         bias = self._active_biases[self._reach_of[layer]]
         if self._is_alone:  # a matrix times a column: the product that packs neither
@@ -133,7 +151,13 @@ class DecodeWorkspace:
         """Write the step's keys and values of all layers to the pool at int64 slot_mapping [W], once all attended."""
         if self._to_workspace is not None:
             slot_mapping = slot_mapping.index_select(0, self._to_workspace)
-        self._slots.index_copy_(1, slot_mapping, self._newest.to(self._pool_dtype))
+        if self._is_turned:
+            keys, values = self._stored.unflatten(2, self._token).unbind(2)  # [L, W, G, D]
+            keys.copy_(self._newest)
+            values.copy_(self._newest_values)
+            self._pool.index_copy_(1, slot_mapping, self._stored)
+        else:
+            self._slots.index_copy_(1, slot_mapping, self._newest.to(self._pool_dtype))
 
     @property
     def _capacity(self) -> int:
@@ -214,13 +238,11 @@ class DecodeWorkspace:
         if self._data.shape == wanted and self._data.dtype == dtype:
             self._data.zero_()
         else:
-            self._operands, self._newest_by_layer, self._newest = (
-                [],
-                (),
-                self._blocks,
-            )  # release the old memory before taking the new
-            self._data = torch.empty(0)
+            # Release the old memory before taking the new.
+            self._operands, self._newest_by_layer, self._newest_values_by_layer = [], (), ()
+            self._data = self._newest = self._newest_values = torch.empty(0)
             self._data = torch.zeros(wanted, dtype=dtype)
+        self._is_turned = num_planes == 2 and dtype == torch.bfloat16
         hidden = torch.full((max_rows * num_kv_heads, 1, capacity), _HIDDEN, dtype=dtype)
         self._biases = [hidden.clone() for _ in self._reaches]
         self._column = longest
@@ -234,7 +256,9 @@ class DecodeWorkspace:
             row_bias[..., self._column + 1 - num_seen : self._column] = 0
         first = self._column - history
         row = self._data[:, :, place]  # [L, 2, G, capacity, D]
-        row[:, :, :, :first] = 0  # what is hidden must be finite all the same: its weight is 0, not its product
+        planes = [row[:, 0], self._turned(row[:, 1]).mT] if self._is_turned else [row]  # [L, (2,) G, capacity, D]
+        for plane in planes:  # what is hidden must be finite all the same: its weight is 0, not its product
+            plane[..., :first, :] = 0
         if history == 0:
             return
         first_token = num_stored - history
@@ -243,7 +267,9 @@ class DecodeWorkspace:
         tokens = self._blocks.index_select(1, block_ids).view(len(self._blocks), -1, *self._token)
         offset = first_token - first_block * self._block_size
         tokens = tokens[:, offset : offset + history]  # [L, history, 2, G, D]
-        row[:, :, :, first : self._column].copy_(tokens.permute(0, 2, 3, 1, 4))
+        tokens = tokens.permute(0, 2, 3, 1, 4)  # [L, 2, G, history, D]
+        for plane, part in zip(planes, tokens.unbind(1) if self._is_turned else [tokens], strict=True):
+            plane[..., first : self._column, :].copy_(part)
 
     def _make_views(self, num_rows: int) -> None:
         shape, (_, num_kv_heads, head_dim) = self._shape, self._token
@@ -256,12 +282,20 @@ class DecodeWorkspace:
             self._active_sinks = [sink.repeat(num_padded, 1, 1) for sink in grouped]
         query = torch.zeros(num_padded, shape.query_width, dtype=self._data.dtype)
         self._query, self._query_groups = query[:num_rows], query.view(num_padded * num_kv_heads, -1, head_dim)
-        kv_strides = (shape.query_width + shape.kv_width, num_kv_heads * head_dim, head_dim, 1)
-        self._kv_view = ((num_rows, *self._token), kv_strides, shape.query_width)
+        self._is_alone = self._is_plain and self._is_turned and shape.num_heads == num_kv_heads
+        self._stored = torch.empty(len(self._blocks), num_rows, shape.kv_width, dtype=self._pool_dtype)
+        plane, strides = num_kv_heads * head_dim, (shape.query_width + shape.kv_width, head_dim, 1)
+        if self._is_turned:
+            self._kv_view = ((num_rows, num_kv_heads, head_dim), strides, shape.query_width)
+            self._value_view = ((num_rows, num_kv_heads, head_dim), strides, shape.query_width + plane)
+        else:
+            self._kv_view = ((num_rows, *self._token), (strides[0], plane, *strides[1:]), shape.query_width)
         self._operands = [
             (layer[0, :num_padded].flatten(0, 1).transpose(1, 2), layer[-1, :num_padded].flatten(0, 1))
             for layer in self._data.unbind(0)
         ]
+        if self._is_turned:
+            self._operands = [(keys, self._turned(values).mT) for keys, values in self._operands]
         if shape.value_dim is not None:
             self._operands = [(keys, values[..., : shape.value_dim]) for keys, values in self._operands]
         if np.array_equal(self._places, np.arange(num_rows)):
