@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from catalog.card import IDS, TASKS, Prices
+from catalog.pricing import USD_PER_1000_NEURONS
 
 # What the catalog's rows say of models whose own date is not known: the day on which they were listed here.
 _LISTED_ON = date(2026, 11, 22)
@@ -88,13 +89,20 @@ class ListedModel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     @property
     def neurons_per_million(self) -> Prices:
-        """What a card of this model charges: its prices by tokens, nothing where none is known."""
-        found = {price.unit: Decimal(str(price.neurons)) for price in self.prices if price.neurons is not None}
+        """What a card of this model charges: its prices by tokens, in listed neurons or else as its dollars buy them;
+        nothing where none is known."""
+        found = {price.unit: _neurons(price) for price in self.prices}
         return Prices(
             input=found.get("per M input tokens", Decimal(0)),
             output=found.get("per M output tokens", Decimal(0)),
             cached_input=found.get("per M cached input tokens"),
         )
+
+
+def _neurons(price: ListedPrice) -> Decimal:
+    if price.neurons is not None:
+        return Decimal(str(price.neurons))
+    return round(Decimal(str(price.usd)) * 1000 / USD_PER_1000_NEURONS, 6)
 
 
 @lru_cache(maxsize=1)

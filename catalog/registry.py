@@ -14,6 +14,8 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from catalog.aliases import follow
 from catalog.builtin import builtin_models
 from catalog.card import ModelCard, decode_card
@@ -28,6 +30,9 @@ from telemetry.clock import SYSTEM_CLOCK, Clock
 POLL_INTERVAL_S = 1.0
 LOOK_UP_INTERVAL_S = 0.02  # between two reads for names that are not there: many calls with them share one
 LOOK_UP_TIMEOUT_S = 2.0
+
+# The shapes that any model of a task can be asked and answer in.
+_SHAPES = {"Text Generation": ("text_generation_legacy", "openai_chat", "text_generation_responses")}
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +69,7 @@ class Registry:
         self._listed = (listed_models() if builtin_cards is None else {}) if listed is None else listed
         self._clock = clock
         self._builtin = {card.name: card for card in cards}
-        self._snapshot = _snapshot(self._builtin, {}, None)
+        self._snapshot = _snapshot(self._builtin, {}, None, self._listed)
         self._is_away = False  # the database, when `watch` last looked
         self._reading = asyncio.Lock()
         self._num_reads = self._last_read = 0  # begun; and which of them was the last to end well
@@ -141,7 +146,7 @@ class Registry:
                 aliases = await read_aliases(connection)
         if is_new:
             # Built-in names come last and win: no row can take their place.
-            self._snapshot = _snapshot({**_decoded(texts), **self._builtin}, aliases, number)
+            self._snapshot = _snapshot({**_decoded(texts), **self._builtin}, aliases, number, self._listed)
         self._last_read = self._num_reads
         return is_new
 
@@ -169,10 +174,23 @@ def _decoded(texts: Mapping[str, str]) -> dict[str, ModelCard]:
     return cards
 
 
-def _snapshot(cards: Mapping[str, ModelCard], aliases: Mapping[str, str], number: int | None) -> _Snapshot:
+def _snapshot(
+    cards: Mapping[str, ModelCard],
+    aliases: Mapping[str, str],
+    number: int | None,
+    listed: Mapping[str, ListedModel],
+) -> _Snapshot:
     resolved = {name: Resolved(card, name, None) for name, card in cards.items()}
     for alias in aliases:
         end = follow(aliases, alias)
         if alias not in resolved and end is not None and end in cards:
-            resolved[alias] = Resolved(cards[end], alias, end)
+            resolved[alias] = Resolved(_shaped_as(cards[end], listed.get(alias)), alias, end)
     return _Snapshot(cards, resolved, number)
+
+
+def _shaped_as(card: ModelCard, asked: ListedModel | None) -> ModelCard:
+    """The card that answers to the name of a public model: it takes and gives what that model does, since that is what
+    the callers of the name were written for."""
+    if asked is None or asked.task != card.task or asked.schema not in _SHAPES.get(asked.task, ()):
+        return card
+    return msgspec.structs.replace(card, schema=asked.schema, native_shape=asked.native_shape)

@@ -9,6 +9,7 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import typer
 
 from cli.data_dir import DataOption
@@ -163,4 +164,6 @@ async def record(database: Database, user: User) -> dict[str, Any]:
     """What is printed of a user."""
     from tenants import users
 
-    return asdict(user) | {"account_ids": await users.account_ids_of(database, user.user_id)}
+    told = asdict(user)
+    told |= msgspec.structs.asdict(told.pop("profile"))
+    return told | {"account_ids": await users.account_ids_of(database, user.user_id)}

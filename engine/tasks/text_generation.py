@@ -269,10 +269,12 @@ class TextGenerator:
         return self._tokenizer.encode_conversation(turns, **switches)
 
     def _refuse_strange_tokens(self, task: TextGeneration) -> None:
-        """Raises Refused for a bias on tokens that the model does not have."""
+        """Raises Refused for a bias on, or an end at, tokens that the model does not have."""
         vocab_size = self._replica.info.vocab_size
-        if not all(0 <= token_id < vocab_size for token_id, _ in task.sampling.logit_bias):
-            raise Refused("invalid_input", f"'/logit_bias' must be of token ids from 0 to {vocab_size - 1}")
+        biased = [token_id for token_id, _ in task.sampling.logit_bias]
+        for field, token_ids in (("logit_bias", biased), ("stop_token_ids", task.sampling.stop_token_ids)):
+            if not all(0 <= token_id < vocab_size for token_id in token_ids):
+                raise Refused("invalid_input", f"'/{field}' must be of token ids from 0 to {vocab_size - 1}")
 
     def _refuse_long(self, prompt: Sequence[int]) -> None:
         max_model_len = self._replica.info.max_model_len

@@ -17,6 +17,7 @@ from catalog.card import CAPABILITIES, TASKS, parse_model_id
 from catalog.errors import PublishError
 from catalog.listed import ListedModel, listed_models
 from catalog.model_folder import facts_as_listed
+from catalog.pricing import usd_per_million
 from catalog.registry import Registry
 from catalog.schemas import schema_document
 from catalog.search import search_row
@@ -91,6 +92,13 @@ def test_the_list_keeps_what_is_ours_and_takes_facts_from_the_facts() -> None:
     assert written([facts], text) == text
     with pytest.raises(SystemExit, match="@cf/n/w has no description"):
         written([facts | {"id": "@cf/n/w"}], text)
+
+
+def test_a_price_in_dollars_alone_is_charged_as_what_they_buy() -> None:
+    clef = listed_models()["@cf/cloudflare/clef"]
+    assert [(price.usd, price.neurons) for price in clef.prices] == [(0.24, None)]
+    assert clef.neurons_per_million.input == Decimal("21818.181818")
+    assert usd_per_million(clef.neurons_per_million.input) == 0.24
 
 
 def test_a_card_stands_for_the_listed_model_of_its_name() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -15,8 +16,10 @@ from catalog import registry as registry_module
 from catalog.aliases import set_alias
 from catalog.builtin import builtin_models
 from catalog.card import ModelCard
+from catalog.listed import listed_models
 from catalog.registry import Registry
 from catalog.rows import change, read_number, write_alias, write_card
+from catalog.schemas import input_schema
 from storage.database import Database
 from tests.catalog.cards import CREATED_AT, chat_card, embedder_card
 from tests.waiting import wait_until
@@ -89,6 +92,21 @@ async def test_an_alias_leads_to_its_model_and_keeps_the_name_that_was_asked_for
         assert found is not None
         assert (found.card, found.requested_name, found.alias_of) == (BUILTIN, name, BUILTIN.name)
     assert [card.name for card in registry.all()] == [BUILTIN.name]
+
+
+async def test_an_alias_of_a_public_model_takes_and_gives_what_that_model_does(sqlite_database: Database) -> None:
+    listed = listed_models()
+    registry = Registry(sqlite_database, builtin_cards=[BUILTIN], listed=listed)
+    by_key, chat, other_task = "@cf/openai/gpt-oss-20b", "@cf/moonshotai/kimi-k2.6", "@cf/baai/bge-m3"
+    for name in (by_key, chat, other_task):
+        await set_alias(sqlite_database, name, BUILTIN.name, builtin_names={BUILTIN.name})
+    await registry.refresh()
+    found = {name: resolved.card for name in (by_key, chat, other_task) if (resolved := registry.find(name))}
+    for name, schema in ((by_key, "text_generation_responses"), (chat, "openai_chat")):
+        shape = {"schema": schema, "native_shape": "chat_completion"}
+        assert found[name] == msgspec.structs.replace(BUILTIN, **shape)
+        assert input_schema(found[name]) is not input_schema(BUILTIN)
+    assert found[other_task] is BUILTIN
 
 
 async def test_a_row_or_alias_that_cannot_be_read_is_one_model_less_not_an_outage(sqlite_database: Database) -> None:
