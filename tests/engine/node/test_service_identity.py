@@ -113,13 +113,25 @@ async def test_each_end_proves_itself_by_its_own_key_and_without_a_shared_secret
 
 
 async def test_no_secret_is_no_secret_that_everybody_knows(desk: Desk, caplog: pytest.LogCaptureFixture):
-    """A gateway that holds service keys alone: a node that `proves` the empty secret has proven nothing."""
-    async with (
-        listening(desk, None, (wire.pop_key(b"", "fra"), b"")) as address,
-        linked(address, desk.identity("gateway/g", is_required=False), secret=b"") as link,
-    ):
-        await wait_until(lambda: "could not prove" in told(caplog))
+    """A gateway without the cluster secret: who proves that it holds none has proven nothing."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonce = b"r" * 32
+        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=nonce)))
+        (hello,) = wire.FrameDecoder().feed(await reader.read(4096))
+        assert isinstance(hello, wire.Hello)
+        proof = wire.proof(b"", "node", nonce, hello.nonce)
+        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=nonce, proof=proof)))
+        await reader.read()
+        writer.close()
+
+    path = str(desk.ring.parent / "stranger.sock")
+    server = await asyncio.start_unix_server(answer, path)
+    identity = desk.identity("gateway/g", is_required=False)
+    async with linked(f"unix://{path}", identity, secret=b"") as link:
+        await wait_until(lambda: link.is_open or "could not prove" in told(caplog))
         assert not link.is_open
+    server.close()
 
 
 @pytest.mark.parametrize("end", ["gateway/g", "node/n1"])
