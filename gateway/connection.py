@@ -247,6 +247,19 @@ class Connection(HttpToolsProtocol):
         """Drop the connection at once, with whatever is still unsent."""
         self.transport.abort()
 
+    def turn_away(self) -> None:
+        """Say that its address has too many connections, and read on without looking until whoever counts them ends
+        it. One that was answered before is idle: it ends without a word, as it would some time anyway."""
+        if self.cycle is not None:
+            self.transport.close()
+            return
+        self._is_deaf = True
+        refusal = Refusal(Reason.CROWDED)
+        self.transport.write(_rendered(refusal))
+        metrics.REQUESTS.labels("", str(refusal.row.status)).inc()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
     def give_up_on_head(self) -> None:
         """The head did not come in time."""
         if self._num_head_bytes:

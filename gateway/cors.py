@@ -16,8 +16,8 @@ from gateway.exchange import Headers, Message, Receive, Scope, Send
 from gateway.middleware import App
 
 EXPOSED = (
-    b"cf-ai-neurons, cf-ai-req-id, cf-ray, ratelimit, ratelimit-policy, retry-after, x-hearth-model, "
-    b"x-hearth-request-id, x-request-id, x-should-retry"
+    b"cf-ai-neurons, cf-ai-req-id, cf-ray, idempotent-replayed, ratelimit, ratelimit-policy, retry-after, "
+    b"x-hearth-model, x-hearth-request-id, x-request-id, x-should-retry"
 )
 MAX_AGE_S = 600
 

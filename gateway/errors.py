@@ -47,6 +47,7 @@ class Reason(enum.Enum):
     EXPECTATION_UNKNOWN = Row(417, 3003, "The Expect header must be 100-continue", closes=True)
     TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes", closes=True)
     HEADERS_TOO_LARGE = Row(431, 3006, "The headers are more than 100 or larger than 32768 bytes", closes=True)
+    CROWDED = Row(429, 971, "Too many connections of this address without a credential", should_retry=True, closes=True)
     CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)")
     CREDENTIAL_REPEATED = Row(400, 3003, "More than one Authorization header")
     CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error")
@@ -80,6 +81,7 @@ class Reason(enum.Enum):
     BINDING_UNKNOWN = Row(
         405, 5019, "This version of the AI binding is not supported, please update", should_retry=False
     )
+    RESPONSE_UNKNOWN = Row(404, 7003, "No response with this id is kept{detail}")
     BATCH_UNKNOWN = Row(404, 7003, "No batch with this request_id is kept")
     BATCH_UNSUPPORTED = Row(400, 5007, "No such model {detail} or task: it takes no batches", should_retry=False)
     BATCH_QUEUE_FULL = Row(

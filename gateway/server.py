@@ -22,7 +22,7 @@ from gateway.services import Services
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
-BACKLOG = 2048
+BACKLOG = 4096  # connections that wait to be accepted; the kernel's own bound may be lower
 STOPPED_CALLS_TIMEOUT_S = 5.0
 
 

@@ -1,7 +1,8 @@
 """Tools in a body -> `Tool`s and what is asked of them, whichever of the forms that clients send.
 
 A tool is OpenAI's `{type, function: {name, description, parameters, strict}}`, or the same fields flat; OpenAI's older
-`functions` and `function_call` mean the same. Reading raises `BadInput`. Pure; knows no model, and no family's syntax.
+`functions` and `function_call` mean the same. A function's `code` is for whoever answers its calls, at the client: it
+is never looked at. Reading raises `BadInput`. Pure; knows no model, and no family's syntax.
 """
 
 from __future__ import annotations
@@ -77,8 +78,7 @@ def _tool(value: Any, pointer: str, schema_field: str) -> Tool:
     if "function" in item:
         pointer += "/function"
         item = fields.mapping(item["function"], pointer)
-    if "code" in item:
-        raise BadInput(f"'{pointer}/code' is not supported: no caller's code is run here")
+    fields.text(item.get("code") or "", f"{pointer}/code", max_characters=MAX_TOOLS_BYTES)  # its client's to run
     where = f"{pointer}/{schema_field}"
     parameters = item.get(schema_field)
     parameters = {} if parameters is None else fields.mapping(parameters, where)

@@ -90,7 +90,25 @@ async def delete(services: Services, request: Request) -> Response:
 
 
 async def upload(services: Services, request: Request) -> Response:
-    """One of the two files, as a form of `file_name` and `file`."""
+    """One of the two files, as a form of `file_name` and `file`. It holds a place as a call does, so that a drain waits
+    for it."""
+    with services.admission.enter(request.path_params["account_id"]) as place:
+        job = asyncio.create_task(_upload(services, request))
+
+        def stop() -> None:
+            job.cancel()
+
+        place.stop = stop
+        try:
+            await asyncio.wait({job})
+        finally:
+            job.cancel()
+        if job.cancelled():
+            raise Refusal(Reason.ABORTED)
+        return job.result()
+
+
+async def _upload(services: Services, request: Request) -> Response:
     store, own = services.finetunes, request.path_params
     finetune = await finetunes.find_own(store.database, own["account_id"], own["finetune_id"])
     if finetune is None:

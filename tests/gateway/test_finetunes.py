@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -257,3 +259,28 @@ def test_one_is_taken_away_by_its_owner_alone_and_every_change_is_in_the_audit(r
     who = running.tenants.token_ids["write"]
     uploads = [("finetune.upload", who, name) for name in ("adapter_config.json", "adapter_model.safetensors")]
     assert entries == [("finetune.create", who, ""), *uploads, ("finetune.delete", who, "")]
+
+
+def test_an_upload_is_waited_for_when_the_gateway_drains(running: Running, client: httpx.Client):
+    made = create(running, client, "late")
+    objects = {"OBJECTS_URL": f"file://{running.site.folder / 'objects'}"}
+    leaving = Running(running.site, running.site.gateway(**objects).start())
+    is_draining = threading.Event()
+    head = b'--b\r\nContent-Disposition: form-data; name="file_name"\r\n\r\nadapter_config.json\r\n'
+    head += b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
+
+    def form() -> Iterator[bytes]:
+        yield head
+        assert is_draining.wait(20)
+        yield config_bytes() + b"\r\n--b--\r\n"
+
+    with ThreadPoolExecutor(1) as pool:
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        where = url(leaving, f"/{made['id']}/finetune-assets")
+        answer = pool.submit(client.post, where, content=form(), headers=headers)
+        wait_until_blocking(lambda: leaving.gateway.metric("hearth_calls_in_flight") == 1)
+        leaving.gateway.terminate()
+        wait_until_blocking(lambda: not leaving.gateway.is_ready())
+        is_draining.set()
+        assert answer.result().status_code == 200
+    assert leaving.gateway.wait() == 0

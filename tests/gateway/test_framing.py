@@ -361,6 +361,51 @@ def test_connections_without_a_credential_are_bounded_and_others_are_not(running
         assert all(is_open(connection) for connection in [*known, *strangers[20:]])
 
 
+def test_who_is_one_too_many_is_told_so_and_never_reset(running: Running):
+    """More than may stay come at once and say nothing; then some of those who were turned away ask."""
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", running.gateway.port), 10)))
+            for _ in range(80)
+        ]
+        heard = [whole_of(connection, asks=number % 2 == 0) for number, connection in enumerate(connections[:40])]
+    for told in heard:
+        head, body = told.split(b"\r\n\r\n", 1)
+        assert statuses(head) == [429]
+        assert b"retry-after: " in head
+        assert b"connection: close" in head
+        assert json.loads(body)["errors"][0]["code"] == 971
+
+
+def test_a_burst_of_connections_that_show_a_credential_is_served(running: Running):
+    """Twelve times as many as may stay without one, here before the first of them is looked at."""
+    process = running.gateway.process
+    assert process is not None
+    path = f"/client/v4/accounts/{running.tenants.account_id}/ai/v1/models"
+    lines = f"Host: x\r\nConnection: close\r\nAuthorization: {running.headers()['Authorization']}"
+    request = f"GET {path} HTTP/1.1\r\n{lines}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            address = ("127.0.0.1", running.gateway.port)
+            connections = [stack.enter_context(closing(socket.create_connection(address, 20))) for _ in range(480)]
+            for connection in connections:
+                connection.sendall(request)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert {tuple(statuses(whole_of(connection))) for connection in connections} == {(200,)}
+
+
+def whole_of(connection: socket.socket, *, asks: bool = False) -> bytes:
+    """All that comes until the other end closes. A reset raises. `asks`: for something, once the first of it came."""
+    heard = connection.recv(65536)
+    if asks:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    while data := connection.recv(65536):
+        heard += data
+    return heard
+
+
 def test_a_gateway_that_stood_still_drops_nobody_for_it(running: Running):
     process = running.gateway.process
     assert process is not None
