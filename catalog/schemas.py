@@ -32,12 +32,13 @@ from catalog.errors import SchemaViolation
 from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
 
-Face = Literal["native", "openai", "completions", "responses", "messages", "message_tokens"]
+Face = Literal["native", "openai", "completions", "responses", "response_tokens", "messages", "message_tokens"]
 Body = dict[str, Any]
 
 _TEXT_FACES = {
     "completions": "openai_completions",
     "responses": "openai_responses",
+    "response_tokens": "openai_response_tokens",
     "messages": "anthropic_messages",
     "message_tokens": "anthropic_message_tokens",
 }

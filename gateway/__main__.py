@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
 
 import uvloop
 
+from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.app import build_app
 from gateway.batch_worker import working
@@ -32,10 +34,11 @@ GC_THRESHOLD = (20_000, 20, 50)  # calls make few cycles: look for them less oft
 # A thread that has synced the spool waits so long for the interpreter while the event loop has work, and calls with it;
 # else it would be 5 ms.
 SWITCH_INTERVAL_S = 0.0005
+MAX_OPEN_FILES = 65_536  # each connection is one; as far as the process may raise what it begins with
 
 
 async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
-    async with open_services(settings) as services, working(services, RUN):
+    async with open_services(settings) as services, working(services, {"run": RUN, "response": RESPONSES}):
         app = build_app(services)
         gc.collect()
         gc.freeze()
@@ -58,6 +61,14 @@ def _listen(settings: GatewaySettings) -> socket.socket:
     return listener
 
 
+def _raise_open_files() -> None:
+    """Connections that find no number left are closed by the kernel's door, unheard."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def main() -> int:
     """The process's exit status: 0 after a drain, 2 when a setting cannot work."""
     try:
@@ -66,6 +77,7 @@ def main() -> int:
         if settings.dies_with_parent:
             die_with_parent(number=signal.SIGTERM)  # which drains
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        _raise_open_files()
         with _listen(settings) as listener:
             uvloop.run(_run(settings, listener))
     except (SettingError, ValueError, StoreError, OSError) as error:

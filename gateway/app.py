@@ -28,6 +28,7 @@ from gateway.api import (
     tomarkdown,
     usage,
     users,
+    webhooks,
 )
 from gateway.api.binding_run import BINDING_RUN
 from gateway.api.chat_completions import CHAT_COMPLETIONS
@@ -35,6 +36,7 @@ from gateway.api.completions import COMPLETIONS
 from gateway.api.embeddings import EMBEDDINGS
 from gateway.api.message_tokens import MESSAGE_TOKENS
 from gateway.api.messages import MESSAGES
+from gateway.api.response_tokens import RESPONSE_TOKENS
 from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.api.run_named import RUN_NAMED
@@ -80,6 +82,8 @@ _ROUTES = (
     Route("POST", ACCOUNT + "/ai/v1/responses", Access.RUN_MODELS, RESPONSES),
     Route("GET", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, kept_responses.get),
     Route("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, kept_responses.delete),
+    Route("POST", ACCOUNT + "/ai/v1/responses/input_tokens", Access.RUN_MODELS, RESPONSE_TOKENS),
+    Route("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel", Access.RUN_MODELS, kept_responses.cancel),
     Route("GET", ACCOUNT + "/ai/v1/responses/{response_id}/input_items", Access.RUN_MODELS, kept_responses.list_input),
     Route("POST", ACCOUNT + "/ai/v1/messages", Access.RUN_MODELS, MESSAGES),
     Route("POST", ACCOUNT + "/ai/v1/messages/count_tokens", Access.RUN_MODELS, MESSAGE_TOKENS),
@@ -91,6 +95,9 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/ai/tasks/search", Access.RUN_MODELS, models.search_tasks),
     Route("POST", ACCOUNT + "/ai/tomarkdown", Access.RUN_MODELS, tomarkdown.convert),
     Route("GET", ACCOUNT + "/ai/tomarkdown/supported", Access.RUN_MODELS, tomarkdown.list_supported),
+    Route("GET", ACCOUNT + "/ai/webhooks/key", Access.WRITE_AI, webhooks.get),
+    Route("PUT", ACCOUNT + "/ai/webhooks/key", Access.WRITE_AI, webhooks.replace),
+    Route("DELETE", ACCOUNT + "/ai/webhooks/key", Access.WRITE_AI, webhooks.remove),
     Route("POST", ACCOUNT + "/ai/price/{model...}", Access.RUN_MODELS, usage.price),
     Route("GET", ACCOUNT + "/ai/usage", Access.READ_ACCOUNT, usage.summed),
     Route("GET", ACCOUNT + "/ai/usage/calls", Access.READ_ACCOUNT, usage.list_calls),

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import msgspec
 
-from gateway import batch_answers
+from gateway import batch_answers, envelope
 from gateway.authentication import RUN_MODELS_SCOPE
 from gateway.batch_body import Request, call_of
 from gateway.batch_now import Ending, ItemAnswer, told
@@ -32,7 +32,7 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry import metrics
 from tenants import accounts, batches
-from tenants.batches import Answered, ChunkKey, Leased
+from tenants.batches import Answered, ChunkKey, Kind, Leased
 from tenants.principal import AccountTerms, Principal
 from tenants.usage import UsageEntry
 
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 MAX_TRIES = 3  # of a request that fails without being at fault itself
 MAX_LOSSES = 10  # owners of a chunk, before what is left of it is taken to be the cause
 LOOK_INTERVAL_S = 2.0  # without a doorbell
+CANCEL_INTERVAL_S = 0.2
 GATHER_S = 0.05  # answers for one transaction
 EXPIRE_INTERVAL_S = 60.0
 _FIRST_PAUSE_S = 0.5
@@ -53,12 +54,12 @@ _TRIED_AGAIN = frozenset({Reason.ABORTED, Reason.TIMEOUT, Reason.INTERNAL})
 
 
 @contextlib.asynccontextmanager
-async def working(services: Services, door: Door) -> AsyncIterator[None]:
+async def working(services: Services, doors: Mapping[Kind, Door]) -> AsyncIterator[None]:
     """Queued batches are run within the block. At its end what was answered is written, the rest given back."""
     if services.settings.batch_max_calls == 0:
         yield
         return
-    worker = BatchWorker(services, door)
+    worker = BatchWorker(services, doors)
     jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in worker.loops]
     try:
         yield
@@ -89,7 +90,9 @@ class _Chunk:
     requests: list[Request]
     unwritten: set[int]
     jobs: set[asyncio.Task[None]] = field(default_factory=set)
+    endings: dict[int, Ending] = field(default_factory=dict)  # of calls under way, by their numbers
     is_given_back: bool = False  # once nothing of it runs any more
+    is_cancelled: bool = False
 
     @property
     def key(self) -> ChunkKey:
@@ -99,9 +102,10 @@ class _Chunk:
 class BatchWorker:
     """One gateway's. `loops` run beside each other until `close`."""
 
-    def __init__(self, services: Services, door: Door) -> None:
+    def __init__(self, services: Services, doors: Mapping[Kind, Door]) -> None:
+        """`doors` says for each kind of batch how its requests are read."""
         self._services = services
-        self._door = door
+        self._doors = doors
         self._owner = uuid7()
         self._max_calls = services.settings.batch_max_calls
         self._room = asyncio.Semaphore(self._max_calls)
@@ -115,6 +119,7 @@ class BatchWorker:
             self._take_all,
             self._write_all,
             self._renew_all,
+            self._cancel_all,
             self._listen,
             self._expire_all,
             self._webhooks.run,
@@ -179,6 +184,8 @@ class BatchWorker:
     def _why_not(self, leased: Leased) -> Refusal | None:
         """Why the requests of a chunk are not run any more, or None."""
         waited_s = (self._services.clock.now() - leased.created_at).total_seconds()
+        if leased.is_cancelled:
+            return Refusal(Reason.ABORTED)
         if leased.is_account_blocked:
             return Refusal(Reason.ACCOUNT_BLOCKED)
         if waited_s > self._services.settings.batch_deadline_s:
@@ -201,10 +208,12 @@ class BatchWorker:
                     with metrics.BATCH_CALLS.track_inprogress():
                         found = await self._call(chunk, number, request, slip)
                 except Exception as error:
-                    refusal = told(error, f"{chunk.key[0]}-{number}")
+                    refusal = Refusal(Reason.ABORTED) if chunk.is_cancelled else told(error, f"{chunk.key[0]}-{number}")
                 else:
                     self._answer(chunk, number, request, slip, found)
                     return
+            if chunk.is_cancelled:
+                break
             if why_not is None and (self._is_leaving or _is_to_wait(refusal)):
                 chunk.is_given_back = True
                 return
@@ -221,13 +230,22 @@ class BatchWorker:
             leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
         )
         started_s = services.clock.monotonic_s()
-        order = Order(f"{leased.key[0]}-{number}", principal, resolved, None, started_s, is_batch=True)
+        is_response = leased.kind == "response"
+        request_id = leased.key[0] if is_response else f"{leased.key[0]}-{number}"
+        order = Order(request_id, principal, resolved, None, started_s, is_batch=True)
         with services.admission.enter(leased.account_id) as place:
 
             def on_start(ending: Ending) -> None:
                 place.stop = ending.stop
+                chunk.endings[number] = ending
+                if chunk.is_cancelled:
+                    ending.abandon()
 
-            return await run_item(services, self._door, order, call_of(request), slip, on_start)
+            try:
+                found = await run_item(services, self._doors[leased.kind], order, call_of(request), slip, on_start)
+            finally:
+                chunk.endings.pop(number, None)
+            return ItemAnswer(envelope.success(msgspec.Raw(found.body)), found.usage) if is_response else found
 
     def _answer(self, chunk: _Chunk, number: int, request: Request, slip: _Slip, found: ItemAnswer | Refusal) -> None:
         """Have an answer written down."""
@@ -335,6 +353,21 @@ class BatchWorker:
             if self._chunks:
                 with contextlib.suppress(StoreUnavailable):
                     await batches.renew(services.database, self._owner, self._chunks, services.clock.now(), lease_s)
+
+    async def _cancel_all(self) -> None:
+        """End calls of responses whose clients want them no more, for ever."""
+        while True:
+            await asyncio.sleep(CANCEL_INTERVAL_S)
+            running = {key[0]: chunk for key, chunk in self._chunks.items() if chunk.leased.kind == "response"}
+            waiting = [batch_id for batch_id, chunk in running.items() if not chunk.is_cancelled]
+            if not waiting:
+                continue
+            with contextlib.suppress(StoreUnavailable):
+                for batch_id in await batches.cancelled_among(self._services.database, waiting):
+                    chunk = running[batch_id]
+                    chunk.is_cancelled = True
+                    for ending in list(chunk.endings.values()):
+                        ending.abandon()
 
     async def _listen(self) -> None:
         """Hear of batches that are queued, for ever."""

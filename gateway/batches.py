@@ -23,7 +23,7 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry.clock import Clock
 from tenants import batches
-from tenants.batches import BatchState, NewBatch, NewChunk, QueueFull
+from tenants.batches import BatchState, Kind, NewBatch, NewChunk, QueueFull
 from tenants.principal import Principal
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,9 @@ class Batches:
     max_waiting: int
     client_stall_timeout_s: float
 
-    async def submit(self, queue: Queue, batch_id: str, principal: Principal, resolved: Resolved) -> bytes:
+    async def submit(
+        self, queue: Queue, batch_id: str, principal: Principal, resolved: Resolved, kind: Kind = "run"
+    ) -> bytes:
         """Queue requests; the answer's body. With the id of one that is queued nothing is queued. Raises Refusal,
         StoreUnavailable."""
         account_id = principal.account_id
@@ -63,17 +65,22 @@ class Batches:
             created_at=self.clock.now(),
             chunks=chunks,
             webhook=None if queue.webhook is None else self.sealer.seal(account_id, envelope.encode(queue.webhook)),
+            kind=kind,
         )
         try:
             await batches.submit(self.database, batch, max_waiting=self.max_waiting)
         except QueueFull:
             raise Refusal(Reason.BATCH_QUEUE_FULL, retry_after_s=RETRY_FULL_S) from None
+        await self.ring(batch_id)
+        told = {"status": "queued", "request_id": batch_id, "model": resolved.requested_name}
+        return envelope.success(told)
+
+    async def ring(self, batch_id: str) -> None:
+        """Have workers look what is to be done, if they can be told."""
         try:
             await self.ephemeral.append(DOORBELL, batch_id.encode(), _DOORBELL_ENTRIES)
         except StoreUnavailable:
             log.warning("no worker could be told of a batch; they look by themselves")
-        told = {"status": "queued", "request_id": batch_id, "model": resolved.requested_name}
-        return envelope.success(told)
 
     def _sealed(self, queue: Queue, account_id: str, card: ModelCard) -> list[NewChunk]:
         return [

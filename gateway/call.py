@@ -53,27 +53,29 @@ class Call(Struct, frozen=True, kw_only=True):
 
 
 class Record(Struct, frozen=True):
-    """What is kept of a response to be told again: itself and the items of its input, as JSON."""
+    """What is kept of a response to be told again: itself and the items of its input, as JSON. One that is to run in
+    the background says so (`queued`), until it is finished."""
 
     response: bytes
     input_items: bytes
 
 
-def _no_record(_call: Call, _outcome: Outcome) -> Record:
+def _no_record(_call: Call, _outcome: Outcome | None) -> Record:
     raise AssertionError("only what joins a thread is told again")
 
 
 @dataclass(frozen=True)
 class Asked:
     """What a body asks for, and the shape its answer is to have. `lora` names the finetune that it is to go through;
-    `thread`: it may go on from an earlier response, and be gone on from, and `make_record` tells what is kept of it.
-    `others`: more prompts of the same body, each a call of its own with as many choices."""
+    `thread`: it may go on from an earlier response, and be gone on from, and `make_record` tells what is kept of it,
+    also before there is an outcome. `others`: more prompts of the same body, each a call of its own with as many
+    choices."""
 
     task: TaskInput
     is_stream: bool
     make_shape: Callable[[Call], Shape]
     thread: ResponseRequest | None = None
-    make_record: Callable[[Call, Outcome], Record] = _no_record
+    make_record: Callable[[Call, Outcome | None], Record] = _no_record
     lora: str | None = None
     others: tuple[TextGeneration, ...] = ()
 

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 from catalog.card import CardFacts
 from catalog.schemas import general_document
 from gateway.call import Door
-from gateway.openapi_parts import BODIES, QUERIES, RUN_HEADERS
+from gateway.openapi_parts import BODIES, BODILESS, QUERIES, RUN_HEADERS
 from gateway.routing import Access, Route
 from tenants import usage_export
 
@@ -29,6 +29,7 @@ _TAGS = (
     ("/ai/finetunes", "Finetunes"),
     ("/ai/usage", "Usage"),
     ("/ai/price", "Usage"),
+    ("/ai/webhooks", "Webhooks"),
     ("/ai/", "Models"),
     ("/tokens", "API tokens"),
     ("/client/v4/", "Accounts"),
@@ -105,7 +106,7 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
         operation["requestBody"] = {"required": True, "content": _json(body)}
         content = _answers([_put(schemas, name, "output") for name in names], schemas, is_bare)
     elif path.startswith("/client/v4/") or tag == "AI binding":
-        if route.method in ("POST", "PUT", "PATCH"):
+        if route.method in ("POST", "PUT", "PATCH") and not path.endswith(BODILESS):
             bodies = (body for suffix, body in BODIES.items() if path.endswith(suffix))
             media_type, schema = next(bodies, ("application/json", {"type": "object"}))
             operation["requestBody"] = {"content": {media_type: {"schema": schema}}}
@@ -120,6 +121,8 @@ def _content_of(path: str, tag: str) -> Json:
     """What a route that runs no model answers with."""
     if path.endswith("/ai/usage/export"):
         return {media_type: {} for media_type in usage_export.MEDIA_TYPES.values()}
+    if path.endswith("/responses/{response_id}"):  # with `stream`
+        return _json({"type": "object"}) | {"text/event-stream": {"schema": {"type": "string"}}}
     if path.endswith("/models/search"):  # with `format=openrouter`
         listed: Json = {"type": "object", "required": ["data"], "properties": {"data": {"type": "array"}}}
         return _json(_one_of([_reference("Envelope"), listed]))

@@ -22,6 +22,10 @@ _RUN: dict[str, Json] = {
     "tags": _TEXT,
 }
 QUERIES: dict[str, dict[str, Json]] = {
+    "/responses/{response_id}": {
+        "stream": {"type": "boolean"},
+        "starting_after": {"type": "integer", "minimum": 0},
+    },
     "/input_items": {
         "limit": {"type": "integer", "minimum": 1, "maximum": 100},
         "order": {"type": "string", "enum": ["asc", "desc"]},
@@ -161,6 +165,13 @@ BODIES: dict[str, tuple[str, Json]] = {
             },
         },
     ),
+    "/ai/webhooks/key": (
+        "application/json",
+        {
+            "type": "object",
+            "properties": {"overlap_s": {"type": "number", "minimum": 0, "maximum": 604800}},
+        },
+    ),
     "/ai/finetunes": (
         "application/json",
         {
@@ -195,6 +206,9 @@ BODIES: dict[str, tuple[str, Json]] = {
         },
     ),
 }
+
+# How the paths of routes end that take no body, though their method could.
+BODILESS = ("/cancel",)
 
 # Of the routes that run models.
 RUN_HEADERS: list[Json] = [

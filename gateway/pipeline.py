@@ -14,14 +14,17 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from msgspec import Struct, structs
 
 from catalog.registry import Resolved
 from engine.protocol.tasks import ChatMessage, TextGeneration
 from gateway import (
     authentication,
+    background,
     batch_body,
     batch_now,
+    envelope,
     idempotency,
     json_body,
     placement,
@@ -196,6 +199,9 @@ async def _answer(
     """One call and its answer, whole or streamed."""
     asked, calls, turns = await _prepare(services, door, order, body)
     call = calls[0]
+    if asked.thread is not None and asked.thread.is_background:
+        await _answer_later(services, door, exchange, order, body, asked, call, place)
+        return
     async with quotas.Held(services, calls, exchange.answer_headers) as cost:
         with _on_their_way(services, calls, services.ledger, cost.begun) as (dispatch, events):
             if exchange.keep is None:  # else the client means to come back
@@ -203,9 +209,8 @@ async def _answer(
             place.stop = dispatch.stop
             shape = asked.make_shape(call)
             told: streaming.Events = events
-            if asked.thread is not None and asked.thread.is_stored and _may_keep(services, order):
-                thread = ThreadOf(services.threads, order.principal.account_id, response_id_of(call.request_id))
-                told = KeptEvents(events, thread, turns, functools.partial(asked.make_record, call))
+            if asked.thread is not None and asked.thread.is_stored:
+                told = _kept(services, order, asked, call, turns, events)
             try:
                 if call.is_stream:
                     timeout_s = services.settings.client_stall_timeout_s
@@ -218,21 +223,58 @@ async def _answer(
                 cost.was(events.num_tokens, events.micro_neurons)
 
 
+async def _answer_later(
+    services: Services,
+    door: Door,
+    exchange: Exchange,
+    order: Order,
+    body: dict[str, Any],
+    asked: Asked,
+    call: Call,
+    place: Place,
+) -> None:
+    """A response that runs in the background: queued, and told so, or followed as a stream."""
+    await quotas.pass_by(services, exchange, order.principal)
+    record = asked.make_record(call, None)
+    await background.begin(services, order.principal, order.resolved, order.request_id, body, record)
+    if not asked.is_stream:
+        told = record.response if door.is_openai else envelope.success(msgspec.Raw(record.response))
+        await exchange.answer(200, told, [])
+        return
+    await background.stream(services, exchange, place, response_id_of(order.request_id), order.principal.account_id)
+
+
 async def run_item(
     services: Services, door: Door, order: Order, body: dict[str, Any], ledger: Ledger, on_start: OnStart
 ) -> ItemAnswer:
     """One call of a batch, whole. `on_start` is given what ends it early. Raises what `serve` does."""
-    asked, calls, _ = await _prepare(services, door, order, body)
+    asked, calls, turns = await _prepare(services, door, order, body)
     call = calls[0]
     async with quotas.Held(services, calls, is_batch=order.is_batch) as cost:
         with _on_their_way(services, calls, ledger, cost.begun) as (dispatch, events):
             on_start(Ending(dispatch.abandon, dispatch.stop))
+            told: streaming.Events = events
+            if asked.thread is not None and asked.thread.is_background:
+                told = _kept(services, order, asked, call, turns, events)
             try:
-                outcome = await streaming.whole_of(events)
+                outcome = await streaming.whole_of(told)
                 return ItemAnswer(asked.make_shape(call).whole(outcome), outcome.finished.usage)
             finally:
                 await events.close()
                 cost.was(events.num_tokens, events.micro_neurons)
+
+
+def _kept(
+    services: Services,
+    order: Order,
+    asked: Asked,
+    call: Call,
+    turns: tuple[ChatMessage, ...],
+    events: MeteredEvents | JoinedCalls,
+) -> KeptEvents:
+    """The events of a response that is kept to be told again."""
+    thread = ThreadOf(services.threads, order.principal.account_id, response_id_of(call.request_id))
+    return KeptEvents(events, thread, turns, functools.partial(asked.make_record, call))
 
 
 async def _prepare(
@@ -240,10 +282,17 @@ async def _prepare(
 ) -> tuple[Asked, list[Call], tuple[ChatMessage, ...]]:
     """What the body asks, as one Call or several; and the turns of its thread."""
     card, account_id = order.resolved.card, order.principal.account_id
+    may_keep = _may_keep(services, order)
+    if not may_keep and "input" in body:
+        if body.get("background") not in (None, False, "false"):
+            _check_may_queue(order, "background")
+        body = body | {"store": False}
     asked = door.read(card, body)
     turns: tuple[ChatMessage, ...] = ()
     if asked.thread is not None:
-        asked, turns = await services.threads.go_on(asked, account_id, may_read=_may_keep(services, order))
+        if asked.thread.is_background and not order.is_batch:
+            _check_may_queue(order, "background")
+        asked, turns = await services.threads.go_on(asked, account_id, may_read=may_keep)
     if asked.lora is not None and isinstance(asked.task, TextGeneration):
         adapter = await services.finetunes.adapter(account_id, asked.lora, card)
         asked = replace(asked, task=structs.replace(asked.task, adapter=adapter))
@@ -305,13 +354,13 @@ def _batch_in(services: Services, door: Door, exchange: Exchange, body: dict[str
     return batch_body.asked_of(options, body, services.settings.batch_max_requests)
 
 
-def _check_may_queue(order: Order) -> None:
+def _check_may_queue(order: Order, option: str = "queueRequest") -> None:
     """Raises Refusal where requests may not lie in a store until they are run."""
     residency = order.principal.residency
     if residency.is_zero_retention:
-        raise Refusal(Reason.INPUT_INVALID, "'queueRequest' is not supported: nothing of this account's calls is kept")
+        raise Refusal(Reason.INPUT_INVALID, f"'{option}' is not supported: nothing of this account's calls is kept")
     if residency.rules:  # any gateway of the platform takes queued requests, wherever it stands
-        raise Refusal(Reason.INPUT_INVALID, "'queueRequest' is not supported: these calls are held to a region")
+        raise Refusal(Reason.INPUT_INVALID, f"'{option}' is not supported: these calls are held to a region")
 
 
 def _check_webhook(services: Services, order: Order, batch: Queue) -> None:

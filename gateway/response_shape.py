@@ -16,6 +16,7 @@ from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob,
 from engine.protocol.outcome import Outcome
 from gateway import envelope
 from gateway.errors import Refusal
+from gateway.shapes import NotStreamed
 
 ECHOED: dict[str, Any] = {
     "instructions": None,
@@ -34,7 +35,7 @@ ECHOED: dict[str, Any] = {
     "user": None,
 }  # what a response repeats of its request, and what it says of what was left out
 
-Status = Literal["in_progress", "completed", "incomplete"]
+Status = Literal["queued", "in_progress", "completed", "incomplete"]
 Kind = Literal["reasoning", "message", "function_call"]
 
 _PREFIXES: dict[Kind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
@@ -48,6 +49,12 @@ _DELTAS: dict[Kind, tuple[bytes, bytes]] = {  # the event's name, and the place 
 def response_id_of(request_id: str) -> str:
     """The id of the response to a request (a UUID's text)."""
     return f"resp_{request_id.replace('-', '')}"
+
+
+def request_id_of(response_id: str) -> str:
+    """The other way."""
+    digits = response_id.removeprefix("resp_")
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 @dataclass
@@ -101,7 +108,7 @@ class ResponseText:
             "object": "response",
             "created_at": created,
             "model": model,
-            "background": False,
+            "background": request.get("background", False),
             "error": None,
             **{name: request.get(name, default) for name, default in ECHOED.items()},
         }
@@ -114,6 +121,10 @@ class ResponseText:
     def whole(self, outcome: Outcome) -> bytes:
         answer = self.told(outcome)
         return envelope.encode(answer) if self._is_bare else envelope.success(answer)
+
+    def queued(self) -> dict[str, Any]:
+        """The response before anything of it has begun."""
+        return self._response("queued", [], None)
 
     def told(self, outcome: Outcome) -> dict[str, Any]:
         """The whole response."""
@@ -167,8 +178,8 @@ class ResponseText:
         return frames + self._event(f"response.{status}", response=self._response(status, self._done, finished.usage))
 
     def error(self, refusal: Refusal) -> bytes:
-        told = envelope.openai_error(refusal)
-        return self._event("error", code=str(told["code"]), message=told["message"], param=None, error=told)
+        self._number += 1
+        return error_event(refusal, self._number - 1)
 
     def _response(self, status: Status, output: Sequence[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
         why = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -230,6 +241,21 @@ class ResponseText:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return b"event: " + kind.encode() + b"\ndata: " + envelope.encode(event) + b"\n\n"
+
+
+class CountedInput(NotStreamed):
+    """How many tokens the input of a response has."""
+
+    def whole(self, outcome: Outcome) -> bytes:
+        told = {"object": "response.input_tokens", "input_tokens": outcome.started.prompt_tokens}
+        return envelope.encode(told)
+
+
+def error_event(refusal: Refusal, number: int = 0) -> bytes:
+    """The last event of a stream that breaks."""
+    told = envelope.openai_error(refusal)
+    event = {"type": "error", "sequence_number": number, "code": str(told["code"]), "message": told["message"]}
+    return b"event: error\ndata: " + envelope.encode(event | {"param": None, "error": told}) + b"\n\n"
 
 
 def input_items(given: Any, request_id: str) -> list[dict[str, Any]]:

@@ -171,7 +171,9 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
 
     places = Places.read(settings.places, settings.pop, settings.stores_place)
     heads = AuditHeads(database, settings.audit_heads, settings.token_pepper, clock)
+    threads = Threads(database, settings.cache_secret, settings.response_ttl_s, clock)
     loops = (
+        threads.run,
         nodes.run,
         registry.watch,
         verifier.watch,
@@ -201,7 +203,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             useful_replies=UsefulReplies(
                 SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(places.stores)
             ),
-            threads=Threads(ephemeral, settings.cache_secret, settings.response_ttl_s),
+            threads=threads,
             finetunes=finetunes,
             documents=documents,
             batches=batches,

@@ -214,7 +214,7 @@ class GatewaySettings:
     )
     max_strangers: int = setting(
         "HEARTH_MAX_STRANGERS",
-        "connections of one address that have shown no credential; the oldest beyond it are dropped",
+        "connections of one address that have shown no credential; the oldest beyond it are turned away",
         default=100,
         check=at_least(1),
     )
@@ -288,8 +288,8 @@ class GatewaySettings:
     )
     response_ttl_s: float = setting(
         "HEARTH_RESPONSE_TTL_S",
-        "how long a response's turns are kept, encrypted, for a later one to go on from; 0 keeps none",
-        default=3600.0,
+        "how long a response and its turns are kept, encrypted, to be told again and gone on from; 0 keeps none",
+        default=86400.0,
         check=at_least(0),
     )
     idempotency_ttl_s: float = setting(

@@ -1,16 +1,20 @@
-"""What earlier responses said, so that a later one can go on from there, and each be told again: kept for a while, in
-Redis.
+"""What earlier responses said, so that a later one can go on from there, and each be told again: kept for a while, as
+rows.
 
-Turns and responses are compressed, and encrypted under a key of the account's that no store holds; where they lie tells
-nothing. A response that is not kept any more, or never was, is unknown. Knows turns and events, not HTTP.
+Turns and responses are compressed, and encrypted under a key of the account's that no store holds. Rows that are to be
+written while others are go together in the next transaction. A response that is not kept any more, or never was, is
+unknown. Knows turns and events, not HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, TypeVar
+from datetime import timedelta
+from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -20,24 +24,19 @@ from engine.protocol.outcome import Outcome
 from engine.protocol.tasks import ChatMessage
 from gateway.call import Asked, Record
 from gateway.sealed import Sealer
-from storage.errors import StoreUnavailable
+from storage.database import Database
+from storage.errors import StoreError, StoreUnavailable
+from telemetry.clock import Clock
+from tenants import responses
+from tenants.responses import Kept
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20  # of one thread, compressed
 MAX_TURNS_BYTES = 64 << 20  # of one thread, before
+EXPIRE_INTERVAL_S = 60.0
 
-_What = Literal["turns", "record"]
-_KINDS: dict[_What, str] = {"turns": "", "record": "/record"}  # and what sets their names apart
-_Kept = TypeVar("_Kept")
-
-
-class Store(Protocol):
-    """What is asked of Redis."""
-
-    async def get(self, key: str) -> bytes | None: ...
-    async def set(self, key: str, value: bytes, ttl_s: float) -> None: ...
-    async def delete(self, key: str) -> None: ...
+_What = TypeVar("_What")
 
 
 class Source(Protocol):
@@ -49,12 +48,27 @@ class Source(Protocol):
 
 
 class Threads:
-    """The threads of all accounts. `ttl_s` 0 keeps none."""
+    """The threads of all accounts. `ttl_s` 0 keeps none. Made within its event loop; `run` runs for ever."""
 
-    def __init__(self, store: Store, secret: bytes, ttl_s: float) -> None:
-        self._store = store
+    def __init__(self, database: Database, secret: bytes, ttl_s: float, clock: Clock) -> None:
+        self._database = database
         self._sealer = Sealer(secret, "responses")
         self._ttl_s = ttl_s
+        self._clock = clock
+        self._unwritten: list[tuple[Kept, asyncio.Future[None]]] = []
+        self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def keeps_any(self) -> bool:
+        return self._ttl_s > 0
+
+    async def run(self) -> None:
+        """Let go of what was kept for long enough, for ever."""
+        while True:
+            await asyncio.sleep(EXPIRE_INTERVAL_S)
+            with contextlib.suppress(StoreUnavailable):
+                while await responses.expire(self._database, self._clock.now()):
+                    pass
 
     async def go_on(
         self, asked: Asked, account_id: str, *, may_read: bool = True
@@ -72,40 +86,55 @@ class Threads:
         return dataclasses.replace(asked, task=task), (*earlier, *request.turns)
 
     async def _read(self, account_id: str, response_id: str) -> tuple[ChatMessage, ...]:
-        if not self._ttl_s:
+        if not self.keeps_any:
             raise BadInput("'/previous_response_id' is not supported: responses are not kept here")
-        turns = await self._open("turns", account_id, response_id, tuple[ChatMessage, ...])
+        kept = await responses.find(self._database, account_id, response_id, self._clock.now())
+        if kept is not None and kept.turns is None:
+            raise BadInput("'/previous_response_id' names a response that is not finished, or too long to go on from")
+        turns = None if kept is None else self._opened(account_id, kept.turns, tuple[ChatMessage, ...])
         if turns is None:
             raise BadInput("'/previous_response_id' names no response that is kept")
         return turns
 
     async def find(self, account_id: str, response_id: str) -> Record | None:
         """What a response was, while it is kept. Raises StoreUnavailable."""
-        return await self._open("record", account_id, response_id, Record) if self._ttl_s else None
+        kept = await responses.find(self._database, account_id, response_id, self._clock.now())
+        return None if kept is None else self._opened(account_id, kept.record, Record)
 
     async def keep(self, account_id: str, response_id: str, turns: tuple[ChatMessage, ...], record: Record) -> None:
         """Keep all turns up to a response's own, and what it was. What cannot be kept is not: the answer goes out all
         the same."""
-        if not self._ttl_s:
+        if not self.keeps_any:
             return
         try:
-            await self._seal("turns", account_id, response_id, turns)
-            await self._seal("record", account_id, response_id, record)
-        except StoreUnavailable:
+            await self._keep(account_id, response_id, turns, record, self._ttl_s)
+        except StoreError:
             log.warning("a response could not be kept")
+
+    async def begin(self, account_id: str, response_id: str, record: Record, wait_s: float) -> None:
+        """Keep what is known of a response that is to be run within `wait_s`. Raises StoreError."""
+        await self._keep(account_id, response_id, None, record, wait_s + self._ttl_s)
 
     async def forget(self, account_id: str, response_id: str) -> None:
         """Keep nothing of a response any more. Raises StoreUnavailable."""
-        for what in _KINDS:
-            await self._store.delete(self._place(what, account_id, response_id))
+        await responses.remove(self._database, account_id, response_id)
 
-    async def _seal(self, what: _What, account_id: str, response_id: str, value: object) -> None:
+    async def _keep(
+        self, account_id: str, response_id: str, turns: tuple[ChatMessage, ...] | None, record: Record, ttl_s: float
+    ) -> None:
+        sealed = self._sealed(account_id, record)
+        if sealed is None:
+            return
+        expires_at = self._clock.now() + timedelta(seconds=ttl_s)
+        sealed_turns = None if turns is None else self._sealed(account_id, turns)
+        await self._write(Kept(response_id, account_id, expires_at, sealed, sealed_turns))
+
+    def _sealed(self, account_id: str, value: object) -> bytes | None:
+        """None for what is too long to be kept."""
         sealed = self._sealer.seal(account_id, msgspec.msgpack.encode(value))
-        if len(sealed) <= MAX_BYTES:
-            await self._store.set(self._place(what, account_id, response_id), sealed, self._ttl_s)
+        return sealed if len(sealed) <= MAX_BYTES else None
 
-    async def _open(self, what: _What, account_id: str, response_id: str, kind: type[_Kept]) -> _Kept | None:
-        sealed = await self._store.get(self._place(what, account_id, response_id))
+    def _opened(self, account_id: str, sealed: bytes | None, kind: type[_What]) -> _What | None:
         try:
             if sealed is not None:
                 return msgspec.msgpack.decode(self._sealer.open(account_id, sealed, MAX_TURNS_BYTES), type=kind)
@@ -113,8 +142,33 @@ class Threads:
             log.warning("a kept response cannot be read")
         return None
 
-    def _place(self, what: _What, account_id: str, response_id: str) -> str:
-        return "response:" + self._sealer.hash_of(account_id, response_id + _KINDS[what])
+    async def _write(self, kept: Kept) -> None:
+        """Returns when the row is there. Raises StoreError."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._unwritten.append((kept, done))
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+        await done
+
+    async def _write_all(self) -> None:
+        while self._unwritten:
+            rows, self._unwritten = self._unwritten, []
+            error: Exception | None = None
+            try:
+                await responses.keep(self._database, [kept for kept, _ in rows])
+            except StoreError as failed:
+                error = failed
+            except Exception as failed:
+                log.exception("responses cannot be written")
+                error = StoreUnavailable(type(failed).__name__)
+            for _, done in rows:
+                if done.done():
+                    continue
+                if error is None:
+                    done.set_result(None)
+                else:
+                    done.set_exception(error)
+        self._writing = None
 
 
 class ThreadOf(NamedTuple):

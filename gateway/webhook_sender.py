@@ -20,9 +20,10 @@ from gateway.batches import MAX_SEALED_BYTES
 from gateway.outgoing import TIMEOUT_S, NotSent
 from gateway.services import Services
 from gateway.webhook import Webhook, body_of
+from gateway.webhook_signature import headers_of
 from storage.errors import StoreUnavailable
 from telemetry import metrics
-from tenants import batches, webhooks
+from tenants import batches, webhook_keys, webhooks
 from tenants.webhooks import Due
 
 log = logging.getLogger(__name__)
@@ -106,6 +107,11 @@ class WebhookSender:
         created = int(due.finished_at.timestamp())
         body = envelope.encode(body_of(webhook, due.batch_id, due.shown_model, created, items))
         headers = [("content-type", "application/json"), ("user-agent", "Hearth"), ("cf-ai-req-id", due.batch_id)]
+        now = services.clock.now()
+        keys = await webhook_keys.signing(services.database, due.account_id, now)
+        secrets = [key.secret(services.settings.cache_secret) for key in keys]
+        signed = headers_of(f"msg_{due.batch_id}", int(now.timestamp()), body, secrets)
+        headers += [(name.decode(), value.decode()) for name, value in signed]
         try:
             status = await services.outgoing.post(webhook.url, body, headers)
         except NotSent as error:

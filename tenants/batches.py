@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, and_, case, delete, exists, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -25,6 +25,9 @@ MAX_EXPIRED = 50  # batches let go of in one transaction
 
 ChunkKey = tuple[str, int]
 """A chunk: its batch, and the number of its first request."""
+
+Kind = Literal["run", "response"]
+"""What the requests of a batch are: bodies of `ai/run`, or one body of `responses`."""
 
 
 class QueueFull(StoreError):
@@ -53,6 +56,7 @@ class NewBatch:
     created_at: datetime
     chunks: Sequence[NewChunk]
     webhook: bytes | None = None
+    kind: Kind = "run"
 
     @property
     def num_requests(self) -> int:
@@ -74,6 +78,8 @@ class Leased:
     requests: bytes
     answered: frozenset[int]
     is_account_blocked: bool
+    kind: Kind = "run"
+    is_cancelled: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,12 +102,13 @@ class BatchState:
     num_requests: int
     is_started: bool
     is_finished: bool
+    is_cancelled: bool = False
 
 
 async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> None:
     """Queue a batch; one that is there already is left as it is. Raises QueueFull when the account would have more than
     `max_waiting` requests to be answered, StoreUnavailable."""
-    fields = ("batch_id", "account_id", "api_token_id", "shown_model", "model", "created_at", "num_requests")
+    fields = ("batch_id", "account_id", "api_token_id", "shown_model", "model", "created_at", "num_requests", "kind")
     row = {name: getattr(batch, name) for name in fields} | {"num_done": 0}
     async with database.transaction() as connection:
         num_waiting = await _enter_queue(connection, batch.account_id)
@@ -201,6 +208,8 @@ async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losse
         requests=row["requests"],
         answered=frozenset((await connection.execute(done)).scalars()),
         is_account_blocked=(await connection.execute(account)).scalar_one_or_none() != "active",
+        kind=batch["kind"],
+        is_cancelled=batch["cancelled_at"] is not None,
     )
 
 
@@ -301,10 +310,12 @@ async def give_back(database: Database, owner: str, keys: Iterable[ChunkKey], fr
                 await _charge(connection, row, -1)
 
 
-async def find(database: Database, account_id: str, batch_id: str, now: datetime) -> BatchState | None:
+async def find(
+    database: Database, account_id: str, batch_id: str, now: datetime, kind: Kind = "run"
+) -> BatchState | None:
     """How a batch of the account stands; None for one that is not kept. Raises StoreUnavailable."""
     batch = batches.c
-    query = select(batches).where(batch.batch_id == batch_id, batch.account_id == account_id)
+    query = select(batches).where(batch.batch_id == batch_id, batch.account_id == account_id, batch.kind == kind)
     query = query.where(or_(batch.expires_at.is_(None), batch.expires_at > now))
     async with database.connection() as connection:
         row = (await connection.execute(query)).mappings().first()
@@ -316,7 +327,25 @@ async def find(database: Database, account_id: str, batch_id: str, now: datetime
         num_requests=row["num_requests"],
         is_started=row["started_at"] is not None,
         is_finished=row["finished_at"] is not None,
+        is_cancelled=row["cancelled_at"] is not None,
     )
+
+
+async def cancel(database: Database, account_id: str, batch_id: str, now: datetime) -> None:
+    """Ask for the end of a batch of the account, unless it is finished. Raises StoreUnavailable."""
+    batch = batches.c
+    this = update(batches).where(batch.batch_id == batch_id, batch.account_id == account_id)
+    this = this.where(batch.finished_at.is_(None), batch.cancelled_at.is_(None))
+    async with database.transaction() as connection:
+        await connection.execute(this.values(cancelled_at=now))
+
+
+async def cancelled_among(database: Database, batch_ids: Iterable[str]) -> set[str]:
+    """Those of which the end was asked for. Raises StoreUnavailable."""
+    batch = batches.c
+    query = select(batch.batch_id).where(batch.batch_id.in_(list(batch_ids)), batch.cancelled_at.is_not(None))
+    async with database.connection() as connection:
+        return set((await connection.execute(query)).scalars())
 
 
 async def answers(database: Database, account_id: str, batch_id: str, first: int, limit: int) -> list[bytes]:

@@ -284,6 +284,10 @@ batches = Table(
     Column("started_at", UtcDateTime, nullable=True),
     Column("finished_at", UtcDateTime, nullable=True),
     Column("expires_at", UtcDateTime, nullable=True),
+    # run: bodies of `ai/run`; response: one body of `responses`, in the background.
+    Column("kind", String(16), nullable=False, server_default="run"),
+    # When its client asked for its end, before it was finished: whoever has it ends it.
+    Column("cancelled_at", UtcDateTime, nullable=True),
     Index(None, "expires_at"),
 )
 
@@ -330,6 +334,31 @@ batch_webhooks = Table(
     Column("num_tries", Integer, nullable=False),
     Column("next_at", UtcDateTime, nullable=False),
     Index(None, "next_at"),
+)
+
+# The keys that an account's webhooks are signed with, each made from its id and a secret that no store holds. One that
+# was replaced signs on, beside the newer one, until `expires_at`.
+webhook_keys = Table(
+    "webhook_keys",
+    metadata,
+    Column("key_id", String(36), primary_key=True),
+    Column("account_id", String(32), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=True),
+    Index(None, "account_id"),
+)
+
+# A response that may be told again and gone on from, sealed for its account: what it was, and all turns up to its own;
+# those of one that runs in the background are not there until it is finished.
+responses = Table(
+    "responses",
+    metadata,
+    Column("response_id", String(37), primary_key=True),
+    Column("account_id", String(32), nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("turns", LargeBinary, nullable=True),
+    Index(None, "expires_at"),
 )
 
 # How many tokens of each account's batches have been taken: the next chunk is of the account that is behind.

@@ -29,7 +29,6 @@ _TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 _THOUGHTS = frozenset({"reasoning_text", "text"})
 _WITH_LOGPROBS = "message.output_text.logprobs"
 _UNSUPPORTED = {
-    "background": "is not supported: ask for a stream, or wait",
     "conversation": "is not supported: use '/previous_response_id', or send its items in '/input'",
     "prompt": "is not supported: there are no stored prompts",
 }
@@ -38,13 +37,14 @@ _UNSUPPORTED = {
 @dataclass(frozen=True)
 class ResponseRequest:
     """What a body asks for. `task` has the `instructions` and the `turns` of this body alone; `previous_id` names the
-    response whose turns come before them."""
+    response whose turns come before them. `is_background`: nobody waits for it."""
 
     task: TextGeneration
     instructions: tuple[ChatMessage, ...]
     turns: tuple[ChatMessage, ...]
     previous_id: str | None
     is_stored: bool
+    is_background: bool = False
 
     def with_earlier(self, earlier: tuple[ChatMessage, ...]) -> TextGeneration:
         """The task with the turns of earlier responses in front of this body's. Raises BadInput."""
@@ -79,9 +79,11 @@ def response_request(body: Mapping[str, Any], *, default_max_tokens: int, contex
         tells_reasoning=True,
         constraint=format_constraint(fields.mapping(body.get("text") or {}, "/text").get("format"), "/text/format"),
     )
-    return ResponseRequest(
-        task, instructions, turns, _previous_id(body.get("previous_response_id")), fields.boolean(body, "store", True)
-    )
+    is_stored, is_background = fields.boolean(body, "store", True), fields.boolean(body, "background", False)
+    if is_background and not is_stored:
+        raise BadInput("'/background' needs '/store': what nobody waits for is asked for later")
+    previous_id = _previous_id(body.get("previous_response_id"))
+    return ResponseRequest(task, instructions, turns, previous_id, is_stored, is_background)
 
 
 def _previous_id(value: Any) -> str | None:

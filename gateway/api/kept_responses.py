@@ -1,6 +1,8 @@
-"""`A/ai/v1/responses/{id}`: a response told again, its input, and its end, while responses are kept.
+"""`A/ai/v1/responses/{id}`: a response told again, whole or as events, its input, its cancellation and its end, while
+responses are kept.
 
-What is kept, for how long and under which key is `threads.py`'s; whose it is says the account in the path.
+What is kept, for how long and under which key is `threads.py`'s, how one in the background stands `background.py`'s;
+whose it is says the account in the path.
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from gateway import envelope
-from gateway.api.objects import whole_number
+from gateway import background, envelope
+from gateway.api.objects import invalid, is_true, principal_of, whole_number
 from gateway.call import Record
 from gateway.errors import Reason, Refusal
+from gateway.exchange import Exchange
 from gateway.services import Services
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
@@ -23,8 +27,26 @@ _DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
 
 
 async def get(services: Services, request: Request) -> Response:
-    """The response as it was answered."""
-    return _bare((await _find(services, request)).response)
+    """The response as it was answered, or as far as it is when it runs in the background; with `stream` as events."""
+    record = await _find(services, request)
+    after = whole_number(request, "starting_after", -1)
+    if is_true(request, "stream"):
+        return _Events(services, request, after)
+    account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
+    return _bare(envelope.encode(await background.now(services, account_id, response_id, record)))
+
+
+async def cancel(services: Services, request: Request) -> Response:
+    """End a response that runs in the background; one that is over already stays as it is."""
+    record = await _find(services, request)
+    account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
+    if not msgspec.json.decode(record.response)["background"]:
+        raise invalid(
+            "only a response that was created with 'background' can be cancelled: close its connection instead"
+        )
+    await background.cancel(services, account_id, response_id)
+    record = await _find(services, request)
+    return _bare(envelope.encode(await background.now(services, account_id, response_id, record)))
 
 
 async def list_input(services: Services, request: Request) -> Response:
@@ -46,11 +68,32 @@ async def list_input(services: Services, request: Request) -> Response:
 
 
 async def delete(services: Services, request: Request) -> Response:
-    """Keep it no more: neither it nor what went before can be gone on from."""
-    await _find(services, request)
+    """Keep it no more: neither it nor what went before can be gone on from. One that is still to be finished has to be
+    cancelled first."""
+    record = await _find(services, request)
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
+    if not background.is_over(await background.now(services, account_id, response_id, record)):
+        raise invalid("a response that is not finished cannot be deleted: cancel it first")
     await services.threads.forget(account_id, response_id)
     return _bare(envelope.encode({"id": response_id, "object": "response", "deleted": True}))
+
+
+class _Events(Response):
+    """The events of a response as it comes to have them. It holds a place as a call does."""
+
+    def __init__(self, services: Services, request: Request, after: int) -> None:
+        super().__init__()
+        self._services = services
+        self._request = request
+        self._after = after
+        self.raw_headers = []
+
+    async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
+        exchange: Exchange = scope["hearth.exchange"]
+        exchange.has_started = False
+        ids = self._request.path_params
+        with self._services.admission.enter(principal_of(self._request).account_id) as place:
+            await background.stream(self._services, exchange, place, ids["response_id"], ids["account_id"], self._after)
 
 
 async def _find(services: Services, request: Request) -> Record:
@@ -58,7 +101,8 @@ async def _find(services: Services, request: Request) -> Record:
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
     found = await services.threads.find(account_id, response_id) if _RESPONSE_ID.fullmatch(response_id) else None
     if found is None:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
+        is_kept = not principal_of(request).residency.is_zero_retention
+        raise Refusal(Reason.RESPONSE_UNKNOWN, "" if is_kept else ": nothing of this account's calls is kept")
     return found
 
 

@@ -26,9 +26,10 @@ def read_response(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> As
             call.request_id, int(call.started_at.timestamp()), call.shown_model, admitted, is_bare=is_bare
         )
 
-    def make_record(call: Call, outcome: Outcome) -> Record:
-        items = input_items(admitted["input"], call.request_id)
-        return Record(envelope.encode(make_shape(call).told(outcome)), envelope.encode(items))
+    def make_record(call: Call, outcome: Outcome | None) -> Record:
+        shape, items = make_shape(call), input_items(admitted["input"], call.request_id)
+        response = shape.queued() if outcome is None else shape.told(outcome)
+        return Record(envelope.encode(response), envelope.encode(items))
 
     return Asked(request.task, boolean(admitted, "stream", False), make_shape, request, make_record)
 

@@ -13,11 +13,12 @@ from typing import Any
 
 
 class Receiver:
-    """`came` are the bodies in the order they came, with their headers; `answers` the next statuses, then 200;
-    `authority` is the file of who signed its certificate."""
+    """`came` are the bodies in the order they came, with their headers, `bodies` their bytes; `answers` the next
+    statuses, then 200; `authority` is the file of who signed its certificate."""
 
     def __init__(self, port: int, authority: Path) -> None:
         self.came: list[tuple[dict[str, str], Any]] = []
+        self.bodies: list[bytes] = []
         self.answers: list[int] = []
         self.authority = authority
         self.url = f"https://127.0.0.1:{port}/hook?key=1"
@@ -35,6 +36,7 @@ def receiving(certificate: tuple[Path, Path], authority: Path) -> Iterator[Recei
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             receiver.came.append((dict(self.headers) | {"path": self.path}, json.loads(body)))
+            receiver.bodies.append(body)
             self.send_response(receiver.answers.pop(0) if receiver.answers else 200)
             self.send_header("location", receiver.url)
             self.end_headers()

@@ -25,6 +25,7 @@ TELLS = {
     ("POST", "/to-everything/markdown/transformer"): "the same for a binding",
     ("POST", ACCOUNT + "/ai/price/{model...}"): "reckons",
     ("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}"): "a call's own answer is forgotten",
+    ("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel"): "ends a call of the account's own",
     ("POST", "/admin/sign-out"): "ends a session, and there is none here: test_sign_in.py reads its entry",
 }
 
@@ -69,6 +70,8 @@ ACTS: list[tuple[str, str, Callable[[Told], dict[str, Any]], list[str], str]] = 
     ("PUT", ACCOUNT, of(name="Lab 2", type="standard"), ["account.update"], ""),
     ("PUT", ACCOUNT + "/ai/usage/budgets", of(amount=5, unit="neurons"), ["budget.set"], ""),
     ("DELETE", ACCOUNT + "/ai/usage/budgets", nothing, ["budget.remove"], ""),
+    ("PUT", ACCOUNT + "/ai/webhooks/key", nothing, ["webhook_key.replace"], ""),
+    ("DELETE", ACCOUNT + "/ai/webhooks/key", nothing, ["webhook_key.remove"], ""),
     ("POST", USER_TOKENS, token_body, ["api_token.create"], "api_token_id"),
     ("PUT", USER_TOKENS + "/{api_token_id}", token_body, ["api_token.update"], ""),
     ("PUT", USER_TOKENS + "/{api_token_id}/value", of(), ["api_token.roll"], ""),

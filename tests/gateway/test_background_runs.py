@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import InvalidWebhookSignatureError, OpenAI
 
 from gateway.errors import Refusal
 from gateway.outgoing import Outgoing
@@ -98,6 +99,46 @@ def test_what_is_not_taken_is_sent_again_and_no_redirect_is_followed(
     assert not receiver.answers
 
 
+def test_what_is_sent_is_signed_as_receivers_libraries_verify_it(running: Running, receiver: Receiver):
+    """Signed by no key before there is one, by two while receivers change over, and by the new one alone."""
+    with httpx.Client(headers=running.headers("write"), timeout=20) as client:
+        url = f"{running.account_url}/ai/webhooks/key"
+        assert client.get(url).status_code == 404
+
+        def made(**body: Any) -> str:
+            answer = client.put(url, json=body or None).json()["result"]
+            assert client.get(url).json()["result"]["id"] == answer["id"]
+            assert "secret" not in client.get(url).json()["result"]
+            return str(answer["secret"])
+
+        def delivered() -> tuple[bytes, dict[str, str]]:
+            request_id = begin(client, running, PARROT, {"prompt": "one"}, webhookUrl=receiver.url)
+            sent(receiver, request_id)
+            index = next(i for i, (_, body) in enumerate(receiver.came) if body["request_id"] == request_id)
+            headers = receiver.came[index][0]
+            assert headers["webhook-id"] == f"msg_{request_id}"
+            return receiver.bodies[index], headers
+
+        assert "webhook-signature" not in delivered()[1]
+        first, second = made(), made(overlap_s=60)
+        body, headers = delivered()
+        verifier = OpenAI(base_url="http://x", api_key="x").webhooks
+        for secret in (first, second):
+            verifier.verify_signature(body, headers, secret=secret)
+        with pytest.raises(InvalidWebhookSignatureError):
+            verifier.verify_signature(body + b" ", headers, secret=second)
+        third = made(overlap_s=0)
+        body, headers = delivered()
+        event: Any = verifier.unwrap(body, headers, secret=third)
+        assert event.request_id == headers["webhook-id"].removeprefix("msg_")
+        for secret in (first, second):
+            with pytest.raises(InvalidWebhookSignatureError):
+                verifier.verify_signature(body, headers, secret=secret)
+        assert client.put(url, json={"overlap_s": -1}).status_code == 400
+        assert client.delete(url).status_code == 200
+        assert "webhook-signature" not in delivered()[1]
+
+
 def test_nothing_is_sent_to_an_address_that_is_not_public(client: httpx.Client, running: Running):
     with socket.create_server(("127.0.0.2", 0)) as canary:
         port = canary.getsockname()[1]
@@ -162,7 +203,8 @@ def test_what_two_readers_could_take_for_different_hosts_is_no_url(url: str):
 def test_addresses_that_lead_inside_by_another_name_are_not_reached():
     outgoing = Outgoing()
     inside = "127.0.0.1 10.1.2.3 172.16.0.1 192.168.0.1 169.254.0.1 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 :: ::1"
-    inside += " ::127.0.0.1 ::10.0.0.1 fec0::1 64:ff9b:1::10.0.0.1 fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 2002:a00:1:: 64:ff9b::10.0.0.1 64:ff9b::7f00:1"
+    inside += " ::127.0.0.1 ::10.0.0.1 fec0::1 64:ff9b:1::10.0.0.1 fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 2002:a00:1::"
+    inside += " 64:ff9b::10.0.0.1 64:ff9b::7f00:1"
     for text in inside.split():
         assert not outgoing.may_reach(ipaddress.ip_address(text)), text
     for text in ("1.1.1.1", "2606:4700::1111", "64:ff9b::1.1.1.1"):

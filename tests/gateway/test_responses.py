@@ -1,18 +1,22 @@
 """OpenAI's Responses: whole and as events, with tools and formats, one after another in a thread."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 
 import httpx
 import openai as openai_sdk
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage
+from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage
 
 from engine.protocol.tasks import ChatMessage, ToolCall
+from gateway.response_shape import request_id_of
 from tests.fakes.node import WORDS
 from tests.gateway.process import HANDY, PARROT, VECTORS
 from tests.gateway.site import Running
+from tests.waiting import wait_until_blocking
 
 TEXT = "".join(WORDS)
 INPUT_A = {"type": "input_text", "text": "a"}
@@ -271,17 +275,106 @@ def test_what_is_not_stored_is_not_told_again(openai: OpenAI, client: httpx.Clie
 
 def test_what_is_kept_cannot_be_read_in_the_store(openai: OpenAI, running: Running):
     response = openai.responses.create(model=PARROT, input="s3cret-marker " * 50)
-    dump = running.site.redis_dump()
-    kept = {key: value for key, value in dump.items() if key.startswith(b"response:")}
-    assert kept
-    everything = b"".join(key + value for key, value in kept.items())
-    for marker in (
-        b"s3cret",
-        WORDS[-1].strip().encode() * 2,
-        response.id.encode(),
-        running.tenants.account_id.encode(),
-    ):
-        assert marker not in everything
+    path = running.site.database_url.removeprefix("sqlite://")
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        query = "SELECT record, turns FROM responses WHERE response_id = ?"
+        ((record, turns),) = connection.execute(query, (response.id,))
+    assert record
+    assert turns
+    for marker in (b"s3cret", WORDS[-1].strip().encode() * 2, running.tenants.account_id.encode()):
+        assert marker not in record + turns
+
+
+# In the background
+
+
+def finished(openai: OpenAI, response_id: str) -> Response:
+    """Once its status will not change any more."""
+
+    def look() -> Response | None:
+        response = openai.responses.retrieve(response_id)
+        return None if response.status in ("queued", "in_progress") else response
+
+    found = wait_until_blocking(look, 30, 0.05)
+    assert found is not None
+    return found
+
+
+def test_a_response_runs_in_the_background_and_is_gone_on_from(openai: OpenAI, running: Running):
+    made = openai.responses.create(model=PARROT, input="one two", background=True, metadata={"a": "b"})
+    assert (made.status, made.background, made.output) == ("queued", True, [])
+    (item,) = openai.responses.input_items.list(made.id).data
+    assert item.content[0].text == "one two"
+    again = finished(openai, made.id)
+    assert (again.status, again.output_text, again.metadata) == ("completed", TEXT, {"a": "b"})
+    assert again.usage is not None
+    row = running.site.usage_row(request_id_of(made.id))
+    assert (row["prompt_tokens"], row["completion_tokens"]) == (again.usage.input_tokens, again.usage.output_tokens)
+    second = openai.responses.create(model=PARROT, input="more", previous_response_id=made.id)
+    assert second.previous_response_id == made.id
+    openai.responses.delete(made.id)
+    with pytest.raises(openai_sdk.NotFoundError):
+        openai.responses.retrieve(made.id)
+    assert not running.site.usage_rows(f"{request_id_of(made.id)}-0")
+
+
+def test_a_response_in_the_background_is_cancelled_and_what_it_said_is_paid_for(openai: OpenAI, running: Running):
+    made = openai.responses.create(model=PARROT, input=script(tokens=["x"] * 400, gap_s=0.02), background=True)
+    wait_until_blocking(lambda: openai.responses.retrieve(made.id).status == "in_progress", 20)
+    with pytest.raises(openai_sdk.BadRequestError, match="cancel it first"):
+        openai.responses.delete(made.id)
+    assert openai.responses.cancel(made.id).status == "cancelled"
+    row = running.site.usage_row(request_id_of(made.id))
+    assert row["completion_tokens"] < 400
+    assert openai.responses.cancel(made.id).status == openai.responses.retrieve(made.id).status == "cancelled"
+    with pytest.raises(openai_sdk.BadRequestError, match="previous_response_id"):
+        openai.responses.create(model=PARROT, input="d", previous_response_id=made.id)
+    waited = openai.responses.create(model=PARROT, input="One")
+    with pytest.raises(openai_sdk.BadRequestError, match="background"):
+        openai.responses.cancel(waited.id)
+
+
+def test_a_response_in_the_background_that_fails_says_why(openai: OpenAI):
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    asked = script(end="constraint_failed")
+    made = openai.responses.create(model=HANDY, input=asked, text={"format": schema}, background=True)
+    failed = finished(openai, made.id)
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert (failed.error.code, failed.error.message) == ("invalid_prompt", "AiError: JSON Mode couldn't be met")
+
+
+@pytest.mark.parametrize("is_background", [False, True])
+def test_a_stream_that_was_lost_is_taken_up_where_it_ended(openai: OpenAI, is_background: bool):
+    asked = script(calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
+    options = {"model": HANDY, "input": asked, "tools": [WEATHER], "background": is_background}
+    if is_background:
+        events = list(openai.responses.create(**options, stream=True))
+        response_id = events[0].response.id
+        assert [event.type for event in events[:3]] == [
+            "response.created", "response.queued", "response.in_progress",
+        ]  # fmt: skip
+    else:
+        response_id = openai.responses.create(**options).id
+        events = list(openai.responses.retrieve(response_id, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    texts = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(texts) == TEXT
+    assert events[-1].type == "response.completed"
+    assert events[-1].response == openai.responses.retrieve(response_id)
+    rest = list(openai.responses.retrieve(response_id, stream=True, starting_after=4))
+    assert rest == events[5:]
+
+
+def test_the_tokens_of_an_input_are_counted_as_the_response_counts_them(openai: OpenAI, running: Running):
+    before = running.site.num_executes
+    first = openai.responses.create(model=PARROT, input="one two three")
+    assert first.usage is not None
+    counted = openai.responses.input_tokens.count(model=PARROT, input="one two three")
+    assert (counted.object, counted.input_tokens) == ("response.input_tokens", first.usage.input_tokens)
+    longer = openai.responses.input_tokens.count(model=PARROT, input="four", previous_response_id=first.id)
+    assert longer.input_tokens > counted.input_tokens
+    assert running.site.num_executes == before + 3
 
 
 BAD = [
@@ -300,7 +393,7 @@ BAD = [
     {"input": [{"type": "function_call_output", "output": "x"}]},
     {"input": "x", "instructions": 1},
     {"input": "x", "max_output_tokens": 0},
-    {"input": "x", "background": True},
+    {"input": "x", "background": True, "store": False},
     {"input": "x", "conversation": "c"},
     {"input": "x", "previous_response_id": "../x"},
     {"input": "x", "tools": [{"type": "web_search"}]},
