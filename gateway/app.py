@@ -157,6 +157,7 @@ ROUTES = (
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
     Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
 )
+_ID_HEADERS: dict[Dialect, bytes] = {"binding": b"cf-ai-req-id", "anthropic": b"request-id"}
 _OPENAI_PATH = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(?:/(messages)?|$)")
 
 
@@ -183,8 +184,10 @@ def _dialect_of(scope: Scope) -> Dialect:
 
 
 def _first_headers(exchange: Exchange) -> Headers:
-    """A binding reads its request's id from every answer; others find it where a model was reached."""
-    return [(b"cf-ai-req-id", exchange.request_id.encode())] if exchange.dialect == "binding" else []
+    """A binding and Anthropic's clients read their request's id from every answer, each under a name of its own; others
+    find it where a model was reached."""
+    name = _ID_HEADERS.get(exchange.dialect)
+    return [] if name is None else [(name, exchange.request_id.encode())]
 
 
 def _check_has_no_null(query: bytes, parameters: Mapping[str, str]) -> None:

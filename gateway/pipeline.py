@@ -443,6 +443,8 @@ def _make_call(services: Services, order: Order, asked: Asked) -> Call:
 def _headers_of(exchange: Exchange, resolved: Resolved) -> list[tuple[bytes, bytes]]:
     """What every answer that reached a model carries, refusals of its input included."""
     headers = [(b"cf-ai-req-id", exchange.request_id.encode())]
+    if exchange.dialect == "anthropic":
+        headers.append((b"request-id", exchange.request_id.encode()))
     if resolved.alias_of is not None:
         headers.append((b"x-hearth-model", resolved.alias_of.encode()))
     return headers

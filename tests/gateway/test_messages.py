@@ -90,6 +90,15 @@ def test_a_whole_message(client: httpx.Client, running: Running):
     assert answer.headers["cf-ai-req-id"]
 
 
+def test_every_answer_has_its_id_where_clients_look(client: httpx.Client, running: Running):
+    for answer in (
+        ask(client, running, {}),
+        ask(client, running, {"max_tokens": 0}),
+        client.get(f"{running.account_url}/ai/v1/messages"),
+    ):
+        assert answer.headers["request-id"] == answer.headers["x-hearth-request-id"]
+
+
 def test_cached_tokens_are_told_apart(client: httpx.Client, running: Running):
     usage = ask(client, running, scripted(cached=1, tokens=["a"])).json()["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 1, 1)
