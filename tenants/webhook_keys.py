@@ -62,13 +62,13 @@ async def remove(database: Database, account_id: str, now: datetime, *, who: str
 
 
 async def signing(database: Database, account_id: str, now: datetime) -> list[WebhookKey]:
-    """The account's keys that sign now, the newest first. Raises StoreUnavailable."""
+    """The account's keys that sign now, the one that was not replaced first. Raises StoreUnavailable."""
     key = webhook_keys.c
     query = select(webhook_keys).where(
         key.account_id == account_id, or_(key.expires_at.is_(None), key.expires_at > now)
     )
     async with database.connection() as connection:
-        rows = (await connection.execute(query.order_by(key.key_id.desc()))).mappings().all()
+        rows = (await connection.execute(query.order_by(key.expires_at.is_not(None), key.key_id))).mappings().all()
     return [WebhookKey(**row) for row in rows]
 
 
