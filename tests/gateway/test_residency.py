@@ -176,12 +176,19 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
             return client.post(url, json={"model": PARROT, "input": MARKER} | body)
 
         def stores() -> bool:
-            before = site.redis_dump().keys()
-            assert respond().status_code == 200
-            return any(key.startswith(b"response:") for key in site.redis_dump().keys() - before)
+            answer = respond(store=True)
+            found = client.get(f"{url}/{answer.json()['id']}")
+            assert found.status_code == (200 if answer.json()["store"] else 404)
+            return answer.json()["store"]
 
         wait_until_blocking(lambda: not stores(), 10)
         first = respond()
+        gone = client.get(f"{url}/{first.json()['id']}")
+        assert gone.status_code == 404
+        assert gone.json()["error"]["message"].endswith(": nothing of this account's calls is kept")
+        later = respond(background=True)
+        assert later.status_code == 400
+        assert "'background' is not supported: nothing of this account's calls is kept" in later.text
         again = respond(previous_response_id=first.json()["id"])
         assert again.status_code == 400
         assert "nothing of this account's responses is kept" in again.text
