@@ -119,13 +119,13 @@ class Doorkeeper:
 
     def _send_away(self, late: dict[Visitor, float], crowd: list[Visitor]) -> None:
         """Those who still have not said what was due."""
+        for visitor in crowd:
+            if visitor in self._strangers.get(visitor.address, ()) and not visitor.is_answering:
+                self._turn_away(visitor)
         for visitor, since_s in late.items():
             if self._waiting.get(visitor) == since_s:
                 del self._waiting[visitor]
                 visitor.give_up_on_head()
-        for visitor in crowd:
-            if visitor in self._strangers.get(visitor.address, ()) and not visitor.is_answering:
-                self._turn_away(visitor)
 
     def _end_farewells(self, now: float) -> None:
         for visitor, since_s in list(self._turned_away.items()):

@@ -362,13 +362,17 @@ def test_connections_without_a_credential_are_bounded_and_others_are_not(running
 
 
 def test_who_is_one_too_many_is_told_so_and_never_reset(running: Running):
-    """More than may stay come at once and say nothing; then some of those who were turned away ask."""
+    """More than may stay come at once and say nothing; then one of those who were turned away asks all the same."""
+    process = running.gateway.process
+    assert process is not None
     with ExitStack() as stack:
-        connections = [
-            stack.enter_context(closing(socket.create_connection(("127.0.0.1", running.gateway.port), 10)))
-            for _ in range(80)
-        ]
-        heard = [whole_of(connection, asks=number % 2 == 0) for number, connection in enumerate(connections[:40])]
+        address = ("127.0.0.1", running.gateway.port)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            connections = [stack.enter_context(closing(socket.create_connection(address, 20))) for _ in range(80)]
+        finally:
+            process.send_signal(signal.SIGCONT)
+        heard = [whole_of(connection, asks=connection is connections[0]) for connection in connections[:40]]
     for told in heard:
         head, body = told.split(b"\r\n\r\n", 1)
         assert statuses(head) == [429]
