@@ -68,6 +68,8 @@ def test_token_ids_are_the_same_prompt_as_their_text(client: OpenAI, server: Ser
     assert len(texts) == 1
     back = httpx.post(f"{server.url}/detokenize", json={"tokens": token_ids}).json()
     assert back == {"prompt": text}
+    bare = httpx.post(f"{server.url}/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
+    assert token_ids == [1, *bare]  # as load generators ask, to cut prompts to a length
 
 
 def test_log_probabilities_are_the_reference_s_in_columns(client: OpenAI, cases: list[dict[str, Any]]):
