@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.adapters.shelf import Run, Shelf, SiteTables
-from engine.kernels.interface import AddRows, Kernels, Operator, RowSums
+from engine.kernels.interface import AddLowRank, Kernels, LowRank, LowRankRun, Operator
 
 _LONG = {4: 8, 2: 32}  # bytes of a number -> tokens in a row from which on a product is the better way
 _SUM = 0  # mode of embedding_bag
@@ -34,32 +34,26 @@ class Singles:
         self.shelf, self._slots, self._kernels = shelf, slots, kernels
         self._tokens = None if tokens is None else torch.from_numpy(tokens)
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._sums: dict[int, list[AddRows] | None] = {}  # of the tables of a map, where a kernel computes them
+        self._bound: dict[int, AddLowRank | None] = {}  # of the tables of a map, where a kernel computes them
 
     def add(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
         """What the adapters add to y [T, out], given x [T, C]."""
-        if id(tables) not in self._sums:
-            self._sums[id(tables)] = self._bind(tables)
-        sums = self._sums[id(tables)]
-        is_plain = x.stride(1) == y.stride(1) == 1 and x.dtype == y.dtype == tables.inputs.data.dtype
-        if sums is None or not is_plain:
+        if id(tables) not in self._bound:
+            self._bound[id(tables)] = self._bind(tables)
+        add = self._bound[id(tables)]
+        if add is not None and x.stride(1) == y.stride(1) == 1 and x.dtype == y.dtype == tables.inputs.data.dtype:
+            add(x, y)
+        else:
             self._add_by_bags(tables, x, y)
-            return
-        into_hidden, *into_runs = sums
-        hidden = x.new_empty(len(self._slots), len(tables.names) * tables.rank)  # [n, P r]
-        into_hidden(x, hidden, 0, 0, False)
-        for run, add in zip(tables.runs, into_runs, strict=True):
-            add(hidden, y, run.parts.start * tables.rank, run.first, True)
 
-    def _bind(self, tables: SiteTables) -> list[AddRows] | None:
-        """One kernel call for the inputs and one for each run of outputs; None if there is no such kernel."""
-        slots, tokens, rank = torch.from_numpy(self._slots), self._tokens, tables.rank
-        parts = [RowSums(tables.inputs.data, tables.num_in, tables.num_in, slots, tokens, None)]
-        for run in tables.runs:
-            parts.append(RowSums(run.table.data, len(run.parts) * rank, rank, slots, None, tokens))
-        bound = [self._kernels.row_sums(part) for part in parts]
-        found = [each for each in bound if each is not None]
-        return found if len(found) == len(bound) else None
+    def _bind(self, tables: SiteTables) -> AddLowRank | None:
+        """One kernel call for the whole map; None if there is no such kernel."""
+        rank = tables.rank
+        runs = [LowRankRun(run.table.data, len(run.parts), run.parts.start * rank, run.first) for run in tables.runs]
+        slots = torch.from_numpy(self._slots)
+        return self._kernels.low_rank(
+            LowRank(tables.inputs.data, tables.num_in, rank, tuple(runs), slots, self._tokens)
+        )
 
     def _add_by_bags(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
         """The same through torch."""

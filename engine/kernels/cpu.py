@@ -19,14 +19,14 @@ from engine.kernels.cpu_packed import bind_packed, takes_packed
 from engine.kernels.interface import (
     Activation,
     Add,
-    AddRows,
+    AddLowRank,
     Attention,
     AttentionShape,
     Facts,
     KvPool,
+    LowRank,
     Operator,
     Place,
-    RowSums,
 )
 from engine.kernels.reference import ACTIVATIONS
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
@@ -127,7 +127,7 @@ class CpuKernels:
     def add(self, multiplier: float) -> Add:
         return torch.Tensor.add_ if multiplier == 1 else functools.partial(torch.Tensor.add_, alpha=multiplier)
 
-    def row_sums(self, _sums: RowSums) -> AddRows | None:
+    def low_rank(self, _maps: LowRank) -> AddLowRank | None:
         return None
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:

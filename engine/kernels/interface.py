@@ -24,8 +24,7 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 Facts = tuple[torch.Tensor, ...]
 Place = Callable[[torch.Tensor, Facts], object]
 Add = Callable[[torch.Tensor, torch.Tensor], object]  # to a stream, in place
-# (weights, out, first weight, first column, whether to add): see `RowSums`.
-AddRows = Callable[[torch.Tensor, torch.Tensor, int, int, bool], object]
+AddLowRank = Callable[[torch.Tensor, torch.Tensor], object]  # (x, y): see `LowRank`
 
 
 @dataclass(frozen=True)
@@ -114,20 +113,28 @@ GATED_SILU = Activation()
 
 
 @dataclass(frozen=True, eq=False)
-class RowSums:
-    """For tokens i < n, weighted sums of rows of `table` [S × num_rows, width], `bag` rows to a sum.
-
-    Token i reads the rows from slots[i] × num_rows on. Its `num_rows` weights are in row sources[i] (None: i) of what
-    `AddRows` gets as weights, from `first weight` on; its num_rows / bag sums are written, or added, to row targets[i]
-    of `out` from `first column` on. Both have the table's type, and rows without gaps in them.
-    """
+class LowRankRun:
+    """Outputs of a low-rank map that lie side by side: for each of its parts, `rank` rows of `table` [S × parts × rank,
+    width]. Their hidden numbers begin at `first`, their columns of y at `column`."""
 
     table: torch.Tensor
-    num_rows: int
-    bag: int
+    num_parts: int
+    first: int
+    column: int
+
+
+@dataclass(frozen=True, eq=False)
+class LowRank:
+    """What is added to y [T, out] for tokens i < n, given x [T, C]: x[t] times the C rows of `inputs` [S × C, P r] from
+    slots[i] × C on gives P r hidden numbers, which have the tables' type, and each run goes on from its own of them.
+    t is tokens[i] (None: i). Rows of x and y have no gaps in them."""
+
+    inputs: torch.Tensor
+    num_in: int
+    rank: int
+    runs: tuple[LowRankRun, ...]
     slots: torch.Tensor  # int32 [n]
-    sources: torch.Tensor | None  # int64 [n]
-    targets: torch.Tensor | None  # int64 [n]
+    tokens: torch.Tensor | None  # int64 [n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,8 +235,8 @@ class Kernels(Protocol):
     def add(self, multiplier: float) -> Add:
         """stream [T, C] float32, x [T, C] -> stream += x × multiplier, in place."""
 
-    def row_sums(self, sums: RowSums, /) -> AddRows | None:
-        """What computes `sums`; None where torch's own operators are as good as anything."""
+    def low_rank(self, maps: LowRank, /) -> AddLowRank | None:
+        """What adds `maps`; None where torch's own operators are as good as anything."""
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         """`sinks`, float32 [H] for each layer, are scores that take part in every softmax and mix no value."""

@@ -13,16 +13,16 @@ from torch.nn import functional
 from engine.kernels.interface import (
     Activation,
     Add,
-    AddRows,
+    AddLowRank,
     Attention,
     AttentionShape,
     AttentionStep,
     Facts,
     KvPool,
+    LowRank,
     Operator,
     Place,
     Reach,
-    RowSums,
 )
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
@@ -111,19 +111,21 @@ class ReferenceKernels:
     def add(self, multiplier: float) -> Add:
         return lambda stream, x: stream.add_(x, alpha=multiplier)
 
-    def row_sums(self, sums: RowSums) -> AddRows:
-        table = sums.table.float().view(-1, sums.num_rows // sums.bag, sums.bag, sums.table.shape[1])  # [S, bags, ·, ·]
+    def low_rank(self, maps: LowRank) -> AddLowRank:
+        rank, inputs = maps.rank, maps.inputs.float().unflatten(0, (-1, maps.num_in))  # [S, C, P r]
 
-        def add_rows(weights: torch.Tensor, out: torch.Tensor, first: int, column: int, is_added: bool) -> None:
-            for i, slot in enumerate(sums.slots.tolist()):
-                source = i if sums.sources is None else int(sums.sources[i])
-                target = i if sums.targets is None else int(sums.targets[i])
-                bags = weights[source, first : first + sums.num_rows].float().view(-1, 1, sums.bag)
-                added = torch.bmm(bags, table[slot]).flatten()  # [bags × width]
-                part = out[target, column : column + len(added)]
-                part.copy_(part.float() + added if is_added else added)
+        def add(x: torch.Tensor, y: torch.Tensor) -> None:
+            for i, slot in enumerate(maps.slots.tolist()):
+                token = i if maps.tokens is None else int(maps.tokens[i])
+                hidden = (x[token].float() @ inputs[slot]).to(x.dtype).float()  # [P r]
+                for run in maps.runs:
+                    matrices = run.table.float().unflatten(0, (-1, run.num_parts, rank))[slot]  # [parts, r, width]
+                    of_run = hidden[run.first : run.first + run.num_parts * rank].view(-1, 1, rank)
+                    added = torch.bmm(of_run, matrices).flatten()  # [parts × width]
+                    part = y[token, run.column : run.column + len(added)]
+                    part.copy_(part.float() + added)
 
-        return add_rows
+        return add
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return ReferenceAttention(pool, shape, sinks)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.kernels.interface import Activation, AttentionShape, Reach, RowSums
+from engine.kernels.interface import Activation, AttentionShape, LowRank, LowRankRun, Reach
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels, check
 from engine.kernels.reference import ReferenceAttention, ReferenceKernels
@@ -250,23 +250,30 @@ def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_n
 
 @DTYPES
 @pytest.mark.parametrize(
-    ("num_rows", "bag", "width"), [(96, 96, 48), (24, 8, 40), (16, 16, 100), (9, 3, 7), (64, 64, 8)]
+    ("num_in", "rank", "widths"),
+    [(96, 16, (100, 33)), (9, 3, (7,)), (64, 8, (256, 40)), (33, 16, (160,)), (40, 32, (288,)), (6, 1, (130, 8))],
 )
 @pytest.mark.parametrize("is_scattered", [True, False])
-def test_sums_of_rows_equal_the_reference(
-    num_rows: int, bag: int, width: int, is_scattered: bool, dtype: torch.dtype, native: NativeKernels
+def test_low_rank_maps_equal_the_reference(
+    num_in: int, rank: int, widths: tuple[int, ...], is_scattered: bool, dtype: torch.dtype, native: NativeKernels
 ) -> None:
-    slots = torch.tensor([2, 0, 2, 4], dtype=torch.int32)
-    places = torch.tensor([5, 1, 0, 3]) if is_scattered else None
-    sums = RowSums(random(5 * num_rows, width, dtype=dtype), num_rows, bag, slots, places, places)
-    weights = random(6, num_rows + 3, dtype=dtype, seed=1)
-    for is_added in (True, False):
-        seen = []
-        for kernels in (native, ReferenceKernels()):
-            out = random(6, num_rows // bag * width + 2, dtype=dtype, seed=2)
-            add_rows = kernels.row_sums(sums)
-            assert add_rows is not None
-            add_rows(weights, out, 3, 1, is_added)
-            seen.append(out)
-        tolerance = 1e-4 if dtype == torch.float32 else 0.3
-        torch.testing.assert_close(*seen, atol=tolerance, rtol=TOLERANCES[dtype]["rtol"])
+    """Every width has two parts, whose hidden numbers lie behind those of the width before."""
+    num_slots, slots = 5, torch.tensor([2, 0, 2, 4], dtype=torch.int32)
+    tokens = torch.tensor([5, 1, 0, 3]) if is_scattered else None
+    runs = [
+        LowRankRun(random(num_slots * 2 * rank, width, dtype=dtype, seed=width), 2, 2 * number * rank, 3 + 600 * number)
+        for number, width in enumerate(widths)
+    ]
+    inputs = random(num_slots * num_in, 2 * len(widths) * rank, dtype=dtype)
+    maps = LowRank(inputs, num_in, rank, tuple(runs), slots, tokens)
+    x = random(6, num_in + 3, dtype=dtype, seed=1)[:, 1 : num_in + 1]
+    seen = []
+    for kernels in (native, ReferenceKernels()):
+        y = random(6, 1200, dtype=dtype, seed=2)
+        add = kernels.low_rank(maps)
+        assert add is not None
+        add(x, y)
+        seen.append(y)
+    assert not torch.equal(seen[0], random(6, 1200, dtype=dtype, seed=2))
+    tolerance = 1e-3 if dtype == torch.float32 else 0.6
+    torch.testing.assert_close(*seen, atol=tolerance, rtol=TOLERANCES[dtype]["rtol"])

@@ -434,43 +434,162 @@ struct RowSumsCall {
     int32_t is_added;        // to what out has; else that is written over
 };
 
+// out [width] = or += the sum of `bag` rows, each times its weight. `ahead`: bytes from what is read to what is read next.
 template <class E>
-void sum_rows(const RowSumsCall& call) {
+void sum_bag(const E* row, const E* weights, E* out, int64_t bag, int64_t width, bool is_added, int64_t /* ahead */) {
     constexpr int64_t AT_ONCE = 8;  // rows of the table
-    const int64_t width = call.width, whole = width / LANES * LANES;
-#pragma omp parallel if (call.num_tokens * call.num_rows * width > ALONE)
-    {
-        std::vector<float> sums(width);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < call.num_tokens; ++i) {
-            const E* row = static_cast<const E*>(call.table) + call.slots[i] * call.num_rows * width;
-            const E* weights = static_cast<const E*>(call.weights) +
-                               (call.sources ? call.sources[i] : i) * call.weights_stride;
-            E* out = static_cast<E*>(call.out) + (call.targets ? call.targets[i] : i) * call.out_stride;
-            for (int64_t first = 0; first < call.num_rows; first += call.bag, out += width) {
-                std::fill(sums.begin(), sums.end(), 0.0f);
-                const int64_t last = first + call.bag;
-                int64_t j = first;
-                for (; j + AT_ONCE <= last; j += AT_ONCE, row += AT_ONCE * width) {
-                    float w[AT_ONCE];
-                    for (int k = 0; k < AT_ONCE; ++k) w[k] = widen(weights[j + k]);
-                    int64_t c = 0;
-                    for (; c < whole; c += LANES) {
-                        Floats total = load(sums.data() + c);
+    thread_local std::vector<float> sums;
+    sums.assign(width, 0.0f);
+    const int64_t whole = width / LANES * LANES;
+    int64_t j = 0;
+    for (; j + AT_ONCE <= bag; j += AT_ONCE, row += AT_ONCE * width) {
+        float w[AT_ONCE];
+        for (int k = 0; k < AT_ONCE; ++k) w[k] = widen(weights[j + k]);
+        int64_t c = 0;
+        for (; c < whole; c += LANES) {
+            Floats total = load(sums.data() + c);
 #pragma GCC unroll 8
-                        for (int k = 0; k < AT_ONCE; ++k) total += load(row + k * width + c) * w[k];
-                        store(total, sums.data() + c);
-                    }
-                    for (; c < width; ++c)
-                        for (int k = 0; k < AT_ONCE; ++k) sums[c] += widen(row[k * width + c]) * w[k];
-                }
-                for (; j < last; ++j, row += width)
-                    for (int64_t c = 0; c < width; ++c) sums[c] += widen(row[c]) * widen(weights[j]);
-                for (int64_t c = 0; c < width; ++c)
-                    narrow(call.is_added ? widen(out[c]) + sums[c] : sums[c], out + c);
-            }
+            for (int k = 0; k < AT_ONCE; ++k) total += load(row + k * width + c) * w[k];
+            store(total, sums.data() + c);
         }
+        for (; c < width; ++c)
+            for (int k = 0; k < AT_ONCE; ++k) sums[c] += widen(row[k * width + c]) * w[k];
     }
+    for (; j < bag; ++j, row += width)
+        for (int64_t c = 0; c < width; ++c) sums[c] += widen(row[c]) * widen(weights[j]);
+    for (int64_t c = 0; c < width; ++c) narrow(is_added ? widen(out[c]) + sums[c] : sums[c], out + c);
+}
+
+#if defined(__AVX512BF16__)
+// 32 sums of pairs, which lie crosswise: 0-3 and 8-11 of each sixteen in `low`, 4-7 and 12-15 in `high`.
+inline void write_group(__m512 low, __m512 high, bf16* out, __mmask32 mask, bool is_added) {
+    const __m512i front = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    const __m512i back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
+    __m512 sums[2] = {_mm512_permutex2var_ps(low, front, high), _mm512_permutex2var_ps(low, back, high)};
+    if (is_added) {
+        const __m512i had = _mm512_maskz_loadu_epi16(mask, out);
+        const __m256i halves[2] = {_mm512_castsi512_si256(had), _mm512_extracti64x4_epi64(had, 1)};
+        for (int h = 0; h < 2; ++h)
+            sums[h] = _mm512_add_ps(sums[h],
+                                    _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves[h]), 16)));
+    }
+    _mm512_mask_storeu_epi16(out, mask, (__m512i)_mm512_cvtne2ps_pbh(sums[1], sums[0]));
+}
+
+// Two rows at a time, their numbers in pairs. `CHAINS` sums are kept for each output, so that none waits for another.
+template <int GROUPS, int CHAINS>
+void sum_columns(const bf16* row, const bf16* weights, bf16* out, int64_t bag, int64_t width, int64_t num_columns,
+                 bool is_added, int64_t ahead) {
+    constexpr int64_t GROUP = 2 * LANES;
+    __m512 low[CHAINS][GROUPS], high[CHAINS][GROUPS];
+    for (int s = 0; s < CHAINS; ++s)
+        for (int g = 0; g < GROUPS; ++g) low[s][g] = high[s][g] = _mm512_setzero_ps();
+    const __mmask32 rest = num_columns % GROUP ? (__mmask32(1) << num_columns % GROUP) - 1 : ~__mmask32(0);
+    const auto read = [&](const bf16* from, int g) {
+        return g + 1 < GROUPS ? _mm512_loadu_si512(from + g * GROUP) : _mm512_maskz_loadu_epi16(rest, from + g * GROUP);
+    };
+    const auto add = [&](int s, const bf16* from, int32_t pair, bool is_pair) {
+        const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+        for (int g = 0; g < GROUPS; ++g) {
+            _mm_prefetch((const char*)(from + g * GROUP) + ahead, _MM_HINT_T1);
+            if (is_pair) _mm_prefetch((const char*)(from + width + g * GROUP) + ahead, _MM_HINT_T1);
+            const __m512i first = read(from, g), second = is_pair ? read(from + width, g) : _mm512_setzero_si512();
+            low[s][g] = _mm512_dpbf16_ps(low[s][g], (__m512bh)_mm512_unpacklo_epi16(first, second), both);
+            high[s][g] = _mm512_dpbf16_ps(high[s][g], (__m512bh)_mm512_unpackhi_epi16(first, second), both);
+        }
+    };
+    int64_t j = 0;
+    for (; j + 2 * CHAINS <= bag; j += 2 * CHAINS, row += 2 * CHAINS * width)
+#pragma GCC unroll 8
+        for (int s = 0; s < CHAINS; ++s) {
+            int32_t pair;
+            std::memcpy(&pair, weights + j + 2 * s, 4);
+            add(s, row + 2 * s * width, pair, true);
+        }
+    for (; j < bag; j += 2, row += 2 * width) {
+        int32_t pair = weights[j];
+        if (j + 1 < bag) std::memcpy(&pair, weights + j, 4);
+        add(0, row, pair, j + 1 < bag);
+    }
+    for (int g = 0; g < GROUPS; ++g, out += GROUP) {
+        for (int s = 1; s < CHAINS; ++s) {
+            low[0][g] = _mm512_add_ps(low[0][g], low[s][g]);
+            high[0][g] = _mm512_add_ps(high[0][g], high[s][g]);
+        }
+        write_group(low[0][g], high[0][g], out, g + 1 < GROUPS ? ~__mmask32(0) : rest, is_added);
+    }
+}
+
+template <>
+void sum_bag(const bf16* row, const bf16* weights, bf16* out, int64_t bag, int64_t width, bool is_added, int64_t ahead) {
+    constexpr int64_t GROUP = 2 * LANES;
+    const auto all = [&](auto sum) { sum(row, weights, out, bag, width, width, is_added, ahead); };
+    switch ((width + GROUP - 1) / GROUP) {
+        case 1: return all(sum_columns<1, 8>);
+        case 2: return all(sum_columns<2, 4>);
+        case 3: return all(sum_columns<3, 2>);
+        case 4: return all(sum_columns<4, 2>);
+    }
+    thread_local std::vector<float> room;
+    room.resize((width + GROUP - 1) / GROUP * GROUP);
+    const int64_t whole = width / GROUP;
+    const __mmask32 rest = (__mmask32(1) << width % GROUP) - 1;
+    for (int64_t j = 0; j < bag; j += 2, row += 2 * width) {
+        const bool is_pair = j + 1 < bag, is_first = j == 0;
+        int32_t pair = weights[j];
+        if (is_pair) std::memcpy(&pair, weights + j, 4);
+        const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+        const int64_t next = j + 2 < bag ? 2 * width * int64_t(sizeof(bf16)) : ahead - (bag - 2) * width * int64_t(sizeof(bf16));
+        const bf16* other = is_pair ? row + width : row;
+        float* sums = room.data();
+        const auto add = [&](__m512i first, __m512i second) {
+            __m512 low = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums);
+            __m512 high = is_first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + LANES);
+            if (!is_pair) second = _mm512_setzero_si512();
+            _mm512_storeu_ps(sums, _mm512_dpbf16_ps(low, (__m512bh)_mm512_unpacklo_epi16(first, second), both));
+            _mm512_storeu_ps(sums + LANES, _mm512_dpbf16_ps(high, (__m512bh)_mm512_unpackhi_epi16(first, second), both));
+            sums += GROUP;
+        };
+        for (int64_t g = 0; g < whole; ++g) {
+            _mm_prefetch((const char*)(row + g * GROUP) + next, _MM_HINT_T0);
+            _mm_prefetch((const char*)(other + g * GROUP) + next, _MM_HINT_T0);
+            add(_mm512_loadu_si512(row + g * GROUP), _mm512_loadu_si512(other + g * GROUP));
+        }
+        if (rest)
+            add(_mm512_maskz_loadu_epi16(rest, row + whole * GROUP), _mm512_maskz_loadu_epi16(rest, other + whole * GROUP));
+    }
+    const float* sums = room.data();
+    for (int64_t g = 0; g < whole; ++g, sums += GROUP, out += GROUP)
+        write_group(_mm512_loadu_ps(sums), _mm512_loadu_ps(sums + LANES), out, ~__mmask32(0), is_added);
+    if (rest) write_group(_mm512_loadu_ps(sums), _mm512_loadu_ps(sums + LANES), out, rest, is_added);
+}
+#endif
+
+// `following`: what is read after this, if anything is.
+template <class E>
+void sum_rows(const RowSumsCall& call, const RowSumsCall* following) {
+    const int64_t width = call.width, size = call.num_rows * width;  // of one adapter's rows
+#pragma omp parallel for schedule(dynamic, 1) if (call.num_tokens * size > ALONE)
+    for (int64_t i = 0; i < call.num_tokens; ++i) {
+        const E* row = static_cast<const E*>(call.table) + call.slots[i] * size;
+        const E* weights = static_cast<const E*>(call.weights) +
+                           (call.sources ? call.sources[i] : i) * call.weights_stride;
+        E* out = static_cast<E*>(call.out) + (call.targets ? call.targets[i] : i) * call.out_stride;
+        const char* next = static_cast<const char*>(call.table);
+        if (i + 1 < call.num_tokens)
+            next += call.slots[i + 1] * size * sizeof(E);
+        else if (following)
+            next = static_cast<const char*>(following->table) +
+                   following->slots[0] * following->num_rows * following->width * sizeof(E);
+        const int64_t ahead = next - reinterpret_cast<const char*>(row);
+        for (int64_t first = 0; first < call.num_rows; first += call.bag, out += width, row += call.bag * width)
+            sum_bag(row, weights + first, out, call.bag, width, call.is_added, ahead);
+    }
+}
+
+template <class E>
+void sum_all_rows(const RowSumsCall* calls, int64_t num_calls) {
+    for (int64_t i = 0; i < num_calls; ++i) sum_rows<E>(calls[i], i + 1 < num_calls ? calls + i + 1 : nullptr);
 }
 
 // --------------------------------------------------------------------------------------------------------- linear
@@ -603,8 +722,8 @@ void hearth_gate_silu_bf16(const bf16* gate_up, bf16* out, int64_t tokens, int64
     gate_silu(gate_up, out, tokens, width);
 }
 
-void hearth_sum_rows_f32(const RowSumsCall* call) { sum_rows<float>(*call); }
-void hearth_sum_rows_bf16(const RowSumsCall* call) { sum_rows<bf16>(*call); }
+void hearth_sum_rows_f32(const RowSumsCall* calls, int64_t num_calls) { sum_all_rows<float>(calls, num_calls); }
+void hearth_sum_rows_bf16(const RowSumsCall* calls, int64_t num_calls) { sum_all_rows<bf16>(calls, num_calls); }
 
 void hearth_accumulate_bf16(float* stream, const bf16* x, float factor, int64_t size) {
     accumulate(stream, x, factor, size);

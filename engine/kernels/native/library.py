@@ -59,7 +59,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "read_finite": (c_int64, (c_int, c_void_p, c_int64, c_int64, c_int64, c_uint64)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
     **{f"attend_{kind}": (None, (POINTER(AttentionCall),)) for kind in ("f32", "bf16")},
-    **{f"sum_rows_{kind}": (None, (POINTER(RowSumsCall),)) for kind in ("f32", "bf16")},
+    **{f"sum_rows_{kind}": (None, (c_void_p, c_int64)) for kind in ("f32", "bf16")},  # an array of RowSumsCall
     **{f"rms_norm_{kind}": (None, _NORM) for kind in ("f32", "bf16")},
     **{f"rotate_{kind}": (None, _ROTATE) for kind in ("f32", "bf16")},
     **{f"gate_silu_{kind}": (None, _GATE) for kind in ("f32", "bf16")},

@@ -19,19 +19,19 @@ from engine.kernels.interface import (
     GATED_SILU,
     Activation,
     Add,
-    AddRows,
+    AddLowRank,
     Attention,
     AttentionShape,
     AttentionStep,
     Facts,
     Kernels,
     KvPool,
+    LowRank,
     Operator,
     Place,
-    RowSums,
 )
 from engine.kernels.native import packed
-from engine.kernels.native.adapters import bind_row_sums
+from engine.kernels.native.adapters import bind_low_rank
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
@@ -141,8 +141,8 @@ class NativeKernels(CpuKernels):
 
         return add
 
-    def row_sums(self, sums: RowSums) -> AddRows | None:
-        return bind_row_sums(self._library, sums)
+    def low_rank(self, maps: LowRank) -> AddLowRank | None:
+        return bind_low_rank(self._library, maps)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return NativeAttention(self._library, pool, shape, sinks)
