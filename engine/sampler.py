@@ -22,8 +22,11 @@ from engine.inputs import Floats, Ints, SamplingInputs, StepOutput, TokenHistory
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
+_MOST_CHOSEN = 8192  # tokens that a constraint leaves, up to which they are drawn from one row at a time
 _SPAN = 128  # ids summed together when the whole vocabulary is drawn from
 _SECOND = np.uint64(0x5851F42D4C957F2D)  # makes the seed of a second draw
+_ALL_BITS = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
 _LEAST_REPETITION = np.float32(1e-3)  # it divides
 _LEAST_TEMPERATURE = 1e-5  # below, the division overflows and the draw is the greedy one anyway
 
@@ -54,8 +57,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     if inputs.constrained is not None:
         refused = inputs.constrained.settle(token_ids, is_failed)
         if refused:
-            _rule_out(logits, refused, inputs.constrained.allowed_again())
-            token_ids[refused] = _draw_again(logits, inputs, np.array(refused))
+            token_ids[refused] = _draw_again(logits, inputs, refused, inputs.constrained.allowed_again())
             inputs.constrained.settle_again(token_ids, is_failed)
     failed = is_failed if is_failed.any() else None
     if raw is None:
@@ -65,7 +67,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
 
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> Reals:
     """One number in [0, 1) for each (seed, position): SplitMix64 of the mixed seed, stepped to the position."""
-    step = np.uint64(0x9E3779B97F4A7C15)
+    step = np.uint64(_STEP)
     state = _mix(_mix(seeds.astype(np.uint64) + step) + (positions.astype(np.uint64) + np.uint64(1)) * step)
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -94,13 +96,54 @@ def _rule_out(logits: torch.Tensor, rows: list[int], bits: NDArray[np.uint8]) ->
             every[rows] += ruled_out
 
 
-def _draw_again(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows) -> Ints:
-    """For `rows` whose first draw was refused, by another random number."""
-    token_ids = logits.numpy()[rows].argmax(1).astype(np.int32)
-    drawn = np.flatnonzero(inputs.temperature[rows] >= _LEAST_TEMPERATURE)
-    if len(drawn):
-        token_ids[drawn] = _draw(logits, inputs, rows[drawn], inputs.seeds ^ _SECOND)
+def _draw_again(logits: torch.Tensor, inputs: SamplingInputs, rows: list[int], bits: NDArray[np.uint8]) -> Ints:
+    """For `rows` whose first draw was refused, by another random number, among what their masks `bits` allow. That is
+    rarely much, and then no operator over the vocabulary is needed."""
+    every, vocab_size = logits.numpy(), logits.shape[1]
+    allows = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)  # [rows, V]
+    token_ids, wide = np.empty(len(rows), np.int32), []
+    for place, row in enumerate(rows):
+        allowed = allows[place].nonzero()[0]
+        temperature = float(inputs.temperature[row])
+        is_few = 0 < len(allowed) <= _MOST_CHOSEN
+        if is_few and (temperature < _LEAST_TEMPERATURE or not _is_filtered(inputs, row)):
+            number = _second_number(int(inputs.seeds[row]), int(inputs.positions[row]))
+            token_ids[place] = allowed[_choose(every[row, allowed], temperature, number)]
+        else:
+            wide.append(place)
+    if wide:
+        left = np.array(rows)[wide]
+        _rule_out(logits, left.tolist(), bits[wide])
+        token_ids[wide] = every[left].argmax(1)
+        drawn = np.flatnonzero(inputs.temperature[left] >= _LEAST_TEMPERATURE)
+        if len(drawn):
+            token_ids[np.array(wide)[drawn]] = _draw(logits, inputs, left[drawn], inputs.seeds ^ _SECOND)
     return token_ids
+
+
+def _is_filtered(inputs: SamplingInputs, row: int) -> bool:
+    return bool(inputs.top_k[row] > 0 or inputs.top_p[row] < 1 or inputs.min_p[row] > 0)
+
+
+def _second_number(seed: int, position: int) -> float:
+    """What `uniform` gives for the seed of a second draw, of one row."""
+
+    def mix(state: int) -> int:
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _ALL_BITS
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _ALL_BITS
+        return state ^ (state >> 31)
+
+    start = mix(((seed ^ int(_SECOND)) + _STEP) & _ALL_BITS)
+    return float(mix((start + (position + 1) * _STEP) & _ALL_BITS) >> 11) * 2.0**-53
+
+
+def _choose(logits: Floats, temperature: float, number: float) -> int:
+    """Which of a few logits [M] is drawn by a random number in [0, 1)."""
+    best = int(logits.argmax())
+    if temperature < _LEAST_TEMPERATURE or not np.isfinite(logits[best]):
+        return best
+    until = np.exp((logits - logits[best]) / np.float32(temperature)).cumsum(dtype=np.float64)
+    return min(int(until.searchsorted(number * until[-1], side="right")), len(logits) - 1)
 
 
 def _penalise(logits: Floats, history: TokenHistory, inputs: SamplingInputs) -> None:

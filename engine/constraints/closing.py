@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.constraints.compile import closing_bound_of, largest_step_of, words_of
+from engine.constraints.compile import closing_bound_of, largest_step_of, probe_of, words_of
 from engine.constraints.token_view import TokenView
 from engine.protocol.tasks import Constraint
 
@@ -42,11 +42,14 @@ _LOWERCASE = b"abcdefghijklmnopqrstuvwxyz"
 
 class Closing:
     """What is known of closing the texts of one constraint. `bound`: tokens that close any of them wherever it stands
-    in what a schema describes, None if unknown. All else is found when first asked for."""
+    in what a schema describes, None if unknown. `probe`: tokens that may come within a string of any text and nowhere
+    else, [] if there are none. All else is found when first asked for."""
 
     def __init__(self, constraint: Constraint, matcher: LLMatcher, view: TokenView) -> None:
         """`matcher` has consumed nothing, and never will."""
         self.bound = closing_bound_of(constraint, view)
+        probe = probe_of(constraint)
+        self.probe = view.spell(probe) if probe else []
         self._constraint = constraint
         self._matcher = matcher
         self._view = view

@@ -14,10 +14,15 @@ from typing import Any
 
 from engine.constraints.json_schema import referred
 
-_NOTES = {
-    "title", "description", "default", "examples", "example", "$schema", "$id", "$comment", "$defs", "definitions",
-    "deprecated", "readOnly", "writeOnly", "x-guidance",
-}  # fmt: skip
+_KEYWORDS = {
+    "type", "enum", "const", "$ref", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor",
+    "$vocabulary", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "properties", "patternProperties",
+    "additionalProperties", "propertyNames", "required", "minProperties", "maxProperties", "dependencies",
+    "dependentRequired", "dependentSchemas", "unevaluatedProperties", "items", "prefixItems", "additionalItems",
+    "unevaluatedItems", "contains", "minContains", "maxContains", "minItems", "maxItems", "uniqueItems", "minLength",
+    "maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
+    "contentEncoding", "contentMediaType", "contentSchema", "nullable", "discriminator", "id",
+}  # fmt: skip  # what may narrow a value; all else is a note, to the parser library as well
 _LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
 _ESCAPE = 6  # what an escape in a string, or the first byte of a character, may still need
 _ANY = (1, 16)  # a key or a string, its escape, a colon and a number; brackets are counted as they come
@@ -69,7 +74,7 @@ class _Bounds:
         return found
 
     def _find(self, part: dict[str, Any]) -> Sizes:
-        keys = part.keys() - _NOTES
+        keys = part.keys() & _KEYWORDS
         if not keys:
             return _ANY
         if "enum" in keys or "const" in keys:

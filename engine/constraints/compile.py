@@ -17,6 +17,7 @@ from engine.constraints.closing_bound import bound_of
 from engine.constraints.json_schema import (
     ANY_OBJECT,
     depth_of,
+    has_free_strings_only,
     least_chars_of_parts,
     with_finite_numbers,
     words_of_patterns,
@@ -61,6 +62,7 @@ _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n]
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _IDS = re.compile(r"\[[\d\s,^*-]+\]")
 _MAX_MESSAGE_CHARS = 300
+_PROBES = ('q0 "', 'Zx1 "', 'w7.Qj "')
 _CHARS_PER_TOKEN = 2  # at least that many, in keys and punctuation
 _STEP_OF_GRAMMAR = 32
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -146,6 +148,17 @@ def closing_bound_of(constraint: Constraint, view: TokenView) -> int | None:
     if constraint.kind != "json_schema":
         return None
     return bound_of(_schema(constraint.text), lambda text: len(view.tokenizer.greedy_tokenize(text)))
+
+
+def probe_of(constraint: Constraint) -> str:
+    """What can come only where any text can, up to a quote, and the quote: in a JSON string that is not held to
+    anything. Empty where no such text is known."""
+    if constraint.kind == "json_object":
+        return _PROBES[0]
+    if constraint.kind != "json_schema" or not has_free_strings_only(_schema(constraint.text)):
+        return ""
+    spelled = json.dumps(_schema(constraint.text), ensure_ascii=False)
+    return next((probe for probe in _PROBES if probe[:-1] not in spelled), "")
 
 
 def limits() -> LLParserLimits:

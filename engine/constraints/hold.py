@@ -9,7 +9,10 @@ While more tokens are left than any text of the constraint can need to be closed
 the start where no such number is known, the close is looked up now and then, the more often the less room there is; but
 tokens that go on with a string or number that could end as well cost little: closing needs no more after them than
 before. Near the limit every token is tried before it is accepted: one after which no known close would fit is replaced
-by the next token of the close in hand. Knows tokens and one limit; no logits, no batches.
+by the next token of the close in hand.
+
+Within a string that may be any text, tokens of plain characters are taken without asking: the matcher hears of them
+when something else comes, or when anybody asks it. Knows tokens and one limit; no logits, no batches.
 """
 
 from __future__ import annotations
@@ -38,19 +41,20 @@ class Hold:
     """
 
     __slots__ = (
-        "_bound", "_close", "_closing", "_costs", "_goes_on", "_is_current", "_is_free", "_is_tight", "_margin",
-        "_view", "forced", "is_failed", "is_open", "is_over", "matcher", "slack",
+        "_bound", "_close", "_closing", "_costs", "_goes_on", "_is_current", "_is_free", "_is_in_string", "_is_tight",
+        "_margin", "_matcher", "_plain", "_untold", "_view", "forced", "is_failed", "is_open", "is_over", "slack",
     )  # fmt: skip  # a step looks at every hold, and few are in a cache by then
 
     def __init__(self, matcher: LLMatcher, closing: Closing, view: TokenView) -> None:
-        self.matcher = matcher
+        self._matcher = matcher
+        self._untold: list[int] = []  # tokens taken that the matcher has not heard of
         self.is_failed = False
         self.is_over = False
         self.is_open = False
         self.forced: list[int] = []
         self.slack = 0
         self._view = view
-        self._costs = view.costs
+        self._costs, self._plain = view.costs, view.plain
         self._closing = closing
         self._bound = closing.bound
         self._is_free = False  # whether the bound is far away
@@ -58,7 +62,22 @@ class Hold:
         self._is_current = closing.bound is None  # whether `_close` closes the text as it stands now
         self._margin = _LEAST_MARGIN + len(self._close or ())
         self._is_tight = False
+        self._is_in_string: bool | None = None  # of any text; None: not known
         self._goes_on: bool | None = None  # whether the text stands in what can go on and end as well; None: not known
+
+    @property
+    def matcher(self) -> LLMatcher:
+        """It knows the text as it stands."""
+        if self._untold:
+            untold, self._untold = self._untold, []
+            if self._matcher.try_consume_tokens(untold) < len(untold):
+                self.is_failed = True
+        return self._matcher
+
+    @property
+    def num_untold(self) -> int:
+        """Tokens that the matcher has not heard of."""
+        return len(self._untold)
 
     @property
     def is_match(self) -> bool:
@@ -97,6 +116,11 @@ class Hold:
     def take(self, token_id: int, remaining: int) -> int:
         """Accept `token_id` as one of the `remaining` that are left; or another in its place, so that the text can be
         closed. Returns the one accepted, REFUSED if the constraint does not allow it. Not while something is forced."""
+        if self.slack > 0 and self._plain[token_id] and (self._is_in_string or self._finds_string()):
+            self._untold.append(token_id)
+            self.slack -= 1
+            self._is_current, self.is_open = False, True
+            return token_id
         cost = self._costs[token_id]
         if cost == 0 and self.slack > 0 and self._does_go_on():
             if not self._consumes(token_id):
@@ -119,7 +143,7 @@ class Hold:
         else:
             return token_id if self.is_failed else REFUSED
         if token_id != REFUSED:
-            self._goes_on, self.is_open = None, False
+            self._goes_on, self._is_in_string, self.is_open = None, None, False
             if not self._is_tight:
                 self._settle()
             self.is_over = self.matcher.is_stopped() and not (self.forced or self.is_failed)
@@ -135,6 +159,13 @@ class Hold:
         if self._goes_on is None:
             self._goes_on = self._view.can_go_on(self.matcher)
         return self._goes_on
+
+    def _finds_string(self) -> bool:
+        """Whether the text stands in a string that may be any."""
+        if self._is_in_string is None:
+            probe = self._closing.probe
+            self._is_in_string = bool(probe) and self.matcher.validate_tokens(probe) == len(probe)
+        return self._is_in_string
 
     def _settle(self) -> None:
         """Consume what must follow, as far as there is slack."""
@@ -181,7 +212,9 @@ class Hold:
         """Whether the text goes on with it. If not, the text stands as it stood, or the matcher failed."""
         if token_id in self._view.eos_token_ids and not self.matcher.is_accepting():
             return False
-        if self.matcher.try_consume_tokens([token_id]):
+        untold, self._untold = self._untold, []
+        num_taken = self._matcher.try_consume_tokens([*untold, token_id])
+        if num_taken > len(untold):
             return True
-        self.is_failed = self.matcher.is_error()
+        self.is_failed = num_taken < len(untold) or self._matcher.is_error()
         return False

@@ -18,6 +18,17 @@ _ONE = ("additionalProperties", "items", "not", "if", "then", "else", "contains"
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _NUMBER_LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
+_STRING_LIMITS = {
+    "pattern",
+    "patternProperties",
+    "propertyNames",
+    "maxLength",
+    "format",
+    "not",
+    "$anchor",
+    "$dynamicRef",
+}
+_REFERENCE = re.compile(r"#(/(\$defs|definitions|properties)/[^/]+)*")
 _WORD = re.compile(r"(?<![\\])[A-Za-z0-9@_./: -]{2,}")
 _MAX_WORDS = 32
 _MAX_LEVELS = 100  # of parts in parts, references followed
@@ -65,6 +76,17 @@ def words_of_patterns(schema: dict[str, Any]) -> tuple[str, ...]:
 def words_of_regex(pattern: str) -> tuple[str, ...]:
     """Runs of plain characters in a regular expression."""
     return tuple(dict.fromkeys(_WORD.findall(pattern)))[:_MAX_WORDS]
+
+
+def has_free_strings_only(schema: dict[str, Any]) -> bool:
+    """Whether every string in what meets `schema` is either one that the schema spells out, or any string at all (any
+    but some, where it is a key). So one that goes on with what the schema spells nowhere goes on with anything."""
+    return all(not _STRING_LIMITS & part.keys() and _leads_to_part(part.get("$ref", "#")) for part in _walk(schema))
+
+
+def _leads_to_part(reference: Any) -> bool:
+    """To one that `_walk` comes to."""
+    return isinstance(reference, str) and _REFERENCE.fullmatch(reference) is not None
 
 
 def least_chars_of_parts(schema: dict[str, Any]) -> int:

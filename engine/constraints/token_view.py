@@ -26,6 +26,8 @@ from engine.tokenizer_files import TokenizerUnusable, read_definition
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+_SMALL_VOCABULARY = 16_384  # up to there, sorting tokens beforehand costs each grammar more than its masks gain
+_PLAIN = re.compile(rb"[ !#-\[\]-~]+")
 _SPECIAL_TO_LIBRARY = re.compile(r"<.*>", re.DOTALL)  # whatever the file says of it
 
 
@@ -42,6 +44,13 @@ class TokenView:
     # [num_tokens], 0 for a token that spells letters, digits and spaces alone; else itself and what it may add, in a
     # JSON text, to the tokens that closing needs
     costs: bytes
+    # [num_tokens], 1 for a token that any JSON string may go on with: printable ASCII, no quote and no backslash
+    plain: bytes
+
+    def spell(self, text: str) -> list[int]:
+        """A token for each byte of an ASCII text; [] where the vocabulary lacks one."""
+        ids: list[int] = self.byte_ids[[*text.encode()]].tolist()
+        return ids if min(ids) >= 0 else []
 
     @cached_property
     def _signs(self) -> tuple[list[int], list[int], list[int]] | None:
@@ -77,7 +86,12 @@ def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, 
     largest_added = max((token["id"] for token in definition.get("added_tokens", [])), default=-1)
     num_tokens = max(vocab_size, largest_added + 1, _largest_id(definition["model"]["vocab"]) + 1)
     eos = [token_id for token_id in eos_token_ids if token_id < num_tokens]
-    tokenizer = LLTokenizer(msgspec.json.encode(definition).decode(), n_vocab=num_tokens, eos_token=eos or None)
+    tokenizer = LLTokenizer(
+        msgspec.json.encode(definition).decode(),
+        n_vocab=num_tokens,
+        eos_token=eos or None,
+        slices=None if num_tokens > _SMALL_VOCABULARY else [],
+    )
     texts: list[bytes] = [tokenizer.decode_bytes([token_id]) for token_id in range(num_tokens)]
     is_text = [not tokenizer.is_special_token(token_id) for token_id in range(num_tokens)]
     return TokenView(
@@ -87,11 +101,16 @@ def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, 
         eos_token_ids=tuple(tokenizer.eos_tokens),
         control_ids=control_ids,
         costs=bytes(map(_cost, texts, is_text)),
+        plain=bytes(map(_is_plain, texts, is_text)),
     )
 
 
 def _cost(text: bytes, is_text: bool) -> int:
     return 0 if is_text and text.replace(b" ", b"").isalnum() else min(1 + growth(text), 255)
+
+
+def _is_plain(text: bytes, is_text: bool) -> bool:
+    return is_text and _PLAIN.fullmatch(text) is not None
 
 
 def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:

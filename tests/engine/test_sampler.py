@@ -364,6 +364,22 @@ def test_a_token_comes_as_often_as_it_is_likely_among_those_allowed(filters: dic
     assert bool(held.refused) == (not is_closed and len(filters) < 1 + ("temperature" in filters))
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_second_draw_is_the_same_among_few_tokens_as_over_the_vocabulary(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+):
+    logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
+    seeds = np.random.default_rng(1).integers(0, 2**63, 300).tolist()
+    rows = [{"temperature": temperature, "seeds": seed, "positions": place} for place, seed in enumerate(seeds)]
+    drawn = []
+    for most_chosen in (8192, 0):
+        monkeypatch.setattr("engine.sampler._MOST_CHOSEN", most_chosen)
+        held = Allowing(list(range(300)), [{2, 3, 77, 150, 299}] * 300)
+        drawn.append(sample(logits.clone(), dataclasses.replace(inputs_of(rows), constrained=held)).token_ids)
+    assert held.refused
+    assert np.array_equal(*drawn)
+
+
 def test_penalties_and_filters_see_only_what_is_allowed():
     logits = torch.zeros(1, VOCAB)
     logits[0, :5] = torch.tensor([9.0, 4.0, 3.0, 2.0, 8.0])

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from engine.constraints.closing import Closing, closes, find_close
 from engine.constraints.closing_bound import bound_of, growth
-from engine.constraints.compile import compile_matcher, words_of
+from engine.constraints.compile import compile_matcher, probe_of, words_of
 from engine.constraints.hold import REFUSED, Hold
+from engine.constraints.json_schema import has_free_strings_only
 from engine.constraints.token_view import read_token_view
 from engine.protocol.tasks import Constraint
 from tests.engine.constraints.schemas import INTEGER, SCHEMAS, STRING, record
@@ -185,6 +186,8 @@ def test_no_text_needs_more_to_be_closed_than_its_schema_says(name: str) -> None
         ({}, True),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": STRING}}, True),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}, False),
+        (record(a={"type": "string", "optional": True}), True),  # no keyword of JSON schemas
+        (record(a={"type": "string", "nullable": True}), False),
         ({"$ref": "#"}, False),
         ({"$ref": "https://elsewhere"}, False),
         ({"type": "string", "pattern": "a{500}"}, False),
@@ -227,3 +230,54 @@ def test_a_hold_takes_what_its_mask_allows_and_refuses_all_else(name: str) -> No
         assert hold.take(said, 200) == said
         if said in VIEW.eos_token_ids:
             break
+
+
+PLAIN = [token_id for token_id, is_plain in enumerate(VIEW.plain) if is_plain]
+WITH_FREE_STRINGS = [name for name, value in SCHEMAS.items() if has_free_strings_only(value)]
+
+
+@pytest.mark.parametrize("name", WITH_FREE_STRINGS)
+def test_tokens_taken_within_a_free_string_are_those_that_the_matcher_would_take(name: str) -> None:
+    """The same tokens are offered to a hold that asks the matcher about each."""
+    constraint, rng, num_untold = schema(SCHEMAS[name]), random.Random(name), 0
+    matcher = compile_matcher(constraint, VIEW)
+    quick, asking = (Closing(constraint, matcher, VIEW) for _ in range(2))
+    asking.probe = []
+    for _ in range(3):
+        hold, twin = Hold(matcher.deep_copy(), quick, VIEW), Hold(matcher.deep_copy(), asking, VIEW)
+        for remaining in range(4_000, 3_920, -1):
+            for each in (hold, twin):
+                each.prepare(remaining)
+                each.spend(len(each.forced))
+            if hold.is_over:
+                break
+            token_id = rng.choice(PLAIN)
+            if rng.random() < 0.6:
+                mask = twin.matcher.compute_bitmask()
+                token_id = rng.choice([each for each in range(4096) if mask[each >> 3] >> (each & 7) & 1])
+            assert hold.take(token_id, remaining) == twin.take(token_id, remaining)
+            num_untold += hold.num_untold > 0
+            assert (hold.forced, hold.is_over, hold.is_failed) == (twin.forced, twin.is_over, False)
+        assert hold.is_match == twin.is_match
+    assert num_untold or name not in ("a flat record", "a record in a record", "an optional key")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_known"),
+    [
+        (record(a=STRING), True),
+        (record(pattern=STRING, format=INTEGER), True),
+        (record(a={"enum": ["q0 ", "b"]}, b=STRING), True),  # by another probe
+        (record(a={"enum": ["q0 ", "Zx1 ", "w7.Qj "]}), False),
+        (record(a={"type": "string", "maxLength": 5}), False),
+        ({"type": "array", "items": {"type": "string", "pattern": "[q0 ]*"}}, False),
+        ({"type": "object", "patternProperties": {"^q": True}}, False),
+        ({"$ref": "#/other/place", "other": {"place": {"type": "string", "format": "uuid"}}}, False),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "string", "format": "uuid"}}}, False),
+    ],
+)
+def test_free_strings_are_known_by_what_no_other_text_spells(value: dict[str, object], is_known: bool) -> None:
+    constraint = schema(value)
+    probe = probe_of(constraint)
+    assert bool(probe) is is_known
+    assert probe[:-1] not in constraint.text or not probe
