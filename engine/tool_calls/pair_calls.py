@@ -19,7 +19,7 @@ from engine.tool_calls.argument_types import is_only_text, may_be_text, properti
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted, schemas_of
 from engine.tool_calls.free_text import text_until
 from engine.tool_calls.json_text import JsonScanner
-from engine.tool_calls.python_text import json_of_python
+from engine.tool_calls.python_text import PythonReader, json_of_python
 
 _MAX_KEY_CHARS = 256
 _MAX_KEY_END_CHARS = 64
@@ -244,9 +244,7 @@ class PairReader(ArgumentReader):
         it does not."""
         at = text.find(self._family.after_value)
         while at >= 0 and not self._is_text:
-            value = ("".join(self._value) + text[:at]).strip()
-            scanner = JsonScanner()
-            if value[:1] not in ("{", "[") or (scanner.scan(value) and scanner.is_closed):
+            if _is_over(("".join(self._value) + text[:at]).strip()):
                 break
             at = text.find(self._family.after_value, at + 1)
         return at
@@ -271,6 +269,19 @@ class PairReader(ArgumentReader):
 def _choices(schema: Mapping[str, Any]) -> Collection[Any]:
     found = schema.get("enum")
     return found if isinstance(found, list) else ()
+
+
+def _is_over(value: str) -> bool:
+    """Whether this is no beginning of an object or list, as JSON writes them or as Python does."""
+    if value[:1] not in ("{", "["):
+        return True
+    scanner = JsonScanner()
+    is_closed = scanner.scan(value) > 0 and scanner.is_closed
+    if "'" not in value:
+        return is_closed
+    reader = PythonReader()
+    reader.push(value + ",")
+    return reader.is_whole or (reader.is_none and is_closed)
 
 
 def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:

@@ -31,6 +31,7 @@ from engine.tool_calls.families import (
     LLAMA4_PYTHONIC,
     MISTRAL_NAMED,
     QWEN3_CODER,
+    SEED_OSS,
 )
 from engine.tool_calls.family import Family, SchemaUnwritable
 from engine.tool_calls.form import Form, find_form, template_messages, template_tools
@@ -336,6 +337,30 @@ def test_all_accepted_calls_are_read_back_and_most_can_be_written(test_data: Pat
     # A few answers are not of the type that their schema says; Seed's template writes lists as Python does, which are
     # read, but a call that is held has JSON.
     assert num_written >= (0.85 if name == "ByteDance-Seed-OSS" else 0.9) * num_read
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("['a', 'b']", ["a", "b"]),
+        ("['a\"b', \"it's\"]", ['a"b', "it's"]),
+        ("['a]</parameter>b', 'c']", ["a]</parameter>b", "c"]),
+        ('["it\'s </parameter>"]', ["it's </parameter>"]),
+        ("[True, None, (1, -2.5)]", [True, None, [1, -2.5]]),
+        ("['don't']", "['don't']"),  # is no literal
+    ],
+)
+@pytest.mark.parametrize("size", [1, 7, 500])
+def test_lists_as_python_writes_them_end_where_they_end(written: str, meant: object, size: int) -> None:
+    text = f"<function=f>\n<parameter=a>{written}</parameter>\n<parameter=n>3</parameter>\n</function>"
+    reader, left = SEED_OSS.reader({"f": {"properties": {"a": {"type": ["array", "string"]}, "n": {}}}}), ""
+    for at in range(0, len(text), size):
+        left += text[at : at + size]
+        left = left[reader.push(left) :]
+    call = reader.call()
+    assert reader.is_whole
+    assert call is not None
+    assert json.loads(call[1]) == {"a": meant, "n": 3}
 
 
 def test_a_strict_tool_that_a_family_cannot_hold_to_is_told() -> None:
