@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
-import torch
 from msgspec import Struct
 
 from engine import rank_wire
 from engine.config import EngineConfig
+from engine.devices import device_of
 from engine.inputs import Ints, StepInputs
-from engine.kernels.collectives import Meeting
+from engine.kernels.collectives import Meeting, backend_of
 from engine.layers.share import Share
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
@@ -105,10 +105,12 @@ class Followers:
         """The leader's runner, once every rank has its part. Raises as Runner does, and GroupError."""
         size = len(self._followers) + 1
         config = settle_dtype(config, Share(0, size))
+        device = device_of(config.device, 0, size)
+        backend_of(device)  # before anybody waits for anybody
         meeting = Meeting(0, size)
         for follower in self._followers:
             _send(follower.channel, _Setup(rank_wire.encode_arguments(config, ""), meeting.port))
-        share = Share(0, size, meeting.join(torch.device(config.device)))
+        share = Share(0, size, meeting.join(device))
         self._block_size = config.block_size
         runner = Runner(config, share=share, announce=self._announce, announce_wipe=self._announce_wipe)
         for follower in self._followers:
@@ -147,7 +149,7 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
         return
     setup = msgspec.msgpack.decode(data, type=_Setup)
     config, _ = rank_wire.decode_arguments(setup.arguments)
-    group = Meeting(rank, size, setup.port).join(torch.device(config.device))
+    group = Meeting(rank, size, setup.port).join(device_of(config.device, rank, size))
     try:
         runner = Runner(config, share=Share(rank, size, group))
     except Exception as error:  # news for the leader, as a leader's is for the replica

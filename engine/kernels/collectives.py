@@ -32,15 +32,34 @@ class Meeting:
 
     def join(self, device: torch.device) -> Group:
         """Returns when every rank has called it. Raises RuntimeError."""
-        if device.type == "cuda":
-            backend: Any = _c10d.ProcessGroupNCCL(self._store, self._rank, self._size)
-        else:
-            options = _c10d.ProcessGroupGloo._Options()
-            options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
-            options._timeout = _FOREVER
-            options._threads = 1  # a rank's operations come one after the other
-            backend = _c10d.ProcessGroupGloo(self._store, self._rank, self._size, options)
-        return Group(backend, self._rank, self._size, device)
+        make = self._nccl if backend_of(device) == "nccl" else self._gloo
+        return Group(make(device), self._rank, self._size, device)
+
+    def _gloo(self, _device: torch.device) -> Any:
+        options = _c10d.ProcessGroupGloo._Options()
+        options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
+        options._timeout = _FOREVER
+        options._threads = 1  # a rank's operations come one after the other
+        return _c10d.ProcessGroupGloo(self._store, self._rank, self._size, options)
+
+    def _nccl(self, device: torch.device) -> Any:
+        """Operations are queued on the device's stream and none of them waits on the host. The group is bound to its
+        device at once, so that ranks which cannot talk fail while loading."""
+        torch.cuda.set_device(device)
+        options = _c10d.ProcessGroupNCCL.Options()
+        options._timeout = _FOREVER
+        group = _c10d.ProcessGroupNCCL(self._store, self._rank, self._size, options)
+        group.eager_connect_single_device(device)
+        return group
+
+
+def backend_of(device: torch.device) -> str:
+    """What joins ranks on such devices. Raises RuntimeError where this build of torch has not got it."""
+    if device.type == "cpu":
+        return "gloo"
+    if device.type != "cuda" or not hasattr(_c10d, "ProcessGroupNCCL"):
+        raise RuntimeError(f"device={device.type!r}: this build of torch cannot join ranks there")
+    return "nccl"
 
 
 class Group:
