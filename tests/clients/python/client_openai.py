@@ -20,6 +20,7 @@ from asked import (
 )  # fmt: skip
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import ResponseCompletedEvent
+from pydantic import BaseModel
 
 
 @pytest.fixture
@@ -126,6 +127,38 @@ def test_a_response_is_retrieved_and_deleted(hearth, client):
     client.responses.delete(made.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(made.id)
+
+
+def test_a_response_runs_in_the_background_and_its_stream_is_taken_up(hearth, client):
+    made = client.responses.create(model=hearth.chat_model, input="Hello", temperature=0, background=True)
+    assert made.status in ("queued", "in_progress")
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert isinstance(events[-1], ResponseCompletedEvent)
+    assert client.responses.retrieve(made.id).output_text == events[-1].response.output_text != ""
+    assert list(client.responses.retrieve(made.id, stream=True, starting_after=3)) == events[4:]
+    assert client.responses.cancel(made.id).status == "completed"
+    asked = client.responses.create(model=hearth.chat_model, input="Hello", background=True, stream=True)
+    assert [event.type for event in asked][-1] == "response.completed"
+
+
+def test_tokens_are_counted_before_they_are_paid_for(hearth, client):
+    counted = client.responses.input_tokens.count(model=hearth.chat_model, input="Hello")
+    usage = client.responses.create(model=hearth.chat_model, input="Hello", store=False).usage
+    assert counted.input_tokens == usage.input_tokens > 0
+
+
+def test_answers_are_parsed_into_models_of_the_caller_s(hearth, client):
+    class Person(BaseModel):
+        name: str
+        age: int
+
+    asked = {"model": hearth.chat_model, "temperature": 0}
+    whole = client.chat.completions.parse(messages=ABOUT_ANNA, response_format=Person, **asked)
+    assert whole.choices[0].message.parsed == Person(name="Anna", age=31)
+    assert client.responses.parse(input=ABOUT_ANNA, text_format=Person, **asked).output_parsed.age == 31
+    raw = client.chat.completions.with_raw_response.create(messages=GREETING, **asked)
+    assert raw.headers["cf-ai-req-id"] == raw.request_id
+    assert raw.parse().choices[0].message.content
 
 
 def test_text_completions_of_several_prompts(hearth, client):
