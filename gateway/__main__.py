@@ -19,7 +19,7 @@ from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.app import build_app
 from gateway.batch_worker import working
-from gateway.server import serve
+from gateway.server import BACKLOG, serve
 from gateway.services import open_services
 from gateway.settings import GatewaySettings
 from storage.errors import StoreError
@@ -43,6 +43,7 @@ async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLD)
+        listener.listen(BACKLOG)  # who reads the line below may connect
         host, port = listener.getsockname()[:2]
         log.info("gateway listening", extra={"host": host, "port": port, "pop": settings.pop})
         await serve(app, services, listener)
