@@ -109,33 +109,38 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
 
     Raises SettingError, ValueError or OSError when a setting cannot work.
     """
+    services = _built(settings)
+    await _read_first(services)
+    jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in _loops(services)]
+    try:
+        yield services
+    finally:
+        await services.nodes.close()
+        await services.ledger.close()
+        await services.quota.close()
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        services.outgoing.close()
+        await services.finetunes.close()
+        await services.documents.close()
+        if services.operators is not None:
+            await services.operators.close()
+        await services.ephemeral.close()
+        await services.database.close()
+
+
+def _built(settings: GatewaySettings) -> Services:
+    """Everything there is, out of what it needs; nothing has been asked of a store yet."""
     tls = settings.tls_context()
     identity = settings.service_identity()
     proxies = networks_in(settings.trusted_proxies)
+    places = Places.read(settings.places, settings.pop, settings.stores_place)
+    clock = SteadyClock(SYSTEM_CLOCK)  # leases, stamps and days of calls do not jump with the machine's clock
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
-    ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S), database)
-    clock = SteadyClock(SYSTEM_CLOCK)  # leases, stamps and days of calls do not jump with the machine's clock
-    verifier = TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral)
     registry = Registry(database)
-    limits_of_finetunes = catalog_finetunes.Limits(
-        settings.finetune_max_rank, settings.finetune_max_bytes, settings.finetunes_per_account
-    )
-    finetunes = Finetunes(database, registry, settings.objects_url, limits_of_finetunes, clock)
-    document_limits = DocumentLimits(settings.document_timeout_s, settings.document_memory_bytes)
-    documents = Documents(Converter(document_limits, settings.document_processes), settings.document_max_bytes)
-    sealer = Sealer(settings.cache_secret, "batches")
-    batches = Batches(database, ephemeral, sealer, clock, settings.batch_max_waiting, settings.client_stall_timeout_s)
-    outgoing = Outgoing(networks_in(settings.webhook_networks))
-    idempotency_keys = IdempotencyKeys(
-        database,
-        settings.cache_secret,
-        clock,
-        lease_s=settings.batch_lease_s,
-        ttl_s=settings.idempotency_ttl_s,
-    )
-    sender = f"gateway@{socket.gethostname()}"
-    nodes = Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls, identity=identity)
+    ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S), database)
     allowance = Allowance(
         database,
         SYSTEM_CLOCK,
@@ -150,85 +155,82 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         lease_s=settings.call_timeout_s + LEASE_MARGIN_S,
         budgets=allowance,
     )
-    for what, read in (("catalog", registry.refresh), ("presence", nodes.refresh), ("quota", quota.open)):
+    sender = f"gateway@{socket.gethostname()}"
+    sealer = Sealer(settings.cache_secret, "batches")
+    return Services(
+        settings=settings,
+        clock=clock,
+        database=database,
+        ephemeral=ephemeral,
+        verifier=TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral),
+        registry=registry,
+        ledger=ledger,
+        nodes=Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls, identity=identity),
+        admission=Admission(settings.max_calls),
+        blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
+        limits=Limits(parse_rules(settings.rate_limits)),
+        quota=quota,
+        allowance=allowance,
+        useful_replies=UsefulReplies(
+            SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(places.stores)
+        ),
+        threads=Threads(database, settings.cache_secret, settings.response_ttl_s, clock),
+        finetunes=_finetunes(settings, database, registry, clock),
+        documents=_documents(settings),
+        batches=Batches(
+            database, ephemeral, sealer, clock, settings.batch_max_waiting, settings.client_stall_timeout_s
+        ),
+        idempotency_keys=IdempotencyKeys(
+            database,
+            settings.cache_secret,
+            clock,
+            lease_s=settings.batch_lease_s,
+            ttl_s=settings.idempotency_ttl_s,
+        ),
+        outgoing=Outgoing(networks_in(settings.webhook_networks)),
+        test_tenant=TestTenant(settings.test_tenant),
+        cache_identity=_cache_identity(settings.cache_secret),
+        places=places,
+        trusted_proxies=AddressCondition(within=proxies) if proxies else None,
+        operators=_operators(settings, database, ephemeral),
+    )
+
+
+async def _read_first(services: Services) -> None:
+    """What calls need to know is known when the first one comes, unless a store is away."""
+    reads = {
+        "catalog": services.registry.refresh,
+        "presence": services.nodes.refresh,
+        "quota": services.quota.open,
+    }
+    for what, read in reads.items():
         try:
             async with asyncio.timeout(FIRST_READ_TIMEOUT_S):
                 await read()
         except (StoreUnavailable, TimeoutError):
             log.warning("starting without a store; it is tried again in the background", extra={"what": what})
 
-    operators = _operators(settings, database, ephemeral)
 
-    @lru_cache(maxsize=65536)
-    def cache_identity(account_id: str) -> tuple[bytes, int]:
-        return cache_namespace(settings.cache_secret, account_id), fairness_id(settings.cache_secret, account_id)
-
+def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
+    """What runs in the background for as long as the process."""
+    settings, database = services.settings, services.database
     kept = Kept(settings.usage_entries_days, settings.usage_minutes_days, settings.usage_hours_days)
-    upkeep = UsageUpkeep(database, SYSTEM_CLOCK, kept)
 
     async def watch_allowance() -> None:
-        await allowance.watch(quota)
+        await services.allowance.watch(services.quota)
 
-    places = Places.read(settings.places, settings.pop, settings.stores_place)
-    heads = AuditHeads(database, settings.audit_heads, settings.token_pepper, clock)
-    threads = Threads(database, settings.cache_secret, settings.response_ttl_s, clock)
-    loops = (
-        threads.run,
-        nodes.run,
-        registry.watch,
-        verifier.watch,
-        ledger.run,
-        quota.run,
+    return (
+        services.threads.run,
+        services.nodes.run,
+        services.registry.watch,
+        services.verifier.watch,
+        services.ledger.run,
+        services.quota.run,
         watch_allowance,
-        upkeep.run,
-        idempotency_keys.run,
-        heads.run,
+        UsageUpkeep(database, SYSTEM_CLOCK, kept).run,
+        services.idempotency_keys.run,
+        AuditHeads(database, settings.audit_heads, settings.token_pepper, services.clock).run,
     )
-    jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in loops]
-    try:
-        yield Services(
-            settings=settings,
-            clock=clock,
-            database=database,
-            ephemeral=ephemeral,
-            verifier=verifier,
-            registry=registry,
-            ledger=ledger,
-            nodes=nodes,
-            admission=Admission(settings.max_calls),
-            blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
-            limits=Limits(parse_rules(settings.rate_limits)),
-            quota=quota,
-            allowance=allowance,
-            useful_replies=UsefulReplies(
-                SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(places.stores)
-            ),
-            threads=threads,
-            finetunes=finetunes,
-            documents=documents,
-            batches=batches,
-            idempotency_keys=idempotency_keys,
-            outgoing=outgoing,
-            test_tenant=TestTenant(settings.test_tenant),
-            cache_identity=cache_identity,
-            places=places,
-            trusted_proxies=AddressCondition(within=proxies) if proxies else None,
-            operators=operators,
-        )
-    finally:
-        await nodes.close()
-        await ledger.close()
-        await quota.close()
-        for job in jobs:
-            job.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
-        outgoing.close()
-        await finetunes.close()
-        await documents.close()
-        if operators is not None:
-            await operators.close()
-        await ephemeral.close()
-        await database.close()
 
 
 async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -241,6 +243,28 @@ async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
             log.exception("a background job failed and is started again", extra={"job": loop.__qualname__})
             metrics.INTERNAL_ERRORS.inc()
             await asyncio.sleep(RESTART_PAUSE_S)
+
+
+def _finetunes(settings: GatewaySettings, database: Database, registry: Registry, clock: Clock) -> Finetunes:
+    limits = catalog_finetunes.Limits(
+        settings.finetune_max_rank, settings.finetune_max_bytes, settings.finetunes_per_account
+    )
+    return Finetunes(database, registry, settings.objects_url, limits, clock)
+
+
+def _documents(settings: GatewaySettings) -> Documents:
+    limits = DocumentLimits(settings.document_timeout_s, settings.document_memory_bytes)
+    return Documents(Converter(limits, settings.document_processes), settings.document_max_bytes)
+
+
+def _cache_identity(cache_secret: bytes) -> Callable[[str], tuple[bytes, int]]:
+    """Account id -> (namespace, fairness number), remembered for the accounts seen lately."""
+
+    @lru_cache(maxsize=65536)
+    def identity(account_id: str) -> tuple[bytes, int]:
+        return cache_namespace(cache_secret, account_id), fairness_id(cache_secret, account_id)
+
+    return identity
 
 
 def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemeral) -> Operators | None:
