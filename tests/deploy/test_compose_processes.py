@@ -22,7 +22,7 @@ from tests.deploy.test_compose import COMPOSE, ROOT, environment, filled, mounts
 from tests.end_to_end.platform import free_port
 from tests.waiting import wait_until_blocking
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]  # a real node loads its models
 
 HOME = "/var/lib/hearth"
 
