@@ -143,7 +143,10 @@ class GatewayProcess:
         return [json.loads(line) for line in self.log_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def is_ready(self) -> bool:
-        return httpx.get(f"{self.url}/readyz", timeout=30).status_code == 200
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=30).status_code == 200
+        except httpx.ConnectError:  # bound to its port, and about to listen
+            return False
 
     @property
     def url(self) -> str:
