@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import uvloop
 
@@ -20,7 +20,13 @@ from engine.zygote import Zygote
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
 
+# What no model's process needs; some of it not even a node does, where one file of variables serves a whole machine.
 _KEPT_FROM_CHILDREN = (
+    "DATABASE_URL",
+    "HEARTH_TOKEN_PEPPER",
+    "HEARTH_CACHE_SECRET",
+    "HEARTH_OIDC_CLIENT_SECRET",
+    "HF_TOKEN",
     "HEARTH_CLUSTER_SECRET",
     "HEARTH_NODE_POP_KEY",
     "HEARTH_SERVICE_KEYS",
@@ -31,9 +37,13 @@ _KEPT_FROM_CHILDREN = (
 )
 
 
+def environ_of_children(environ: Mapping[str, str]) -> dict[str, str]:
+    """Of this process's environment, what the processes of models are given: no secret and no address of a store."""
+    return {name: value for name, value in environ.items() if name not in _KEPT_FROM_CHILDREN}
+
+
 async def _run(settings: NodeSettings) -> int:
-    environ = {name: value for name, value in os.environ.items() if name not in _KEPT_FROM_CHILDREN}
-    zygote = Zygote(configure="engine.node.process:configure", environ=environ)
+    zygote = Zygote(configure="engine.node.process:configure", environ=environ_of_children(os.environ))
     await zygote.start()
 
     from engine.node.disk_cache import CacheInUse

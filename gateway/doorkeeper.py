@@ -88,10 +88,6 @@ class Doorkeeper:
         self._turned_away[visitor] = self._loop.time()
         visitor.turn_away()
 
-    @property
-    def num_strangers(self) -> int:
-        return sum(map(len, self._strangers.values()))
-
     def _sweep(self) -> None:
         self._sweep_timer = None
         now = self._loop.time()

@@ -18,7 +18,6 @@ import msgspec
 from catalog.listed import ListedModel
 
 LIST = Path(__file__).parent.parent / "catalog" / "listed.jsonl"
-OURS = ("description", "successor")
 
 # What takes and gives something else than others of its task.
 _SCHEMAS = {
