@@ -94,6 +94,13 @@ class InputSchema:
             raise SchemaViolation("the body holds text or nesting that cannot be read", "/") from error
         raise violation
 
+    def is_valid(self, admitted: Body) -> bool:
+        """Whether a body made of fields that were admitted before is one that would be now."""
+        try:
+            return self._choose(admitted).validator.is_valid(admitted)
+        except ValueError:  # text or nesting that the validator cannot read
+            return False
+
     def has_field(self, field: str) -> bool:
         """Whether bodies of any variant may have it."""
         return any(field in variant.kinds for variant in self._variants.values())

@@ -37,12 +37,18 @@ SWITCH_INTERVAL_S = 0.0005
 MAX_OPEN_FILES = 65_536  # each connection is one; as far as the process may raise what it begins with
 
 
+def settle_interpreter() -> None:
+    """Once all is there that stays: how often garbage is looked for, and how soon threads take turns."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+
 async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
     async with open_services(settings) as services, working(services, {"run": RUN, "response": RESPONSES}):
         app = build_app(services)
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLD)
+        settle_interpreter()
         listener.listen(BACKLOG)  # who reads the line below may connect
         host, port = listener.getsockname()[:2]
         log.info("gateway listening", extra={"host": host, "port": port, "pop": settings.pop})
@@ -77,7 +83,6 @@ def main() -> int:
         configure_logs("gateway", settings.log_level)
         if settings.dies_with_parent:
             die_with_parent(number=signal.SIGTERM)  # which drains
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
         _raise_open_files()
         with _listen(settings) as listener:
             uvloop.run(_run(settings, listener))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gateway.client_address import ClientAddress
 from gateway.errors import Reason, Refusal
@@ -27,8 +28,7 @@ _CREDENTIAL_HEADERS = frozenset(
 _JWT = re.compile(r"[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(Struct, frozen=True):
     """What the headers hold: an API token's text, or with an `email` a user's global key."""
 
     secret: str

@@ -51,6 +51,8 @@ def unwrap(scope: Scope) -> bool:
     """Turn a request that carries another into that one, in place; leave any other. `scope["hearth.account_id"]` is the
     account that was named beside it, if one was. Gives whether anything was unwrapped; raises Refusal."""
     path: bytes = scope["raw_path"]
+    if path.startswith(b"/client/") and not path.endswith(b"/proxy"):
+        return False
     proxied = _PROXY.fullmatch(path)
     mini = None if proxied else _MINIFLARE.fullmatch(path)
     if proxied is not None:

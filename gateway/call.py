@@ -64,8 +64,7 @@ def _no_record(_call: Call, _outcome: Outcome | None) -> Record:
     raise AssertionError("only what joins a thread is told again")
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Struct, frozen=True):
     """What a body asks for, and the shape its answer is to have. `lora` names the finetune that it is to go through;
     `thread`: it may go on from an earlier response, and be gone on from, and `make_record` tells what is kept of it,
     also before there is an outcome. `others`: more prompts of the same body, each a call of its own with as many
@@ -108,7 +107,7 @@ def opening_of(task: TaskInput) -> str:
     adapter = task.adapter.digest[:16] if task.adapter is not None else ""
     if task.messages is None:
         return adapter + (task.prompt or str(task.prompt_token_ids[:_OPENING_TOKENS] if task.prompt_token_ids else ""))
-    return adapter + "\n".join(message.content for message in task.messages[:4])
+    return adapter + "\n".join([message.content for message in task.messages[:4]])
 
 
 def most_completion_tokens_of(task: TaskInput) -> int:
@@ -120,7 +119,7 @@ def estimated_tokens_of(task: TaskInput) -> int:
     """Prompt and completion tokens, guessed."""
     if isinstance(task, TextEmbeddings):
         return sum(map(len, task.texts)) // CHARACTERS_PER_TOKEN
-    num_characters = len(task.prompt or "") + sum(len(message.content) for message in task.messages or ())
+    num_characters = len(task.prompt or "") + sum([len(message.content) for message in task.messages or ()])
     num_tokens = len(task.prompt_token_ids or ()) + task.sampling.max_tokens * task.num_choices
-    num_characters += sum(len(tool.description) + _CHARACTERS_PER_TOOL for tool in task.tools)
+    num_characters += sum([len(tool.description) + _CHARACTERS_PER_TOOL for tool in task.tools])
     return num_characters // CHARACTERS_PER_TOKEN + num_tokens

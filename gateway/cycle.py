@@ -7,14 +7,13 @@ A head whose body does not follow at once goes alone, at the end of the same tur
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.exchange import Message, Scope
 
-_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\r\n")))
 _BODILESS = (204, 304)
 
 
@@ -28,7 +27,8 @@ class Cycle(RequestResponseCycle):
         self._is_unframed = False  # HTTP/1.0 knows no chunks: without a length it ends where the connection does
 
     async def send(self, message: Message) -> None:  # type: ignore[override]
-        """As ASGI says. Raises RuntimeError for an answer that is none."""
+        """As ASGI says; a start that `hearth.is_followed` by the whole body at once waits for it. Raises RuntimeError
+        for an answer that is none."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -40,6 +40,8 @@ class Cycle(RequestResponseCycle):
             self._go_on(message.get("body", b""), not message.get("more_body", False))
         else:
             self._begin(message["status"], message["headers"])
+            if not message.get("hearth.is_followed"):
+                self._loop.call_soon(self._flush)
 
     def write_chunk(self, data: bytes) -> bool:
         """A piece of an answer that has begun in chunks, if it can go at once."""
@@ -71,10 +73,9 @@ class Cycle(RequestResponseCycle):
                 lines.append(b"transfer-encoding: chunked\r\n")
             self._is_unframed = not self.chunked_encoding
         head = b"".join(lines)
-        if not head.count(b"\n") == head.count(b"\r") == len(lines) or _CONTROL.search(head):
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) or head != head.translate(None, _CONTROL):
             raise RuntimeError("a header holds what no header can")
         self._unsent = b"%b%b\r\n" % (STATUS_LINE[status], head)
-        self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         if self._unsent and not self.transport.is_closing():

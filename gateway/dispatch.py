@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed
@@ -24,8 +25,7 @@ MAX_UNREAD_BYTES = 256 * 1024  # of a stream whose client reads slowly
 MAX_GATHERED_BYTES = 64 * 1024 * 1024  # of an unstreamed call
 
 
-@dataclass(frozen=True)
-class Patience:
+class Patience(Struct, frozen=True):
     """How long to wait for a node, in seconds."""
 
     first_event_s: float
@@ -101,7 +101,8 @@ class Dispatch:
         """Send the call to the best node left that can be reached. Raises Refusal when there is none."""
         if self._unwanted is not None:
             raise self._unwanted
-        for link in self._untried():
+        links = self._untried()
+        for number, link in enumerate(links, 1):
             self._tried.append(link)
             inbox = Inbox(
                 waits_for_end=not self._call.is_stream,
@@ -115,7 +116,7 @@ class Dispatch:
             self._link, self._call_id, self._inbox, self.node_id = link, call_id, inbox, link.node_id
             self._sent_s = self._loop.time()
             self.num_attempts += 1
-            self._check_clocks()
+            self._set_clocks(links[number:])
             return
         raise Refusal(Reason.OUT_OF_CAPACITY)
 
@@ -163,6 +164,15 @@ class Dispatch:
         if isinstance(error, Overrun):
             return Refusal(Reason.ABORTED)
         return Refusal(Reason.TIMEOUT)
+
+    def _set_clocks(self, others: Sequence[NodeLink]) -> None:
+        """Of a call that was sent just now; `others` are the nodes that it could go to next."""
+        if self._sent_s >= self._call.deadline_s or self._death.num_deaths:
+            self._check_clocks()
+            return
+        has_another = self.num_attempts < MAX_ATTEMPTS and any(link.is_open for link in others)
+        wait_s = self._patience.first_event_s if has_another else self._patience.stall_s
+        self._timer = self._loop.call_at(min(self._call.deadline_s, self._sent_s + wait_s), self._check_clocks)
 
     def _check_clocks(self) -> None:
         """Fail the inbox when one of the three clocks has run out, else look again when the next one could have."""

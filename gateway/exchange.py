@@ -133,7 +133,8 @@ class Exchange:
         self.has_started = True
         length = (b"content-length", str(len(body)).encode())
         all_headers = [envelope.JSON_HEADER, length, *headers, *self.answer_headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
+        start = {"type": "http.response.start", "status": status, "headers": all_headers, "hearth.is_followed": True}
+        await self._send(start)
         await self._send({"type": "http.response.body", "body": body})
         self._is_over = True
 

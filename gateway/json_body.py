@@ -24,6 +24,7 @@ MAX_NUMBER_CHARS = 20
 _BOM = b"\xef\xbb\xbf"
 _LONG_NUMBER = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER_CHARS + 1))
 _NOT_BRACKETS = re.compile(rb"[^\[\]{}]+")
+_CONTAINERS = (dict, list)  # asked of every value: a union would be made anew each time
 _decode = msgspec.json.Decoder().decode
 
 
@@ -77,7 +78,7 @@ def _check_members(value: Any, num_members: int) -> None:
             inner = inner.values()
         elif not isinstance(inner, list):
             continue
-        stack.extend([item for item in inner if isinstance(item, dict | list)])
+        stack.extend([item for item in inner if isinstance(item, _CONTAINERS)])
     if found != num_members:
         raise _invalid("a key is repeated")
 

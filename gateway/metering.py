@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
-from prometheus_client import Counter, Histogram
+from prometheus_client import Histogram
 
 from catalog.pricing import price_in_micro_neurons
 from engine.protocol.events import Event, Failed, Finished, Result, Started, Token, ToolCallDelta, Usage
@@ -21,6 +21,7 @@ from gateway.call import Call
 from gateway.errors import Refusal
 from telemetry import metrics
 from telemetry.clock import Clock
+from telemetry.metrics import Tally
 from tenants.usage import UsageEntry
 
 LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
@@ -200,10 +201,10 @@ class _Meters:
 
     seconds: Histogram
     ttft_seconds: Histogram
-    prompt_tokens: Counter
-    cached_tokens: Counter
-    completion_tokens: Counter
-    outcomes: dict[str, Counter]
+    prompt_tokens: Tally
+    cached_tokens: Tally
+    completion_tokens: Tally
+    outcomes: dict[str, Tally]
 
 
 @lru_cache(maxsize=4096)
@@ -211,9 +212,9 @@ def _meters_of(model: str) -> _Meters:
     return _Meters(
         metrics.CALL_SECONDS.labels(model),
         metrics.TTFT_SECONDS.labels(model),
-        metrics.PROMPT_TOKENS.labels(model),
-        metrics.CACHED_TOKENS.labels(model),
-        metrics.COMPLETION_TOKENS.labels(model),
+        Tally(metrics.PROMPT_TOKENS.labels(model)),
+        Tally(metrics.CACHED_TOKENS.labels(model)),
+        Tally(metrics.COMPLETION_TOKENS.labels(model)),
         {},
     )
 
@@ -224,15 +225,11 @@ def _export(entry: UsageEntry) -> None:
     outcome = "finished" if entry.status in ("stop", "length", "tool_calls") else entry.status
     counter = meters.outcomes.get(outcome)
     if counter is None:
-        counter = meters.outcomes[outcome] = metrics.CALLS.labels(entry.model, outcome)
-    counter.inc()
+        counter = meters.outcomes[outcome] = Tally(metrics.CALLS.labels(entry.model, outcome))
+    counter.add()
     meters.seconds.observe(entry.duration_ms / 1000)
     if entry.ttft_ms is not None and entry.is_stream:
         meters.ttft_seconds.observe(entry.ttft_ms / 1000)
-    for tokens, count in (
-        (meters.prompt_tokens, entry.prompt_tokens),
-        (meters.cached_tokens, entry.cached_tokens),
-        (meters.completion_tokens, entry.completion_tokens),
-    ):
-        if count:
-            tokens.inc(count)
+    meters.prompt_tokens.add(entry.prompt_tokens)
+    meters.cached_tokens.add(entry.cached_tokens)
+    meters.completion_tokens.add(entry.completion_tokens)

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import BinaryIO
 
 import msgspec
-from prometheus_client import Counter
 
 from gateway.exchange import Receive, Scope, Send
 from storage.columns import uuid7
@@ -60,7 +59,7 @@ class AccessLog:
         self._app = app
         self._stream = stream
         self._is_flush_due = False
-        self._counters: dict[tuple[str, int], Counter] = {}
+        self._counters: dict[tuple[str, int], metrics.Tally] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = time.monotonic()
@@ -79,8 +78,8 @@ class AccessLog:
         key = (route, status)
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = metrics.REQUESTS.labels(route, str(status))
-        counter.inc()
+            counter = self._counters[key] = metrics.Tally(metrics.REQUESTS.labels(route, str(status)))
+        counter.add()
 
     def _flush(self, stream: BinaryIO) -> None:
         self._is_flush_due = False

@@ -15,8 +15,10 @@ from gateway.errors import Reason, Refusal
 
 async def find_model(registry: Registry, text: str) -> Resolved:
     """What answers to a name. Raises InvalidModelId, or Refusal: MODEL_UNKNOWN, MODEL_RETIRED, MODEL_NOT_HERE."""
-    name = parse_model_id(text)
-    resolved = registry.find(name) or await registry.look_up(name)
+    resolved = registry.find(text)  # what something answers to is well formed
+    if resolved is None:
+        name = parse_model_id(text)
+        resolved = registry.find(name) or await registry.look_up(name)
     if resolved is None:
         listed = registry.find_listed(name)
         if listed is None:

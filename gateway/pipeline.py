@@ -11,7 +11,6 @@ import contextlib
 import functools
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -295,7 +294,7 @@ async def _prepare(
         asked, turns = await services.threads.go_on(asked, account_id, may_read=may_keep)
     if asked.lora is not None and isinstance(asked.task, TextGeneration):
         adapter = await services.finetunes.adapter(account_id, asked.lora, card)
-        asked = replace(asked, task=structs.replace(asked.task, adapter=adapter))
+        asked = structs.replace(asked, task=structs.replace(asked.task, adapter=adapter))
     calls = _calls_of(_make_call(services, order, asked), asked)
     for call in calls:
         services.blocked_inputs.check(call)

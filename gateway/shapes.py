@@ -5,6 +5,7 @@ A frame's constant bytes are rendered once for a stream. Knows no transport and 
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
@@ -157,11 +158,21 @@ class ChatText(_Plain):
         self._has_logprobs = has_logprobs
         self._is_bare = is_bare
         self._is_legacy = is_legacy
-        self._chunks = [
+        self._num_choices = num_choices
+
+    @functools.cached_property
+    def _chunks(self) -> list[openai.ChatChunks]:
+        """Of a stream, one for each choice."""
+        return [
             openai.ChatChunks(
-                self._id, created, model, has_usage_chunk=has_usage_chunk, is_legacy=is_legacy, index=index
+                self._id,
+                self._created,
+                self._model,
+                has_usage_chunk=self._has_usage_chunk,
+                is_legacy=self._is_legacy,
+                index=index,
             )
-            for index in range(num_choices)
+            for index in range(self._num_choices)
         ]
 
     def whole(self, outcome: Outcome) -> bytes:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 from collections.abc import Callable
 from datetime import timedelta
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from engine.protocol.events import Event, Finished
 from engine.protocol.fields import BadInput
@@ -83,7 +83,7 @@ class Threads:
             raise BadInput("'/previous_response_id' is not supported: nothing of this account's responses is kept")
         earlier = await self._read(account_id, request.previous_id)
         task = request.with_earlier(earlier)
-        return dataclasses.replace(asked, task=task), (*earlier, *request.turns)
+        return structs.replace(asked, task=task), (*earlier, *request.turns)
 
     async def _read(self, account_id: str, response_id: str) -> tuple[ChatMessage, ...]:
         if not self.keeps_any:

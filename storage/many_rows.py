@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import Table
-from sqlalchemy.types import String
+from sqlalchemy.types import Boolean, String
 
 MAX_ROWS = 128
 _MAX_VARIABLES = 32_766  # of one statement, in SQLite
@@ -52,7 +52,9 @@ class ManyRows:
         converters = self._converters.get(dialect.name)
         if converters is None:
             found = [column.type.dialect_impl(dialect).bind_processor(dialect) for column in self._columns]
-            converters = [(at, convert) for at, convert in enumerate(found) if convert is not None]
+            # Drivers take a truth value as it is.
+            is_plain = [isinstance(column.type, Boolean) for column in self._columns]
+            converters = [(at, convert) for at, convert in enumerate(found) if convert is not None and not is_plain[at]]
             self._converters[dialect.name] = converters
         made = []
         for row in rows:

@@ -195,8 +195,10 @@ class Spool:
         os.close(self._lock_fd)
 
     async def _commit_batches(self) -> None:
-        """Write batch after batch: while one is being synced, the next gathers."""
+        """Write batch after batch: while one is being synced, the next gathers, and for a turn of the event loop more,
+        which is long when there is much to do and then brings more of them: each sync costs as much as many records."""
         while self._batch is not None:
+            await asyncio.sleep(0)
             batch, self._batch = self._batch, None
             try:
                 number, end = await self._thread.do(partial(self._writer.write, batch.records))

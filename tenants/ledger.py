@@ -28,6 +28,7 @@ _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
 _CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
 _NO_ROWS = "the ledger takes no rows at all: is the database migrated, may we write?"
+_spooled = metrics.Tally(metrics.USAGE_SPOOLED)
 # A number too big for its column is an OverflowError on SQLite, and a driver's error on Postgres.
 _REFUSALS = (StoreError, SQLAlchemyError, OverflowError)
 
@@ -59,7 +60,7 @@ class UsageLedger:
         except StoreUnavailable:
             metrics.USAGE_LEDGERED.inc(await write(self._database, [entry]))
             return
-        metrics.USAGE_SPOOLED.inc()
+        _spooled.add()
         self._something_to_move.set()
 
     async def run(self) -> None:

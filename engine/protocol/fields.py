@@ -104,7 +104,7 @@ def _is_deeper(value: Any, max_depth: int) -> bool:
         level = [inner for outer in level for inner in _inside(outer)]
         if not level:
             return False
-    return any(isinstance(value, dict | list) for value in level)
+    return any(isinstance(value, (dict, list)) for value in level)
 
 
 def _inside(value: Any) -> list[Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from engine.protocol.events import (
     ChoiceEnded,
@@ -20,15 +21,16 @@ from engine.protocol.events import (
 )
 from engine.protocol.tasks import ToolCall
 
+_ENDS = (Finished, Failed)  # asked of every event: a union would be made anew each time
 
-@dataclass
-class Choice:
+
+class Choice(Struct):
     """One answer so far. `reason` is None until it has ended."""
 
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    deltas: list[ToolCallDelta] = field(default_factory=list)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    logprobs: list[TokenLogprob] = []
+    deltas: list[ToolCallDelta] = []
     reason: FinishReason | None = None
 
     @property
@@ -51,15 +53,14 @@ class Choice:
         return self.reason
 
 
-@dataclass
-class Outcome:
+class Outcome(Struct):
     """A call so far: `add` its events in their order. `end` is None until it has ended. What is asked of it as if it
     had one answer is its first choice's."""
 
     choices: list[Choice] = field(default_factory=lambda: [Choice()])
     embeddings: Embeddings | None = None
     end: Finished | Failed | None = None
-    started: Started = field(default_factory=Started)
+    started: Started = Started()
 
     def add(self, event: Event) -> None:
         if isinstance(event, Token):
@@ -74,7 +75,7 @@ class Outcome:
             self.embeddings = event.value
         elif isinstance(event, Started):
             self.started = event
-        elif isinstance(event, Finished | Failed):
+        elif isinstance(event, _ENDS):
             self.end = event
             if isinstance(event, Finished):
                 self.choices[0].reason = event.reason

@@ -5,39 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 from catalog.card import ModelCard
-from catalog.schemas import Face, input_schema
-from engine.protocol import openai, tools
-from engine.protocol.fields import boolean
+from catalog.schemas import Face
 from gateway.call import Asked, Call, Door
+from gateway.chat_options import chat_reader
 from gateway.errors import Reason, Refusal
 from gateway.shapes import ChatText
 
 
 def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: bool) -> Asked:
     """A chat body, for this door and for models whose native shape it is."""
-    admitted = input_schema(card, face).coerce_and_validate(body)
-    task = openai.text_generation(
-        admitted,
-        default_max_tokens=card.default_max_tokens,
-        context_window=card.context_window,
-        max_choices=card.max_choices,
-    )
-    is_legacy = tools.is_legacy(admitted)
-    has_usage_chunk = openai.wants_usage_chunk(admitted)
+    task, options = chat_reader(card, face).read(body)
 
     def make_shape(call: Call) -> ChatText:
         return ChatText(
             call.request_id,
             int(call.started_at.timestamp()),
             call.shown_model,
-            has_usage_chunk=has_usage_chunk,
+            has_usage_chunk=options.has_usage_chunk,
             has_logprobs=task.sampling.logprobs is not None,
             is_bare=is_bare,
-            is_legacy=is_legacy,
+            is_legacy=options.is_legacy,
             num_choices=task.num_choices,
         )
 
-    return Asked(task, boolean(admitted, "stream", False), make_shape, lora=admitted.get("lora"))
+    return Asked(task, options.is_stream, make_shape, lora=options.lora)
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
