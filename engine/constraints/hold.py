@@ -116,7 +116,7 @@ class Hold:
     def take(self, token_id: int, remaining: int) -> int:
         """Accept `token_id` as one of the `remaining` that are left; or another in its place, so that the text can be
         closed. Returns the one accepted, REFUSED if the constraint does not allow it. Not while something is forced."""
-        if self.slack > 0 and self._plain[token_id] and (self._is_in_string or self._finds_string()):
+        if self.slack > 0 and self._plain[token_id] and (self._is_in_string or self._enters_string(remaining)):
             self._untold.append(token_id)
             self.slack -= 1
             self._is_current, self.is_open = False, True
@@ -160,12 +160,15 @@ class Hold:
             self._goes_on = self._view.can_go_on(self.matcher)
         return self._goes_on
 
-    def _finds_string(self) -> bool:
-        """Whether the text stands in a string that may be any."""
+    def _enters_string(self, remaining: int) -> bool:
+        """Whether the text has come to a string that may be any, and may go on with it for a while: what led there may
+        have added to what closing needs, and the string will not."""
         if self._is_in_string is None:
             probe = self._closing.probe
             self._is_in_string = bool(probe) and self.matcher.validate_tokens(probe) == len(probe)
-        return self._is_in_string
+            if self._is_in_string and not self._is_free:
+                self.review(remaining)
+        return self._is_in_string and self.slack > 0
 
     def _settle(self) -> None:
         """Consume what must follow, as far as there is slack."""

@@ -6,12 +6,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cloudflare import APIStatusError, Cloudflare
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from tests.end_to_end.platform import Platform
 
@@ -75,6 +76,24 @@ def test_a_finetune_of_another_base_is_refused_by_its_module(
         ask(platform, cloudflare, lora="wide")
     assert refused.value.status_code == 400
     assert "'layers.0.self_attn.q_proj' maps 300 to 256, the model's maps 256 to 256" in str(refused.value)
+
+
+@pytest.mark.parametrize(("number", "says"), [(float("nan"), "not finite"), (3e38, "too large")])
+def test_numbers_that_break_an_adapter_cost_its_own_calls_alone(
+    platform: Platform, cloudflare: Cloudflare, tmp_path: Path, number: float, says: str
+):
+    folder = save_random_adapter(tmp_path / "broken", 4)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    tensors["base_model.model.model.layers.3.self_attn.v_proj.lora_B.weight"][5, 2] = number
+    save_file(tensors, folder / "adapter_model.safetensors")
+    plain = ask(platform, cloudflare)
+    bring(platform, cloudflare, f"broken-{says.split()[0]}", folder)
+    with ThreadPoolExecutor(3) as threads:
+        mates = [threads.submit(ask, platform, cloudflare) for _ in range(2)]
+        with pytest.raises(APIStatusError) as refused:
+            ask(platform, cloudflare, lora=f"broken-{says.split()[0]}")
+        assert refused.value.status_code == 400
+        assert [mate.result() for mate in mates] == [plain, plain]
 
 
 @pytest.mark.full

@@ -262,6 +262,26 @@ def test_tokens_taken_within_a_free_string_are_those_that_the_matcher_would_take
     assert num_untold or name not in ("a flat record", "a record in a record", "an optional key")
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_long_string_leaves_room_for_what_must_follow_it(seed: int) -> None:
+    """The schema has no bound, its shortest text is a number, and its objects take forty tokens to close."""
+    constraint = schema({"required": ["foo\nbar", 'foo"bar', "foo\\bar", "foo\rbar", "foo\tbar", "foo\fbar"]})
+    matcher, rng = compile_matcher(constraint, VIEW), random.Random(seed)
+    hold = Hold(matcher.deep_copy(), Closing(constraint, matcher, VIEW), VIEW)
+    begin = VIEW.tokenizer.tokenize_str('{"')
+    remaining = 160
+    while remaining and not hold.is_over:
+        hold.prepare(remaining)
+        if hold.forced:
+            hold.spend(1)
+        elif hold.take(begin.pop(0) if begin else rng.choice(PLAIN), remaining) == REFUSED:
+            mask = hold.matcher.compute_bitmask()
+            allowed = [each for each in range(4096) if mask[each >> 3] >> (each & 7) & 1]
+            assert hold.take(rng.choice(allowed), remaining) != REFUSED
+        remaining -= 1
+    assert hold.is_match
+
+
 @pytest.mark.parametrize(
     ("value", "is_known"),
     [
