@@ -43,11 +43,11 @@ MIX: dict[str, dict[str, float]] = {
         "induction": 26, "copy": 24, "memory": 14, "fact": 12, "greeting": 6, "showcase": 1, "sentiment": 4, "extract": 4, "sum": 4, "tool": 5, "reading": 3, "text": 2,
     },
     "answers": {
-        "greeting": 9, "intent": 3, "showcase": 1.5, "fact": 20, "check": 3, "list": 1.5, "followup": 3, "sum": 7, "number": 4, "memory": 14, "memory_drill": 8, "reading": 4,
+        "greeting": 9, "intent": 3, "showcase": 1.5, "fact": 34, "check": 3, "list": 1.5, "followup": 3, "sum": 7, "number": 4, "memory": 14, "memory_drill": 8, "reading": 4,
         "copy": 9, "text": 6, "sentiment": 7, "topic": 2, "tool": 7, "tool_drill": 9, "extract": 4, "json_list": 2, "story": 1, "obey": 4, "refusal": 6,
     },
 }  # fmt: skip
-MIX["mix"] = dict(MIX["answers"], number=5, memory=9, memory_drill=0, text=9, sentiment=6, tool=10, tool_drill=0)
+MIX["mix"] = dict(MIX["answers"], fact=20, number=5, memory=9, memory_drill=0, text=9, sentiment=6, tool=10, tool_drill=0)
 MIX["long"] = MIX["answers"]
 SYSTEM_SHARE = {"copying": 0.0, "mix": 0.35, "answers": 0.2, "long": 0.35}
 """The share of dialogues that get a plain system prompt."""
