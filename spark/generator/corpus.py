@@ -47,7 +47,9 @@ MIX: dict[str, dict[str, float]] = {
         "copy": 9, "text": 6, "sentiment": 7, "topic": 2, "tool": 7, "tool_drill": 9, "extract": 4, "json_list": 2, "story": 1, "obey": 4, "refusal": 6,
     },
 }  # fmt: skip
-MIX["mix"] = dict(MIX["answers"], fact=20, number=5, memory=9, memory_drill=0, text=9, sentiment=6, tool=10, tool_drill=0)
+MIX["mix"] = dict(
+    MIX["answers"], fact=20, number=5, memory=9, memory_drill=0, text=9, sentiment=6, tool=10, tool_drill=0
+)
 MIX["long"] = MIX["answers"]
 SYSTEM_SHARE = {"copying": 0.0, "mix": 0.35, "answers": 0.2, "long": 0.35}
 """The share of dialogues that get a plain system prompt."""
