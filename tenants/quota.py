@@ -191,8 +191,12 @@ class Quota:
         if not plan.items:
             return entered
         self._repeat_refusal(plan)
+        untold = self._leaving
         try:
             numbers = await self._ask(entered, script.AS_ANYBODY)
+            if untold and self._is_refused_for_what_was_left(plan, numbers, untold):
+                self._flush()
+                numbers = await self._ask(entered, script.AS_ANYBODY)
         except StoreUnavailable:
             self._enter_alone(entered)
         else:
@@ -287,6 +291,15 @@ class Quota:
                 known = plan.refusal
                 raise QuotaExceeded(known.item, known.retry_after_s, known.standings)  # another: it keeps its traceback
             plan.refusal = None
+
+    @staticmethod
+    def _is_refused_for_what_was_left(plan: Plan, numbers: list[int], untold: Sequence[_Leaving]) -> bool:
+        """Whether Redis refuses by an item of which calls that have left, untold when it was asked, give something
+        back: whoever asks one call after the other is not refused for the one before."""
+        if numbers[0] != script.REFUSED:
+            return False
+        item = plan.items[numbers[1] - 1]
+        return item.kind != "r" and any(item in left.plan.items for left, *_ in untold)
 
     async def _ask(self, entered: Entered, how: int) -> list[int]:
         """What Redis says. Raises StoreUnavailable."""

@@ -136,6 +136,17 @@ async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(ga
     assert isinstance(await enter(two, two.plan("a", text), "5"), Entered)
 
 
+async def test_whoever_asks_one_call_after_the_other_is_not_refused_for_the_one_before(gateways: list[Quota]):
+    quota = gateways[0]
+    plan = quota.plan("a", items("account.calls=2"))
+    other = await quota.enter(plan, "beside")
+    for number in range(5):
+        entered = await quota.enter(plan, f"op{number}")
+        assert isinstance(await enter(quota, plan, f"more{number}"), QuotaExceeded)
+        quota.leave(entered)
+    quota.leave(other)
+
+
 async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("account.tokens=100/3600"))

@@ -188,10 +188,11 @@ def steps_and_answers(
     runner.has_cheap_runs = has_cheap_runs
     speaker = Speaker(runner)
     wanted = [PERSON, SCHEMAS["a flat record"], record(constant={"const": "one and the same " * 4}), SCHEMAS["a tree"]]
-    sampling = {"temperature": temperature, "max_tokens": 70}
+    sampling = {"temperature": temperature, "max_tokens": 150}
     asked = [speaker.ask(PROMPT, schema(value), seed=seed, **sampling) for seed, value in enumerate(wanted)]
-    speaker.ask("Say something.", max_tokens=30, ignore_eos=True, temperature=1.0, seed=5)
-    curious = speaker.ask(PROMPT, schema(wanted[2]), seed=9, logprobs=2, **sampling)
+    speaker.ask("Say something.", max_tokens=10, ignore_eos=True, temperature=1.0, seed=5)
+    short = record(constant={"const": "one and the same"})  # its tokens are computed one by one, for their scores
+    curious = speaker.ask(PROMPT, schema(short), seed=9, logprobs=2, **sampling)
     logprobs = []
     while speaker.engine.has_work:
         report = speaker.step()

@@ -87,7 +87,6 @@ def test_parallel_calls_are_on_unless_switched_off():
         ({"tools": [BARE, FLAT, BARE]}, "two tools of one name"),
         ({"tools": [{"name": f"t{i}"} for i in range(129)]}, "'/tools' must have <= 128 items"),
         ({"tools": [{**BARE, "description": "x" * MAX_TOOLS_BYTES}]}, f"'/tools' must have <= {MAX_TOOLS_BYTES} bytes"),
-        ({"functions": [{"name": "f", "code": "return 1"}]}, "'/functions/0/code' is not supported"),
         ({"tools": [BARE], "tool_choice": "sometimes"}, "'/tool_choice' must be one of"),
         ({"tools": [BARE], "tool_choice": 3}, "'/tool_choice' must be one of"),
         ({"tools": [BARE], "tool_choice": {"type": "function"}}, "'/tool_choice' must be one of"),
