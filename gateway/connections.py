@@ -53,8 +53,8 @@ class Inbox:
     """
 
     __slots__ = (
-        "_error", "_events", "_loop", "_max_bytes", "_not_before_s", "_num_bytes", "_timer", "_waiter", "has_ended",
-        "last_event_s", "waits_for_end",
+        "_error", "_events", "_has_given", "_loop", "_max_bytes", "_not_before_s", "_num_bytes", "_timer", "_waiter",
+        "has_ended", "last_event_s", "waits_for_end",
     )  # fmt: skip
 
     def __init__(self, *, waits_for_end: bool, max_bytes: int) -> None:
@@ -63,6 +63,7 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
+        self._has_given = False
         self._num_bytes = 0
         self._max_bytes = max_bytes
         self._not_before_s = 0.0
@@ -94,7 +95,7 @@ class Inbox:
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
         """Everything said since the last look. Waits until there is something and, unless the call has ended, until
-        `not_before_s`. Raises what `fail` was given."""
+        `not_before_s`. Raises what `fail` was given; if the reader has had something before, once it has had all."""
         self._not_before_s = not_before_s
         while self._error is None and not self._may_give():
             self._waiter = self._loop.create_future()
@@ -107,10 +108,11 @@ class Inbox:
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
-        if self._error is not None:
+        if self._error is not None and not (self._has_given and self._events):
             raise self._error
         events, self._events = self._events, []
         self._num_bytes = 0
+        self._has_given = True
         return events
 
     def _may_give(self) -> bool:

@@ -233,8 +233,8 @@ class NodeSide(asyncio.Protocol):
         elif isinstance(message, wire.Cancel):
             self._node.cancels.append(self._request_ids.get(message.call_id, ""))
             job = self.calls.get(message.call_id)
-            if job is not None:
-                job.cancel()
+            if job is not None:  # after its first step: one that is cancelled before it says and undoes nothing
+                asyncio.get_running_loop().call_soon(job.cancel)
 
     def send(self, *messages: wire.Message) -> None:
         self.transport.write(b"".join(map(wire.encode, messages)))

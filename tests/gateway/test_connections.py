@@ -111,6 +111,20 @@ async def test_a_reader_that_takes_too_little_too_slowly_is_told_so():
         await inbox.take()
 
 
+async def test_what_was_said_before_a_loss_is_handed_on_unless_another_node_can_begin_anew():
+    fresh, begun = Inbox(**STREAM), Inbox(**STREAM)
+    begun.put(Token("a"))
+    await begun.take()
+    for inbox in (fresh, begun):
+        inbox.put(Token("b"))
+        inbox.fail(NodeLost("n1"))
+    with pytest.raises(NodeLost):
+        await fresh.take()
+    assert await begun.take() == [Token("b")]
+    with pytest.raises(NodeLost):
+        await begun.take()
+
+
 async def test_calls_on_a_node_that_dies_are_lost_at_once(node: FakeNode):
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
