@@ -1,11 +1,12 @@
 """What constraints cost, with the built-in model: `python -m bench.constrained` prints JSON.
 
-    python -m bench.constrained [--streams 16] [--requests 96] [--repeats 5] [--threads 1]
+    python -m bench.constrained [--streams 16] [--requests 96] [--repeats 5] [--threads 1] [--schemas 8]
 
-"throughput": closed loop of `--streams` requests, each with a schema of its own from the functions of `data/tools`;
-then the same prompts without constraints, each made to run for as many tokens as its constrained twin. They take turns;
-the loss is the median of the pairs' ratios of tokens per second. Compiling is part of it: each run has a new engine.
-Garbage is collected between the runs and not in them, as a rank does.
+"throughput": closed loop of `--streams` requests, each with a schema of its own from the functions of `data/tools`, or
+all together with `--schemas` of them, as programs ask that have a few; then the same prompts without constraints, each
+made to run for as many tokens as its constrained twin. They take turns; the loss is the median of the pairs' ratios of
+tokens per second. Compiling is part of it: each run has a new engine. Garbage is collected between the runs and not in
+them, as a rank does.
 "compile": milliseconds to compile each of those schemas, and for the front's whole check of one never seen. "met": of
 200 requests drawn from `data/structured` and `data/tools` that the compiler takes, how many answers meet their schema.
 HEARTH_TEST_DATA names the data folder.
@@ -58,7 +59,7 @@ def main() -> None:
     results: dict[str, Any] = {"load_average": os.getloadavg(), "num_schemas": len(functions)}
     results["compile"] = measure_compiling(functions, view) | asyncio.run(measure_checking(functions[:200]))
     loop = Loop(runner, arguments.streams, arguments.threads)
-    results["throughput"] = compare(loop, functions, arguments.requests, arguments.repeats)
+    results["throughput"] = compare(loop, functions, arguments.requests, arguments.schemas, arguments.repeats)
     suite = [schema for schema in suite_schemas(data) if not judge(constraint_of(schema), view)]
     results["met"] = count_met(loop, suite + functions, 200)
     json.dump(results, sys.stdout)
@@ -70,6 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--requests", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--schemas", type=int, default=0, help="different ones in a run; 0: one for each request")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
@@ -137,10 +139,13 @@ def prompt_for(schema: dict[str, Any]) -> str:
     return f"Answer with JSON that fits this: {json.dumps(schema)[:400]}"
 
 
-def compare(loop: Loop, schemas: list[dict[str, Any]], num_requests: int, repeats: int) -> dict[str, Any]:
+def compare(
+    loop: Loop, schemas: list[dict[str, Any]], num_requests: int, num_schemas: int, repeats: int
+) -> dict[str, Any]:
     rates: list[tuple[float, float]] = []
     for repeat in range(repeats + 1):
-        drawn = random.Random(repeat).sample(schemas, min(num_requests, len(schemas)))
+        different = random.Random(repeat).sample(schemas, min(num_schemas or num_requests, len(schemas)))
+        drawn = [different[number % len(different)] for number in range(min(num_requests, len(schemas)))]
         sampling = [Sampling(max_tokens=MAX_TOKENS, temperature=0.8, seed=seed) for seed in range(len(drawn))]
         held = [(prompt_for(one), constraint_of(one), how) for one, how in zip(drawn, sampling, strict=True)]
         held_s, tokens, _ = loop.run(held)
