@@ -124,7 +124,7 @@ def rotate(
     known = [key for key in _read(path).keys if key.subject == subject]
     if not known:
         raise CommandFailed(f"no key of {subject} in {path}")
-    place = max(known, key=lambda key: key.not_before).place
+    place = service_ring.newest_of(known).place
     made, row = _made(path, subject, place, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
     rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=overlap_s)  # noqa: E731

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from telemetry.steady_clock import SteadyClock
-from tenants.service_ring import Unsafe, read_private_keys, read_ring
+from tenants.service_ring import Unsafe, newest_of, read_private_keys, read_ring
 from tenants.service_tokens import LEEWAY_S, Forged, Kind, KnownKeys, PublicKey, Ring, Service, parse_subject, sign
 
 _log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ class ServiceIdentity:
     @property
     def place(self) -> str:
         """The PoP that the ring binds this service's newest key to, or ""."""
-        newest = max(self._own_keys(), key=lambda key: key.not_before, default=None)
-        return "" if newest is None else newest.place
+        keys = self._own_keys()
+        return newest_of(keys).place if keys else ""
 
     def sign(self, audience: str, nonces: Nonces | None = None, *, life_s: int = 60) -> str:
         """A token of this service for `audience`; "" while none of its keys is good, which nobody believes."""
@@ -66,7 +66,7 @@ class ServiceIdentity:
         if not usable:
             _log.error("none of our service keys is good", extra={"subject": self.subject})
             return ""
-        key = max(usable, key=lambda key: (key.not_before <= now_s, key.not_before))
+        key = newest_of([key for key in usable if key.not_before <= now_s] or usable)
         return sign(
             self._private[key.kid],
             key,
@@ -135,7 +135,8 @@ class ServiceIdentity:
             self._known = KnownKeys(Ring(self._known.ring.issuer))
 
     def _own_keys(self) -> list[PublicKey]:
-        return [key for kid in self._private if (key := self._known.find(kid)) is not None]
+        """In the ring's order, which knows the newest of keys made in the same second."""
+        return [key for key in self._known.ring.keys if key.kid in self._private]
 
     def _look(self) -> list[tuple[int, int, int] | None]:
         """What changes when one of the files does; None for what is not there."""

@@ -14,7 +14,7 @@ import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -130,6 +130,11 @@ def rotated(ring: Ring, key: PublicKey, *, overlap_s: int) -> Ring:
         for known in ring.keys
     )
     return with_key(replace(ring, keys=keys), key)
+
+
+def newest_of(keys: Sequence[PublicKey]) -> PublicKey:
+    """Of keys in the ring's order, one at least: which comes last of those that begin in the same second."""
+    return max(reversed(keys), key=lambda key: key.not_before)
 
 
 def with_key_revoked(ring: Ring, kid: str, *, now_s: float) -> Ring:
