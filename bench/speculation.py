@@ -34,6 +34,7 @@ WORDS = (
     "the blue kettle stands on the old table near the door and the small dog sleeps under it while the rain falls on "
     "the garden and a green boat waits at the river for the three men who bring bread and milk to the market"
 ).split()
+NUM_WORDS = 24  # as many as spark repeats without a slip
 PLAIN = (
     "Tell me about the sea.", "What can you do?", "Who are you?", "Say something kind to me.", "What is a river?",
     "How do I make tea?", "Tell me a short story.", "What do dogs like?",
@@ -130,7 +131,7 @@ class Bench:
             asked = PLAIN[number % len(PLAIN)]
         else:
             words = WORDS[number % 8 :] + WORDS[: number % 8]
-            asked = f"Repeat after me: {' '.join(words)}."
+            asked = f"Repeat after me: {' '.join(words[:NUM_WORDS])}."
         return self._tokenizer.encode_conversation([{"role": "user", "content": asked}])
 
 
