@@ -46,7 +46,8 @@ class ChatTemplate:
 
     `sources` is one template or several by name: `default`, `tool_use` for conversations with tools, and others that
     a caller chooses. `special_tokens` (`bos_token`, `eos_token`, …) are their variables; `now` is the date they see.
-    `words` are the names and texts that their sources spell; `reads_tools` says whether any shows tools to the model.
+    `words` are the names and texts that their sources reckon with, `written` what they write out as it stands;
+    `reads_tools` says whether any shows tools to the model.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class ChatTemplate:
         self._templates: dict[str, Template] = {}
         self._special_tokens = dict(special_tokens)
         self.words: frozenset[str] = frozenset()
+        self.written: frozenset[str] = frozenset()
         self.reads_tools = False
         self.is_slow = False
         for name, source in by_name.items():
-            self._templates[name], words, variables = _compile(environment, source)
+            self._templates[name], words, written, variables = _compile(environment, source)
             self.words |= words
+            self.written |= written
             self.reads_tools = self.reads_tools or "tools" in variables
 
     @property
@@ -137,9 +140,11 @@ def find_chat_templates(model_dir: Path, tokenizer_config: Mapping[str, Any]) ->
     return found
 
 
-def _compile(environment: BoundedEnvironment, source: str) -> tuple[Template, frozenset[str], frozenset[str]]:
-    """The template, the texts and attributes that its source spells, and the variables it reads. Raises
-    TemplateRefused."""
+def _compile(
+    environment: BoundedEnvironment, source: str
+) -> tuple[Template, frozenset[str], frozenset[str], frozenset[str]]:
+    """The template, the texts and attributes that its expressions spell, the texts between them, and the variables it
+    reads. Raises TemplateRefused."""
     if len(source) > MAX_TEMPLATE_CHARS:
         raise TemplateRefused(f"the chat template is over {MAX_TEMPLATE_CHARS} characters")
     try:
@@ -147,8 +152,9 @@ def _compile(environment: BoundedEnvironment, source: str) -> tuple[Template, fr
             tree = environment.parse(source)
             words = {constant.value for constant in tree.find_all(nodes.Const) if isinstance(constant.value, str)}
             words |= {attribute.attr for attribute in tree.find_all(nodes.Getattr)}
+            written = {data.data for data in tree.find_all(nodes.TemplateData)}
             variables = {variable.name for variable in tree.find_all(nodes.Name)}
-            return environment.from_string(tree), frozenset(words), frozenset(variables)
+            return environment.from_string(tree), frozenset(words), frozenset(written), frozenset(variables)
     except TemplateError as error:
         raise TemplateRefused(f"the chat template cannot be read: {error}") from error
     except (SyntaxError, RecursionError, MemoryError, *_WRONG_VALUES) as error:

@@ -54,6 +54,10 @@ class Budget:
     def pay_items(self, count: int) -> None:
         self.pay(_ITEM_CHARS * count)
 
+    def forget_weights(self) -> None:
+        """Something has changed that may be a part of what was weighed."""
+        self._weights.clear()
+
     def paid(self, value: Any) -> Any:
         """`value`, which is new, paid for."""
         if isinstance(value, str | bytes):

@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import update_wrapper
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 from jinja2 import TemplateError, nodes
 from jinja2.compiler import CodeGenerator, Frame
@@ -42,6 +42,11 @@ class _BoundedCode(CodeGenerator):
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.own_list(")
+        super().visit_List(node, frame)
+        self.write(")")
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
         self.write("(")
@@ -84,6 +89,20 @@ _OPERATORS = {
 }
 
 
+class _OwnList(list[Any]):
+    """A list that the template spelled itself. It may grow and shrink: some templates keep count of calls in one."""
+
+    def append(self, value: Any) -> None:
+        budget().pay_items(1)
+        budget().forget_weights()
+        super().append(value)
+
+    def pop(self, index: SupportsIndex = -1) -> Any:
+        budget().pay_items(len(self))  # what stands behind it moves up
+        budget().forget_weights()
+        return super().pop(index)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Templates compiled here are to be compiled and rendered within `bounded()`."""
 
@@ -120,6 +139,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def tick(self) -> None:
         budget().tick()
+
+    def own_list(self, values: list[Any]) -> list[Any]:
+        return _OwnList(values)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """A conversation stays as it is; what a template spelled itself is its own."""
+        return (type(obj) is _OwnList and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
     def weighed(self, value: Any) -> Any:
         """`value`, fit to be compared."""

@@ -56,7 +56,8 @@ class Generation:
         choice: int = 0,
     ) -> None:
         """`may_be_cut`: what the limit cut short is an answer, as a call of a tool is; an output format is not.
-        `choice` numbers the answers to one prompt."""
+        `choice` numbers the answers to one prompt. A sequence that is held to a constraint ends with `length` only
+        where what it says is whole."""
         self._replica = replica
         self._tokenizer = tokenizer
         self._sequence_id = request.sequence_id
@@ -66,6 +67,7 @@ class Generation:
         self._detokenizer = detokenizer
         self._answer = answer
         self._may_be_cut = may_be_cut
+        self._is_held = request.constraint is not None
         self._choice = choice
         self._num_cached = 0
         self._num_tokens = 0
@@ -103,6 +105,8 @@ class Generation:
         if self._answer.is_over:
             self._finish("stop")
             self._replica.abort(self._sequence_id)
+        elif output.finish == "length" and self._is_held and self._answer.num_calls:
+            self._finish("stop")  # the calls are whole: there was room for no more of them
         elif output.finish == "stop" or output.finish == "length":
             self._finish(output.finish)
         elif output.finish == "unclosed" and self._may_be_cut:

@@ -79,9 +79,10 @@ class TextGenerator:
         self._sequence_ids = itertools.count(1)
         self._adapters = AdapterCheck(replica.info.adapter_sites)
         template = tokenizer.chat_template
-        words = template.words if template is not None and template.reads_tools else ()
-        self._form = None if template is None else find_form(template.render, tool_parser, words)
-        self._reasoning = None if template is None else find_reasoning(template.words)
+        words = frozenset() if template is None else template.words | template.written
+        hints = words if template is not None and template.reads_tools else ()
+        self._form = None if template is None else find_form(template.render, tool_parser, hints)
+        self._reasoning = find_reasoning(words)
         self._controls = _controls(tokenizer)
 
     @classmethod

@@ -30,7 +30,7 @@ MISTRAL = JsonCalls(
     tail="]",
     next_marks=(",",),
     end_mark="]",
-    takes_short_ids=True,
+    shown_ids="short",
 )
 MISTRAL_NAMED = HeadedCalls(
     name="mistral_named",  # from its tokenizer v11 on: Small 3.2, Devstral, Magistral, Ministral 3
@@ -38,7 +38,7 @@ MISTRAL_NAMED = HeadedCalls(
     between="[TOOL_CALLS]",
     headers=("{name}[ARGS]", "{name}[CALL_ID]{id}[ARGS]"),
     inner_marks=("[ARGS]", "[CALL_ID]"),
-    takes_short_ids=True,
+    shown_ids="short",
 )
 LLAMA3_JSON = JsonCalls(
     name="llama3_json",  # Llama 3.1 to 4
@@ -150,6 +150,7 @@ KIMI_K2 = HeadedCalls(
     skips=("<|tool_call_end|>",),
     end_mark="<|tool_calls_section_end|>",
     inner_marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    shown_ids="numbered",
 )
 FUNCTIONARY = HeadedCalls(
     name="functionary_v31",

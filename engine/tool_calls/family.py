@@ -10,10 +10,11 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 NAME = r"[A-Za-z0-9_.:/-]{1,128}"  # of a tool, as `engine/protocol/tools.py` admits it
 
+ShownIds = Literal["given", "short", "numbered"]
 Tools = Collection[str]  # names; a Mapping from them to the schemas of their arguments, where these are needed
 
 
@@ -69,7 +70,8 @@ class Family(ABC):
     none does; text may follow both. `has_next_unmarked`: another call may follow without a mark. `inner_marks` may be
     control tokens as `opening` and `end_mark` may. `bare_begin`: an answer may begin with a call without the opening,
     and this is its first character. `hint`: what a template spells that shows no calls, but whose model writes them in
-    this way. `takes_short_ids`: templates of this family insist on ids of nine letters and digits.
+    this way. `shown_ids`: how templates of this family want ids of calls, `short` for nine letters and digits,
+    `numbered` for `functions.NAME:NUMBER`.
     """
 
     name: str
@@ -86,7 +88,7 @@ class Family(ABC):
     inner_marks: tuple[str, ...] = ()
     bare_begin: str = ""
     hint: str = ""
-    takes_short_ids: bool = False
+    shown_ids: ShownIds = "given"
 
     @property
     def is_bare(self) -> bool:

@@ -18,7 +18,7 @@ from engine.chat_template import TemplateRefused
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
 from engine.tool_calls.answer_parser import call_parser
 from engine.tool_calls.families import FAMILIES
-from engine.tool_calls.family import Family
+from engine.tool_calls.family import Family, ShownIds
 from engine.tool_calls.parser import CallPiece
 
 Render = Callable[..., str]  # a template's `render`
@@ -96,7 +96,7 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
 
 def template_messages(messages: Sequence[ChatMessage], form: Form | None) -> list[dict[str, Any]]:
     """Turns as templates read them. Without a form, calls are shown in the commonest."""
-    ids = _CallIds(is_short=form is not None and form.family.takes_short_ids)
+    ids = _CallIds("given" if form is None else form.family.shown_ids)
     takes_text = form is not None and form.takes_text
     turns = []
     for message in messages:
@@ -129,26 +129,28 @@ class _CallIds:
     A client of the native form gives no ids: its results answer the calls in order, or the first of their name.
     """
 
-    def __init__(self, *, is_short: bool) -> None:
-        self._is_short = is_short
-        self._open: list[ToolCall] = []
+    def __init__(self, shown_ids: ShownIds) -> None:
+        self._shown_ids = shown_ids
+        self._open: list[tuple[ToolCall, str]] = []  # and how its id is shown
         self._num_made = 0
 
     def made(self, call: ToolCall) -> str:
         """The id of a call."""
-        self._num_made += 1
+        number, self._num_made = self._num_made, self._num_made + 1
         call_id = call.id or f"call{self._num_made:05d}"
-        self._open.append(ToolCall(id=call_id, name=call.name, arguments=""))
-        return self._shown(call_id)
+        shown = f"functions.{call.name}:{number}" if self._shown_ids == "numbered" else self._shown(call_id)
+        self._open.append((ToolCall(id=call_id, name=call.name, arguments=""), shown))
+        return shown
 
     def answered(self, message: ChatMessage) -> Mapping[str, str]:
         """Name and id of the call that a result answers, as far as they are known."""
-        call = next((call for call in self._open if self._is_answer(message, call)), None)
-        if call is not None:
-            self._open.remove(call)
-        name = message.name or (call.name if call else None)
-        call_id = message.tool_call_id or (call.id if call else None)
-        return ({"name": name} if name else {}) | ({"tool_call_id": self._shown(call_id)} if call_id else {})
+        found = next((pair for pair in self._open if self._is_answer(message, pair[0])), None)
+        if found is not None:
+            self._open.remove(found)
+        name = message.name or (found[0].name if found else None)
+        unknown = self._shown(message.tool_call_id) if message.tool_call_id else None
+        call_id = found[1] if found else unknown
+        return ({"name": name} if name else {}) | ({"tool_call_id": call_id} if call_id else {})
 
     @staticmethod
     def _is_answer(message: ChatMessage, call: ToolCall) -> bool:
@@ -157,7 +159,7 @@ class _CallIds:
         return message.name in (None, call.name)
 
     def _shown(self, call_id: str) -> str:
-        if not self._is_short or _SHORT_ID.fullmatch(call_id):
+        if self._shown_ids != "short" or _SHORT_ID.fullmatch(call_id):
             return call_id
         digest = hashlib.sha256(call_id.encode()).digest()
         return "".join(_ALPHABET[byte % len(_ALPHABET)] for byte in digest[:9])

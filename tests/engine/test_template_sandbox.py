@@ -89,6 +89,16 @@ HOSTILE = {
     "a namespace's own": "{% set n = namespace(_Namespace__attrs=1) %}{{ n }}",
     "a namespace's own, set later": "{% set n = namespace() %}{% set n.__class__ = 1 %}{{ n }}",
     "changing the messages": "{{ messages.append(1) }}",
+    "changing a message": "{{ messages[0].update({}) }}",
+    "emptying the messages": "{{ messages.pop(0) }}",
+    "changing a sum of lists": "{{ (messages + []).append(1) }}",
+    "a list that grows while it is read": "{% set a = [1] %}{% for x in a %}{% set _ = a.append(x) %}{% endfor %}",
+    "a list in itself": "{% set a = [] %}{% set _ = a.append(a) %}{% set _ = a.append(a) %}{{ a }}",
+    "a list weighed before it grew": "{% set a = [1] %}{% set b = [a, a] %}{{ b }}{% for i in range(60) %}"
+    "{% set n = [] %}{% set _ = n.append(a[0]) %}{% set _ = n.append(a[0]) %}{% set _ = a.pop() %}"
+    "{% set _ = a.append(n) %}{% endfor %}{{ b }}",
+    "taking from the front": "{% set a = [0] * 900000 %}{% set b = [a] %}{% set c = [] %}{% for x in a %}"
+    "{% set _ = c.append(x) %}{% endfor %}{% for x in c %}{% set _ = c.pop(0) %}{% endfor %}",
     "another file": "{% include '/etc/passwd' %}",
 }
 

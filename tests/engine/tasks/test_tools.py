@@ -237,6 +237,17 @@ async def test_a_format_that_could_not_be_closed_fails_and_a_call_that_could_not
     assert (bench.finished.reason, bench.calls[0][0]) == ("length", "say")
 
 
+async def test_whole_calls_that_fill_the_last_of_the_tokens_are_calls() -> None:
+    bench = Bench()
+    await bench.start(tool_choice="required")
+    bench.say(CALL, finish="length")
+    assert (bench.finished.reason, [name for name, _ in bench.calls]) == ("tool_calls", ["say"])
+    bench = Bench()
+    await bench.start()
+    bench.say("Hi there", finish="length")
+    assert bench.finished.reason == "length"
+
+
 async def test_a_closed_format_ends_without_a_token() -> None:
     bench = Bench()
     await bench.start(tools=(), constraint=Constraint("json_object"))

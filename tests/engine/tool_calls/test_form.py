@@ -16,6 +16,7 @@ from engine.tool_calls.families import (
     GRANITE,
     HARMONY,
     HERMES,
+    KIMI_K2,
     LFM2,
     LLAMA3_JSON,
     MISTRAL,
@@ -47,6 +48,8 @@ def form_of(source: str, name: str | None = None) -> Form | None:
         ("openai-gpt-oss-120b", Form(HARMONY, takes_several=False)),
         ("ibm-granite-granite-3.3-2B-Instruct", Form(GRANITE)),
         ("LFM2-8B-A1B", Form(LFM2)),
+        ("Kimi-K2-Instruct", Form(KIMI_K2)),
+        ("Kimi-K2-Thinking", Form(KIMI_K2)),
         ("google-gemma-2-2b-it", None),
         ("classic/chatml", None),
     ],
@@ -119,6 +122,24 @@ def test_a_family_that_wants_short_ids_gets_them_and_they_still_match() -> None:
     assert (len(shown), shown.isalnum()) == (9, True)
     assert result["tool_call_id"] == shown
     assert template_messages(messages, Form(HERMES))[0]["tool_calls"][0]["id"] == call.id
+
+
+def test_a_family_that_numbers_its_calls_sees_all_ids_so() -> None:
+    f, g = (ToolCall(id=f"call_{name}", name=name, arguments="{}") for name in "fg")
+    messages = [
+        ChatMessage("assistant", tool_calls=(f, g)),
+        ChatMessage("tool", "2", tool_call_id="call_g"),
+        ChatMessage("tool", "1"),
+        ChatMessage("assistant", tool_calls=(f,)),
+        ChatMessage("tool", "3", tool_call_id="call_f"),
+        ChatMessage("tool", "4", tool_call_id="call_h"),
+    ]
+    turns = template_messages(messages, Form(KIMI_K2))
+    assert [call["id"] for turn in turns for call in turn.get("tool_calls", ())] == [
+        "functions.f:0", "functions.g:1", "functions.f:2"
+    ]  # fmt: skip
+    shown = [turn.get("tool_call_id") for turn in turns if turn["role"] == "tool"]
+    assert shown == ["functions.g:1", "functions.f:0", "functions.f:2", "call_h"]
 
 
 def test_a_whole_loop_renders_in_every_family(test_data: Path) -> None:

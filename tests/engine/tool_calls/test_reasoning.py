@@ -108,6 +108,7 @@ def test_thoughts_and_answers_are_told_as_they_come() -> None:
         ("mistralai-Ministral-3-14B-Reasoning-2512", MISTRAL, "may_think"),
         ("ByteDance-Seed-OSS", SEED, "may_think"),
         ("Apertus-8B-Instruct", APERTUS, "may_think"),
+        ("Kimi-K2-Thinking", THINK, "may_think"),
         ("Qwen-Qwen2.5-7B-Instruct", None, None),
         ("meta-llama-Llama-3.1-8B-Instruct", None, None),
     ],
@@ -116,7 +117,7 @@ def test_templates_show_the_marks_and_where_a_prompt_ends(
     test_data: Path, name: str, expected: Reasoning | None, phase: Phase | None
 ) -> None:
     template = ChatTemplate((test_data / "templates" / f"{name}.jinja").read_text(), {"bos_token": "", "eos_token": ""})
-    assert find_reasoning(template.words) == expected
+    assert find_reasoning(template.words | template.written) == expected
     if expected is not None:
         prompt = template.render([{"role": "user", "content": "Is <think> a mark?"}])
         assert expected.phase_after(prompt) == phase
