@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from telemetry import process_settings as shared
-from telemetry.settings import SettingError, at_least, setting, starts_with, strong_secret
+from telemetry.settings import SettingError, at_least, parsed_by, setting, starts_with, strong_secret
 from tenants.conditions import parse_networks
 from tenants.limits import parse_rules
 from tenants.residency import parse_place, parse_places
@@ -32,38 +32,6 @@ def _account_id_or_none(value: str) -> str | None:
     return (
         None if re.fullmatch("([0-9a-f]{32})?", value) else "must be an account's id: 32 lowercase hexadecimal digits"
     )
-
-
-def _rate_limits(value: str) -> str | None:
-    try:
-        parse_rules(value)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _networks(value: str) -> str | None:
-    try:
-        networks_in(value)
-    except ValueError as error:
-        return f"must be networks in CIDR notation: {error}"
-    return None
-
-
-def _places(value: str) -> str | None:
-    try:
-        parse_places(value)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _place(value: str) -> str | None:
-    try:
-        parse_place(value)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def networks_in(text: str) -> tuple[str, ...]:
@@ -90,14 +58,6 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{host}{port}"
 
 
-def _operator_roles(value: str) -> str | None:
-    try:
-        operator_roles_in(value)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
 def _web_address(value: str) -> str | None:
     """With TLS, or on this machine."""
     try:
@@ -114,6 +74,9 @@ def _redirect_address(value: str) -> str | None:
     return _web_address(value) or (
         None if urlsplit(value).path == SIGN_IN_PATH else f"must end in {SIGN_IN_PATH}, on this gateway's public name"
     )
+
+
+_ARE_NETWORKS = parsed_by(networks_in, prefix="must be networks in CIDR notation: ")
 
 
 @dataclass(frozen=True)
@@ -138,7 +101,7 @@ class GatewaySettings:
         "what gateways and nodes prove to each other; where HEARTH_SERVICE_RING is set it is not needed",
         default=b"",
         secret=True,
-        check=lambda value: strong_secret(value) if value else None,
+        check=strong_secret,
     )
     spool_max_bytes: int = setting(
         "HEARTH_SPOOL_MAX_BYTES",
@@ -192,13 +155,13 @@ class GatewaySettings:
         "country of each PoP, and what it is under beside that, as fra=DE,iad=US:fedramp+hipaa; calls held to a region "
         "run in PoPs that are listed here alone",
         default="",
-        check=_places,
+        check=parsed_by(parse_places),
     )
     stores_place: str = setting(
         "HEARTH_STORES_PLACE",
         "where Redis, the database and the object store are, as DE or US:fedramp; empty for where this gateway is",
         default="",
-        check=lambda value: _place(value) if value else None,
+        check=parsed_by(parse_place),
     )
     max_calls: int = setting(
         "HEARTH_MAX_CALLS",
@@ -236,7 +199,7 @@ class GatewaySettings:
         "(text-generation=300/60, account.tokens=100000/60, free:account.calls=4); contract for those of Workers AI, "
         "empty for none",
         default="",
-        check=_rate_limits,
+        check=parsed_by(parse_rules),
     )
     free_neurons_per_day: int = setting(
         "HEARTH_FREE_NEURONS_PER_DAY",
@@ -335,13 +298,13 @@ class GatewaySettings:
         "HEARTH_WEBHOOK_NETWORKS",
         "networks to which webhooks of runs in the background may be sent beside public addresses, comma separated",
         default="",
-        check=_networks,
+        check=_ARE_NETWORKS,
     )
     trusted_proxies: str = setting(
         "HEARTH_TRUSTED_PROXIES",
         "networks of proxies whose x-forwarded-for tells the client's address, comma separated; empty trusts none",
         default="",
-        check=_networks,
+        check=_ARE_NETWORKS,
     )
     test_tenant: str = setting(
         "HEARTH_TEST_TENANT",
@@ -392,7 +355,7 @@ class GatewaySettings:
         "which of its values give which role (administrator, viewer), as platform=administrator,audit=viewer; nobody "
         "else is let in",
         default="",
-        check=_operator_roles,
+        check=parsed_by(operator_roles_in),
     )
     log_level: str = setting(**shared.LOG_LEVEL)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)

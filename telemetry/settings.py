@@ -50,7 +50,8 @@ def setting(
 ) -> Any:
     """Declare one setting: its environment variable, help, default (none means required) and an optional check.
 
-    `check` gets the parsed value and returns what is wrong with it, or None.
+    `check` gets the parsed value and returns what is wrong with it, or None. It is not asked about a variable that is
+    not set, or empty.
     """
     metadata = {"env": env, "help": help, "secret": secret, "check": check}
     if default is dataclasses.MISSING:
@@ -82,6 +83,21 @@ def strong_secret(value: bytes) -> str | None:
     """A check: a key that nobody guesses."""
     size = MIN_SECRET_BYTES
     return None if len(value) >= size else f"must be at least {size} bytes ({size * 2} hexadecimal digits)"
+
+
+def parsed_by(
+    parse: Callable[[Any], object], refusal: type[Exception] = ValueError, prefix: str = ""
+) -> Callable[[Any], str | None]:
+    """A check: whatever `parse` can read. What it says in a `refusal` is what is wrong."""
+
+    def check(value: Any) -> str | None:
+        try:
+            parse(value)
+        except refusal as error:
+            return f"{prefix}{error}"
+        return None
+
+    return check
 
 
 def describe(settings_class: type) -> list[SettingInfo]:

@@ -6,33 +6,21 @@ What is measured on the machine (cores, devices) is not here.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
 from engine.node.addresses import parse_address, parse_http_address
 from engine.protocol.wire import pop_key
 from telemetry import process_settings as shared
-from telemetry.settings import SettingError, at_least, one_of, setting, strong_secret
+from telemetry.settings import SettingError, at_least, one_of, parsed_by, setting, strong_secret
 
 if TYPE_CHECKING:
     from tenants.service_identity import ServiceIdentity
 
 DEFAULT_MODELS = "@cf/hearth/spark,@cf/hearth/minilm"
-
-
-def _parsed_by(parse: Callable[[str], Any]) -> Callable[[str], str | None]:
-    def check(value: str) -> str | None:
-        try:
-            parse(value)
-        except (ValueError, InvalidModelId) as error:
-            return str(error)
-        return None
-
-    return check
 
 
 def parse_models(text: str) -> tuple[str, ...]:
@@ -42,31 +30,27 @@ def parse_models(text: str) -> tuple[str, ...]:
     return tuple(parse_model_id(name.strip()) for name in text.split(","))
 
 
-def _strong_if_any(value: bytes) -> str | None:
-    return strong_secret(value) if value else None
-
-
 @dataclass(frozen=True)
 class NodeSettings:
     """What one node process is told."""
 
     redis_url: str = setting(**shared.REDIS_URL)
     listen: str = setting(
-        "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=_parsed_by(parse_address)
+        "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=parsed_by(parse_address)
     )
     cluster_secret: bytes = setting(
         "HEARTH_CLUSTER_SECRET",
         "what gateways and nodes prove to each other; HEARTH_NODE_POP_KEY may stand in for it",
         default=b"",
         secret=True,
-        check=_strong_if_any,
+        check=strong_secret,
     )
     given_pop_key: bytes = setting(
         "HEARTH_NODE_POP_KEY",
         "this PoP's key (`hearth node-key`) in the cluster secret's stead: with it alone a node can be of no other PoP",
         default=b"",
         secret=True,
-        check=_strong_if_any,
+        check=strong_secret,
     )
     service_ring: Path | None = setting(**shared.SERVICE_RING)
     service_keys: Path | None = setting(**shared.SERVICE_KEYS)
@@ -75,13 +59,13 @@ class NodeSettings:
         "HEARTH_NODE_ADVERTISE",
         "the address told to gateways, where it differs from the one listened on",
         default="",
-        check=_parsed_by(parse_address),
+        check=parsed_by(parse_address),
     )
     http: str = setting(
         "HEARTH_NODE_HTTP",
         "plain HTTP door for people and health checks: host:port or unix:///path",
         default="127.0.0.1:8788",
-        check=_parsed_by(parse_http_address),
+        check=parsed_by(parse_http_address),
     )
     node_id: str = setting(
         "HEARTH_NODE_ID",
@@ -107,7 +91,7 @@ class NodeSettings:
         "HEARTH_NODE_MODELS",
         "model ids loaded at start, comma separated, the first one first; or none",
         default=DEFAULT_MODELS,
-        check=_parsed_by(parse_models),
+        check=parsed_by(parse_models, InvalidModelId),
     )
     max_replicas: int = setting(
         "HEARTH_NODE_MAX_REPLICAS",

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.settings import SettingError, describe, masked, read_settings, setting, starts_with
+from telemetry.settings import SettingError, describe, masked, parsed_by, read_settings, setting, starts_with
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Example:
 @dataclass(frozen=True)
 class Strict:
     store: str = setting("EX_STORE", "where the store is", check=starts_with("postgresql://"))
+    limit: str = setting("EX_LIMIT", "what is let in", default="", check=parsed_by(int, prefix="must be a number: "))
 
 
 def test_values_are_parsed_by_their_annotation_and_defaults_fill_the_rest():
@@ -55,6 +56,13 @@ def test_a_url_that_cannot_work_is_shown_without_its_password():
     with pytest.raises(SettingError) as caught:
         read_settings(Strict, {"EX_STORE": "postgres://ann:hunter2@db/hearth"})
     assert str(caught.value) == "EX_STORE='postgres://ann:********@db/hearth': must start with postgresql://"
+
+
+def test_what_a_parser_refuses_is_refused_in_its_words_and_an_empty_variable_is_not_shown_to_it():
+    with pytest.raises(SettingError, match=r"^EX_LIMIT='ten': must be a number: invalid literal .*'ten'$"):
+        read_settings(Strict, {"EX_STORE": "postgresql://db", "EX_LIMIT": "ten"})
+    for limit in ("10", ""):
+        assert read_settings(Strict, {"EX_STORE": "postgresql://db", "EX_LIMIT": limit}).limit == limit
 
 
 def test_an_unreadable_secret_is_named_but_never_shown():
