@@ -5,8 +5,9 @@ Column definitions only. Built-in models have no row.
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Integer, String, Table, Text, UniqueConstraint
+from sqlalchemy import BigInteger, Boolean, Column, String, Table, Text, UniqueConstraint
 
+from storage.columns import only_row
 from storage.database import UtcDateTime, metadata
 
 # The current version of each published model. Older versions stay in the object store, under their revision.
@@ -28,12 +29,12 @@ model_aliases = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
-# One row, id 1. Raised first in every transaction that changes the two tables above: writers wait for each other on
+# Raised first in every transaction that changes the two tables above: writers wait for each other on
 # it, and readers poll it.
 catalog_revision = Table(
     "catalog_revision",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    only_row(),
     Column("number", BigInteger, nullable=False),
 )
 

@@ -26,6 +26,7 @@ from gateway.call import Asked, Record
 from gateway.sealed import Sealer
 from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
+from storage.waiters import tell
 from telemetry.clock import Clock
 from tenants import responses
 from tenants.responses import Kept
@@ -162,12 +163,7 @@ class Threads:
                 log.exception("responses cannot be written")
                 error = StoreUnavailable(type(failed).__name__)
             for _, done in rows:
-                if done.done():
-                    continue
-                if error is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(error)
+                tell(done, None, error)
         self._writing = None
 
 

@@ -11,7 +11,7 @@ import time
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, DateTime, String, literal_column
+from sqlalchemy import Column, ColumnElement, DateTime, Integer, String, literal_column
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -36,6 +36,11 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def only_row() -> Column[int]:
+    """The primary key of a table with one row, whose id is 1."""
+    return Column("id", Integer, primary_key=True, autoincrement=False)
 
 
 class utc_day(FunctionElement[str]):  # noqa: N801  written like the SQL functions it stands beside

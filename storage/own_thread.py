@@ -12,6 +12,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from storage.waiters import tell
+
 T = TypeVar("T")
 
 
@@ -56,14 +58,5 @@ class OwnThread:
                 error = raised
             if future is not None:
                 with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
-                    future.get_loop().call_soon_threadsafe(_tell, future, result, error)
+                    future.get_loop().call_soon_threadsafe(tell, future, result, error)
             del asked, future, work, result, error  # while it waits it holds nothing
-
-
-def _tell(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

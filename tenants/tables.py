@@ -1,5 +1,5 @@
 """The tenants' rows: accounts, users and their memberships, API tokens and the epoch of decisions, usage and sums over
-it, budgets, audit, batches, and requests under idempotency keys.
+it, budgets, audit, batches and their webhooks, responses, and requests under idempotency keys.
 
 Column definitions only. No table holds a secret's text: an API token's row, and a user's, hold a keyed hash of it.
 """
@@ -23,6 +23,7 @@ from sqlalchemy import (
     text,
 )
 
+from storage.columns import only_row
 from storage.database import UtcDateTime, metadata
 
 accounts = Table(
@@ -37,9 +38,9 @@ accounts = Table(
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
     # JSON of what the API calls the account's settings; null is the defaults.
     Column("settings", Text, nullable=True),
-    # JSON of tenants.regions.RegionRule: where the account's calls may run; null is anywhere.
+    # JSON of tenants.residency.RegionRule: where the account's calls may run; null is anywhere.
     Column("region", Text, nullable=True),
-    # What may be kept of its calls' content: `standard`, or `zero` for nothing (tenants.retention).
+    # What may be kept of its calls' content: `standard`, or `zero` for nothing (tenants.residency.RETENTION_RULES).
     Column("retention", String(16), nullable=False, server_default="standard"),
     # Rules of tenants.limits that hold for this account in place of the operator's.
     Column("limits", Text, nullable=False, server_default=""),
@@ -102,7 +103,7 @@ api_tokens = Table(
     Column("condition", Text, nullable=True),
     Column("not_before", UtcDateTime, nullable=True),
     Column("modified_at", UtcDateTime, nullable=True),
-    # JSON of tenants.regions.RegionRule, beside the account's; null adds nothing to that.
+    # JSON of tenants.residency.RegionRule, beside the account's; null adds nothing to that.
     Column("region", Text, nullable=True),
     # Rules of tenants.limits that hold for this token in place of the operator's and the account's.
     Column("limits", Text, nullable=False, server_default=""),
@@ -116,11 +117,11 @@ api_tokens = Table(
     Index(None, "decision_epoch"),
 )
 
-# One row, id 1. Raised by every change that a verifier must hear of: polled, so it must stay one small read.
+# Raised by every change that a verifier must hear of: polled, so it must stay one small read.
 api_token_epoch = Table(
     "api_token_epoch",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    only_row(),
     Column("epoch", BigInteger, nullable=False),
 )
 
@@ -259,11 +260,11 @@ audit_entries = Table(
     Index(None, "sequence", unique=True),
 )
 
-# One row, id 1: the newest entry's place and digest. Locked by whoever appends, so that entries stand in one line.
+# The newest entry's place and digest. Locked by whoever appends, so that entries stand in one line.
 audit_head = Table(
     "audit_head",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=False),
+    only_row(),
     Column("sequence", BigInteger, nullable=False),
     Column("digest", LargeBinary(32), nullable=False),
 )
