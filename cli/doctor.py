@@ -75,6 +75,7 @@ def _devices() -> Iterator[Check]:
     cores = len(os.sched_getaffinity(0))
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield Check("cpu", "ok", f"{cores} cores, {memory_bytes / 2**30:.0f} GiB memory")
+    yield _kernels()
     try:
         import torch
     except ImportError:
@@ -85,6 +86,16 @@ def _devices() -> Iterator[Check]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         yield Check(f"cuda:{index}", "ok", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
+
+
+def _kernels() -> Check:
+    from engine.kernels.native.library import library_path
+
+    path = library_path()
+    if path.exists():
+        return Check("kernels", "ok", f"compiled for this processor, {path}")
+    again = "`python -m engine.kernels.native.build` compiles them"
+    return Check("kernels", "absent", f"not compiled: text is generated through torch alone, more slowly; {again}")
 
 
 def _models() -> Iterator[Check]:

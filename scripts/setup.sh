@@ -35,18 +35,39 @@ fi
 # Nothing is compiled for Python here, where it would take longer than all the rest: see scripts/precompile.py.
 install() { $bin/python -m pip --disable-pip-version-check install --no-compile "$@"; }
 
+# What pip says of every one of $1 packages, as a line for every forty.
+tell() {
+  num_here=0
+  while read -r word _; do
+    case $word in
+      Collecting | Processing | Requirement)
+        num_here=$((num_here + 1))
+        [ $((num_here % 40)) -ne 0 ] || echo "setup: $num_here of $1 packages are here" ;;
+      Installing) echo "setup: unpacking them (a minute or two)" ;;
+    esac
+  done
+}
+
+# A pipe's status is that of its end, so a file says whether pip did it. Its errors are on standard error.
+install_locked() {
+  rm -f .venv/.locked
+  { install "$@" --requirement requirements.lock && touch .venv/.locked; } | tell "$(grep -c == requirements.lock)"
+  [ -e .venv/.locked ]
+}
+
 if [ "${SYSTEM_TORCH:-}" = 1 ]; then
   $bin/python -c 'import torch; print("setup: using torch", torch.__version__, "of this machine")'
 else
   echo "setup: installing torch (the largest part; not in the lock, since its build depends on the machine)"
   install --constraint requirements.lock ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$TORCH"
 fi
-echo "setup: installing the versions of requirements.lock"
+echo "setup: installing the versions of requirements.lock (minutes, if none of them is cached)"
 # The lock is whole, so there is nothing to resolve, unless this machine is of another kind than its writer's.
-install --quiet --no-deps --requirement requirements.lock
-$bin/python -m pip check >/dev/null 2>&1 || install --quiet --requirement requirements.lock
+install_locked --no-deps || fail "pip could not install requirements.lock; its reason is above"
+$bin/python -m pip check >/dev/null 2>&1 || install_locked || fail "pip could not install what this machine needs beside requirements.lock"
 install --quiet --no-deps --editable .
 
+echo "setup: compiling the modules that Hearth imports"
 $bin/python -m scripts.precompile &
 # Kernels for this machine where it has a C++ compiler; without them everything runs through torch.
 $bin/python -m engine.kernels.native.build || echo "setup: kernels were not compiled"

@@ -10,6 +10,7 @@ import pytest
 
 from cli import main
 from cli.data_dir import DataDir
+from engine.kernels.native.library import library_path
 
 HEAVY = ("sqlalchemy", "alembic", "redis", "torch", "numpy", "boto3", "httpx", "jsonschema_rs", "starlette", "pydantic")
 
@@ -144,6 +145,7 @@ def test_doctor_says_what_is_there_and_fails_only_for_what_is_broken(
     hearth: Callable[..., Any], data: Path, capsys: pytest.CaptureFixture[str]
 ):
     checks = {check["name"]: check for check in hearth("doctor")}
+    assert checks["kernels"]["result"] == ("ok" if library_path().exists() else "absent")
     assert checks["database"]["result"] == "ok"
     assert checks["objects"]["result"] == "ok"
     assert checks["redis"]["result"] == "absent"

@@ -241,11 +241,13 @@ def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_n
     assert {path.name for path in tmp_path.iterdir()} == {"broken"}
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from engine.kernels.native import build, library; "
-         "build.library_path = lambda folder: library.CACHE / 'never' / 'x.so'; sys.exit(build.main())"],
+         "build.library_path = lambda folder=None: library.CACHE / 'never' / 'x.so'; sys.exit(build.main())"],
         capture_output=True, text=True, env={"CXX": "/nowhere", "PATH": "", "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0
-    assert "everything runs through torch: no C++ compiler" in done.stdout
+    [line] = done.stdout.splitlines()
+    assert "through torch alone, at 60 to 90 % of the speed" in line
+    assert "there is no C++ compiler" in line
 
 
 @DTYPES
