@@ -68,7 +68,8 @@ class AdapterBank:
         self._waiting: dict[int, str] = {}  # sequence id -> digest
         self._held: dict[int, str] = {}
         places: dict[int, Place] = {}
-        self._step = AdaptedStep(places, kernels or CpuKernels())
+        self._step = AdaptedStep(places)
+        self._kernels = kernels or CpuKernels()
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]:
@@ -218,7 +219,7 @@ class AdapterBank:
                 self._evict(idle.pop(0))
                 shelf = self._shelves.get(kind)
             if shelf is None:
-                shelf = self._shelves[kind] = Shelf(kind, self._sites, self._dtype, self._budget_bytes)
+                shelf = self._shelves[kind] = Shelf(kind, self._sites, self._dtype, self._budget_bytes, self._kernels)
             self._used_bytes += size_bytes
             return shelf, shelf.take()
 

@@ -1,22 +1,25 @@
 """One step in which some tokens go through adapters: which, and what that adds to each linear map.
 
-Single tokens of decode rows, whatever mix of adapters they are of, cost two operators a map, in which every row reads
-its own adapter's matrices and nothing else, so that no row's numbers depend on the others. Many tokens of one adapter
-in a row, as prefill has them, are plain products. Tokens without an adapter are not touched.
+Every token reads its own adapter's matrices and nothing else, so that no row's numbers depend on the others; tokens
+without an adapter are not touched. Where the kernels have an operator for it, all tokens of one kind of adapter are one
+call a map. Else single tokens of decode rows, whatever mix of adapters they are of, cost two operators a map, and many
+tokens of one adapter in a row, as prefill has them, are plain products.
 
 Letters: T tokens, R rows, C inputs of a map, P changed parts of it, r padded rank, n tokens of one group.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.adapters.shelf import Run, Shelf, SiteTables
-from engine.kernels.interface import AddLowRank, Kernels, LowRank, LowRankRun, Operator
+from engine.adapters.shelf import Shelf
+from engine.adapters.tables import Run, SiteTables
+from engine.kernels.interface import AddLowRank, LowRankTokens, Operator
 
 _LONG = {4: 8, 2: 32}  # bytes of a number -> tokens in a row from which on a product is the better way
 _SUM = 0  # mode of embedding_bag
@@ -24,39 +27,45 @@ _SUM = 0  # mode of embedding_bag
 Place = tuple[Shelf, int]
 
 
+class Packed:
+    """n tokens with adapters of one shelf whose maps have a kernel. Tells the kernels, once, who reads what."""
+
+    def __init__(self, shelf: Shelf, slots: Sequence[int], tokens: Sequence[int]) -> None:
+        order = np.argsort(np.array(slots, dtype=np.int32), kind="stable")
+        self._tokens = LowRankTokens(
+            torch.from_numpy(np.array(slots, dtype=np.int32)[order]),
+            torch.from_numpy(np.array(tokens, dtype=np.int64)[order]),
+        )
+        self._shelf = shelf
+        self._bound: dict[int, AddLowRank] = {}  # by site
+
+    def add(self, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
+        """What the adapters add to y [T, out], given x [T, C]."""
+        add = self._bound.get(site)
+        if add is None:
+            packed = self._shelf.packed.get(site)
+            if packed is None:
+                return
+            add = self._bound[site] = packed.bind(self._tokens)
+        add(x, y)
+
+
 class Singles:
     """n tokens with adapters of one shelf. Makes, once, the rows of the tables that they read."""
 
-    def __init__(
-        self, shelf: Shelf, slots: NDArray[np.int32], tokens: NDArray[np.int64] | None, kernels: Kernels
-    ) -> None:
+    def __init__(self, shelf: Shelf, slots: Sequence[int], tokens: NDArray[np.int64] | None) -> None:
         """`tokens` are their places among the step's; None if they are all of them, in order."""
-        self.shelf, self._slots, self._kernels = shelf, slots, kernels
+        self._shelf, self._slots = shelf, np.array(slots, dtype=np.int32)
         self._tokens = None if tokens is None else torch.from_numpy(tokens)
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._bound: dict[int, AddLowRank | None] = {}  # of the tables of a map, where a kernel computes them
 
-    def add(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
+    def add(self, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
         """What the adapters add to y [T, out], given x [T, C]."""
-        if id(tables) not in self._bound:
-            self._bound[id(tables)] = self._bind(tables)
-        add = self._bound[id(tables)]
-        if add is not None and x.stride(1) == y.stride(1) == 1 and x.dtype == y.dtype == tables.inputs.data.dtype:
-            add(x, y)
-        else:
-            self._add_by_bags(tables, x, y)
+        tables = self._shelf.tables.get(site)
+        if tables is not None:
+            self._add(tables, x, y)
 
-    def _bind(self, tables: SiteTables) -> AddLowRank | None:
-        """One kernel call for the whole map; None if there is no such kernel."""
-        rank = tables.rank
-        runs = [LowRankRun(run.table.data, len(run.parts), run.parts.start * rank, run.first) for run in tables.runs]
-        slots = torch.from_numpy(self._slots)
-        return self._kernels.low_rank(
-            LowRank(tables.inputs.data, tables.num_in, rank, tuple(runs), slots, self._tokens)
-        )
-
-    def _add_by_bags(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
-        """The same through torch."""
+    def _add(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
         if self._tokens is not None:
             x = x.index_select(0, self._tokens)
         num_parts, rank = len(tables.names), tables.rank
@@ -100,7 +109,10 @@ class Span:
     first: int
     last: int
 
-    def add(self, tables: SiteTables, x: torch.Tensor, y: torch.Tensor) -> None:
+    def add(self, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
+        tables = self.shelf.tables.get(site)
+        if tables is None:
+            return
         hidden = torch.mm(x[self.first : self.last], tables.inputs.slot(self.slot))  # [n, P r]
         for run in tables.runs:
             self._add_run(tables.rank, run, hidden, y)
@@ -120,10 +132,9 @@ class AdaptedStep:
     """Reads `places`, the bank's; `begin` a step, then run the maps that `wrap` made, `narrow` on the way."""
 
     places: dict[int, Place]
-    kernels: Kernels
     _of_token: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     _key: bytes = b""
-    _groups: list[Singles | Span] = field(default_factory=list)
+    _groups: list[Packed | Singles | Span] = field(default_factory=list)
 
     def begin(self, handles: NDArray[np.int32], query_starts: NDArray[np.int32]) -> None:
         """`handles` [R] say which adapter each row goes through, 0 none; `query_starts` [R + 1], where it begins."""
@@ -139,9 +150,7 @@ class AdaptedStep:
         def forward(x: torch.Tensor) -> torch.Tensor:
             y = linear(x)
             for group in self._groups:
-                tables = group.shelf.tables.get(site)
-                if tables is not None:
-                    group.add(tables, x, y)
+                group.add(site, x, y)
             return y
 
         return forward
@@ -161,13 +170,16 @@ class AdaptedStep:
             if not handle:
                 continue
             shelf, slot = self.places[handle]
-            if last - first >= _LONG[shelf.itemsize]:
+            if shelf.tables and last - first >= _LONG[shelf.itemsize]:
                 self._groups.append(Span(shelf, slot, first, last))
                 continue
             _, tokens, slots = single.setdefault(id(shelf), (shelf, [], []))
             tokens += range(first, last)
             slots += [slot] * (last - first)
         for shelf, tokens, slots in single.values():
+            if shelf.packed:
+                self._groups.append(Packed(shelf, slots, tokens))
+                continue
             are_all = len(tokens) == len(of_token)
             places = None if are_all else np.array(tokens, dtype=np.int64)
-            self._groups.append(Singles(shelf, np.array(slots, dtype=np.int32), places, self.kernels))
+            self._groups.append(Singles(shelf, slots, places))

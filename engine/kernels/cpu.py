@@ -19,12 +19,12 @@ from engine.kernels.cpu_packed import bind_packed, takes_packed
 from engine.kernels.interface import (
     Activation,
     Add,
-    AddLowRank,
     Attention,
     AttentionShape,
     Facts,
     KvPool,
     LowRank,
+    LowRankShape,
     Operator,
     Place,
 )
@@ -127,7 +127,7 @@ class CpuKernels:
     def add(self, multiplier: float) -> Add:
         return torch.Tensor.add_ if multiplier == 1 else functools.partial(torch.Tensor.add_, alpha=multiplier)
 
-    def low_rank(self, _maps: LowRank) -> AddLowRank | None:
+    def low_rank(self, _shape: LowRankShape, _dtype: torch.dtype) -> LowRank | None:
         return None
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:

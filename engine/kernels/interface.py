@@ -24,7 +24,7 @@ Operator = Callable[[torch.Tensor], torch.Tensor]
 Facts = tuple[torch.Tensor, ...]
 Place = Callable[[torch.Tensor, Facts], object]
 Add = Callable[[torch.Tensor, torch.Tensor], object]  # to a stream, in place
-AddLowRank = Callable[[torch.Tensor, torch.Tensor], object]  # (x, y): see `LowRank`
+AddLowRank = Callable[[torch.Tensor, torch.Tensor], object]  # (x [T, C], y [T, out]), in place: see `LowRank`
 
 
 @dataclass(frozen=True)
@@ -112,29 +112,37 @@ class Activation:
 GATED_SILU = Activation()
 
 
-@dataclass(frozen=True, eq=False)
-class LowRankRun:
-    """Outputs of a low-rank map that lie side by side: for each of its parts, `rank` rows of `table` [S × parts × rank,
-    width]. Their hidden numbers begin at `first`, their columns of y at `column`."""
+@dataclass(frozen=True)
+class LowRankShape:
+    """What adapters change in a linear map from x [T, C] to y [T, out]: for each of P parts the columns [first, last)
+    of y, by x A B with A [C, r] and B [r, last - first]. `rank` r is a multiple of 8, `num_in` C."""
 
-    table: torch.Tensor
-    num_parts: int
-    first: int
-    column: int
-
-
-@dataclass(frozen=True, eq=False)
-class LowRank:
-    """What is added to y [T, out] for tokens i < n, given x [T, C]: x[t] times the C rows of `inputs` [S × C, P r] from
-    slots[i] × C on gives P r hidden numbers, which have the tables' type, and each run goes on from its own of them.
-    t is tokens[i] (None: i). Rows of x and y have no gaps in them."""
-
-    inputs: torch.Tensor
     num_in: int
     rank: int
-    runs: tuple[LowRankRun, ...]
-    slots: torch.Tensor  # int32 [n]
-    tokens: torch.Tensor | None  # int64 [n]
+    parts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankTokens:
+    """n tokens of a step that go through adapters: which adapter each has, and which row of x and y it is."""
+
+    slots: torch.Tensor  # int32 [n], equal ones side by side
+    rows: torch.Tensor  # int64 [n]
+
+
+class LowRank(Protocol):
+    """Adds adapters to the outputs of one linear map. An adapter of it is `size` numbers in an order of this kernel's
+    own, zeros at first. Hidden numbers x A are rounded to the type of the matrices."""
+
+    @property
+    def size(self) -> int: ...
+
+    def write(self, memory: torch.Tensor, part: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Put a part's a [r', C] and b [width, r'], r' <= r, into an adapter's memory [size]."""
+
+    def bind(self, memory: torch.Tensor, tokens: LowRankTokens) -> AddLowRank:
+        """What adds to y, given x, what the tokens' own of the adapters `memory` [S, size] say; rows of memory may lie
+        apart, rows of y have no gaps in them. A token's result is the same whatever others are beside it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -235,8 +243,8 @@ class Kernels(Protocol):
     def add(self, multiplier: float) -> Add:
         """stream [T, C] float32, x [T, C] -> stream += x × multiplier, in place."""
 
-    def low_rank(self, maps: LowRank, /) -> AddLowRank | None:
-        """What adds `maps`; None where torch's own operators are as good as anything."""
+    def low_rank(self, shape: LowRankShape, dtype: torch.dtype, /) -> LowRank | None:
+        """A kernel for adapters of that shape; None where torch's own operators are as good as anything."""
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         """`sinks`, float32 [H] for each layer, are scores that take part in every softmax and mix no value."""

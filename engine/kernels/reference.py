@@ -19,7 +19,8 @@ from engine.kernels.interface import (
     AttentionStep,
     Facts,
     KvPool,
-    LowRank,
+    LowRankShape,
+    LowRankTokens,
     Operator,
     Place,
     Reach,
@@ -111,24 +112,43 @@ class ReferenceKernels:
     def add(self, multiplier: float) -> Add:
         return lambda stream, x: stream.add_(x, alpha=multiplier)
 
-    def low_rank(self, maps: LowRank) -> AddLowRank:
-        rank, inputs = maps.rank, maps.inputs.float().unflatten(0, (-1, maps.num_in))  # [S, C, P r]
-
-        def add(x: torch.Tensor, y: torch.Tensor) -> None:
-            for i, slot in enumerate(maps.slots.tolist()):
-                token = i if maps.tokens is None else int(maps.tokens[i])
-                hidden = (x[token].float() @ inputs[slot]).to(x.dtype).float()  # [P r]
-                for run in maps.runs:
-                    matrices = run.table.float().unflatten(0, (-1, run.num_parts, rank))[slot]  # [parts, r, width]
-                    of_run = hidden[run.first : run.first + run.num_parts * rank].view(-1, 1, rank)
-                    added = torch.bmm(of_run, matrices).flatten()  # [parts × width]
-                    part = y[token, run.column : run.column + len(added)]
-                    part.copy_(part.float() + added)
-
-        return add
+    def low_rank(self, shape: LowRankShape, _dtype: torch.dtype) -> ReferenceLowRank:
+        return ReferenceLowRank(shape)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return ReferenceAttention(pool, shape, sinks)
+
+
+class ReferenceLowRank:
+    """A [C, P r], then each part's B [r, width]; one token after the other, in float32."""
+
+    def __init__(self, shape: LowRankShape) -> None:
+        self._shape = shape
+        num_hidden = len(shape.parts) * shape.rank
+        self._sizes = [shape.num_in * num_hidden, *(shape.rank * (last - first) for first, last in shape.parts)]
+        self.size = sum(self._sizes)
+
+    def _matrices(self, memory: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        a, *bs = memory.split(self._sizes)
+        return a.view(self._shape.num_in, -1), [b.view(self._shape.rank, -1) for b in bs]
+
+    def write(self, memory: torch.Tensor, part: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        inputs, outputs = self._matrices(memory)
+        first = part * self._shape.rank
+        inputs[:, first : first + len(a)] = a.t()
+        outputs[part][: len(a)] = b.t()
+
+    def bind(self, memory: torch.Tensor, tokens: LowRankTokens) -> AddLowRank:
+        def add(x: torch.Tensor, y: torch.Tensor) -> None:
+            for slot, row in zip(tokens.slots.tolist(), tokens.rows.tolist(), strict=True):
+                inputs, outputs = self._matrices(memory[slot])
+                hidden = (x[row].float() @ inputs.float()).to(memory.dtype).float()  # [P r]
+                for own, matrix, (first, last) in zip(
+                    hidden.split(self._shape.rank), outputs, self._shape.parts, strict=True
+                ):
+                    y[row, first:last] = (y[row, first:last].float() + own @ matrix.float()).to(y.dtype)
+
+        return add
 
 
 class ReferenceAttention:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from engine.kernels.interface import Activation, AttentionShape, LowRank, LowRankRun, Reach
+from engine.kernels.interface import (
+    Activation,
+    AttentionShape,
+    Kernels,
+    LowRank,
+    LowRankShape,
+    LowRankTokens,
+    Reach,
+)
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels, check
 from engine.kernels.reference import ReferenceAttention, ReferenceKernels
@@ -250,32 +259,74 @@ def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_n
     assert "there is no C++ compiler" in line
 
 
+LOW_RANKS = [
+    LowRankShape(96, 16, ((3, 103), (103, 203), (610, 643))),
+    LowRankShape(9, 8, ((0, 7),)),
+    LowRankShape(64, 24, ((5, 261), (261, 517), (700, 740))),  # more hidden numbers than are taken at once
+    LowRankShape(33, 64, ((1, 161), (900, 930))),
+    LowRankShape(2, 8, ((0, 16),)),
+]
+
+
+def low_rank(kernels: Kernels, shape: LowRankShape, dtype: torch.dtype) -> tuple[LowRank, torch.Tensor]:
+    """A kernel and the memory of five adapters, rows apart; the second has smaller ranks than there is room for."""
+    kernel = kernels.low_rank(shape, dtype)
+    assert kernel is not None
+    memory = torch.zeros(5, kernel.size + 32, dtype=dtype)[:, 32:]
+    for slot in range(5):
+        for part, (first, last) in enumerate(shape.parts):
+            rank = shape.rank - 3 * (slot == 1)
+            a = random(rank, shape.num_in, dtype=dtype, seed=10 * part + slot)
+            kernel.write(memory[slot], part, a, random(last - first, rank, dtype=dtype, seed=100 + 10 * part + slot))
+    return kernel, memory
+
+
+def low_rank_tokens(*of_slots: tuple[int, Sequence[int]]) -> LowRankTokens:
+    slots = [slot for slot, rows in of_slots for _ in rows]
+    rows = [row for _, rows in of_slots for row in rows]
+    return LowRankTokens(torch.tensor(slots, dtype=torch.int32), torch.tensor(rows))
+
+
 @DTYPES
-@pytest.mark.parametrize(
-    ("num_in", "rank", "widths"),
-    [(96, 16, (100, 33)), (9, 3, (7,)), (64, 8, (256, 40)), (33, 16, (160,)), (40, 32, (288,)), (6, 1, (130, 8))],
-)
-@pytest.mark.parametrize("is_scattered", [True, False])
-def test_low_rank_maps_equal_the_reference(
-    num_in: int, rank: int, widths: tuple[int, ...], is_scattered: bool, dtype: torch.dtype, native: NativeKernels
+@pytest.mark.parametrize("shape", LOW_RANKS)
+def test_adapters_of_many_tokens_equal_the_reference(
+    shape: LowRankShape, dtype: torch.dtype, native: NativeKernels
 ) -> None:
-    """Every width has two parts, whose hidden numbers lie behind those of the width before."""
-    num_slots, slots = 5, torch.tensor([2, 0, 2, 4], dtype=torch.int32)
-    tokens = torch.tensor([5, 1, 0, 3]) if is_scattered else None
-    runs = [
-        LowRankRun(random(num_slots * 2 * rank, width, dtype=dtype, seed=width), 2, 2 * number * rank, 3 + 600 * number)
-        for number, width in enumerate(widths)
-    ]
-    inputs = random(num_slots * num_in, 2 * len(widths) * rank, dtype=dtype)
-    maps = LowRank(inputs, num_in, rank, tuple(runs), slots, tokens)
-    x = random(6, num_in + 3, dtype=dtype, seed=1)[:, 1 : num_in + 1]
-    seen = []
+    tokens = low_rank_tokens((2, [5, 1]), (1, [0]), (4, [3, 7, 8, 9, 10, 6]))
+    x, seen = random(11, shape.num_in + 3, dtype=dtype, seed=1)[:, 1 : shape.num_in + 1], []
     for kernels in (native, ReferenceKernels()):
-        y = random(6, 1200, dtype=dtype, seed=2)
-        add = kernels.low_rank(maps)
-        assert add is not None
-        add(x, y)
+        kernel, memory = low_rank(kernels, shape, dtype)
+        y = random(11, 1200, dtype=dtype, seed=2)
+        kernel.bind(memory, tokens)(x, y)
         seen.append(y)
-    assert not torch.equal(seen[0], random(6, 1200, dtype=dtype, seed=2))
-    tolerance = 1e-3 if dtype == torch.float32 else 0.6
+    untouched = random(11, 1200, dtype=dtype, seed=2)
+    changed = torch.zeros(11, 1200, dtype=torch.bool)
+    for first, last in shape.parts:
+        changed[tokens.rows, first:last] = True
+    assert torch.equal(seen[0][~changed], untouched[~changed])
+    assert (seen[0][changed] != untouched[changed]).float().mean() > 0.9
+    size = (shape.num_in * shape.rank) ** 0.5  # of the largest sums
+    tolerance = 1e-6 * size if dtype == torch.float32 else 0.01 * size
     torch.testing.assert_close(*seen, atol=tolerance, rtol=TOLERANCES[dtype]["rtol"])
+
+
+@DTYPES
+def test_a_token_s_adapter_adds_the_same_bits_alone_and_with_others_by_one_thread_and_by_two(
+    dtype: torch.dtype, native: NativeKernels
+) -> None:
+    shape = LowRankShape(512, 32, ((0, 512), (600, 650)))
+    kernel, memory = low_rank(native, shape, dtype)
+    x, plain = random(24, 512, dtype=dtype, seed=1), random(24, 650, dtype=dtype, seed=2)
+
+    def run(*of_slots: tuple[int, Sequence[int]]) -> torch.Tensor:
+        y = plain.clone()
+        kernel.bind(memory, low_rank_tokens(*of_slots))(x, y)
+        return y
+
+    alone = plain.clone()
+    for row in range(20):
+        alone[row] = run((row % 3, [row]))[row]
+    mixed = [(slot, range(slot, 20, 3)) for slot in range(3)]
+    assert torch.equal(run(*mixed), alone)
+    torch.set_num_threads(2)
+    assert torch.equal(run(*mixed), alone)

@@ -1,4 +1,4 @@
-"""Low-rank adapters of many tokens in C++: one call a map, one pass over each token's own matrices.
+"""Low-rank adapters of many tokens in C++: one call a map, in which every token reads its own matrices once, in a row.
 
 A call is bound to who reads what, which stays the same from step to step, and gets addresses alone each time.
 """
@@ -9,44 +9,61 @@ import ctypes
 
 import torch
 
-from engine.kernels.interface import AddLowRank, LowRank
-from engine.kernels.native.library import RowSumsCall
+from engine.kernels.interface import AddLowRank, LowRankShape, LowRankTokens
+from engine.kernels.native.library import LowRankCall
 
-_FUNCTIONS = {torch.float32: "hearth_sum_rows_f32", torch.bfloat16: "hearth_sum_rows_bf16"}
+_FUNCTIONS = {torch.float32: "hearth_add_low_rank_f32", torch.bfloat16: "hearth_add_low_rank_bf16"}
+_LANES = 16  # outputs of a block, as in adapters.cpp
+_UNIT_BYTES = 4  # of the inputs that are taken in one step
 
 
-def bind_low_rank(library: ctypes.CDLL, maps: LowRank) -> AddLowRank | None:
-    """See `engine.kernels.interface.LowRank`."""
-    inputs = maps.inputs
-    if inputs.dtype not in _FUNCTIONS:
-        return None
-    function, size = getattr(library, _FUNCTIONS[inputs.dtype]), inputs.dtype.itemsize
-    num_tokens, num_hidden = len(maps.slots), inputs.shape[1]
-    hidden = torch.empty(num_tokens, num_hidden, dtype=inputs.dtype)  # [n, P r]
-    slots = maps.slots.data_ptr()
-    tokens = None if maps.tokens is None else maps.tokens.data_ptr()
-    calls = (RowSumsCall * (1 + len(maps.runs)))()
-    calls[0] = RowSumsCall(
-        table=inputs.data_ptr(), slots=slots, sources=tokens, out=hidden.data_ptr(), out_stride=num_hidden,
-        num_tokens=num_tokens, num_rows=maps.num_in, bag=maps.num_in, width=num_hidden,
-    )  # fmt: skip
-    for number, run in enumerate(maps.runs, 1):
-        calls[number] = RowSumsCall(
-            table=run.table.data_ptr(), slots=slots, targets=tokens, weights=hidden.data_ptr() + run.first * size,
-            weights_stride=num_hidden, num_tokens=num_tokens, num_rows=run.num_parts * maps.rank, bag=maps.rank,
-            width=run.table.shape[1], is_added=True,
+def find_low_rank(library: ctypes.CDLL, shape: LowRankShape, dtype: torch.dtype) -> NativeLowRank | None:
+    return NativeLowRank(library, shape, dtype) if dtype in _FUNCTIONS else None
+
+
+class NativeLowRank:
+    """See `engine.kernels.interface.LowRank`. With units of U inputs: A as [C / U, P r, U], C filled up to whole units,
+    then each part's B in blocks of 16 outputs, [r / U, 16, U]; its last block may have fewer."""
+
+    def __init__(self, library: ctypes.CDLL, shape: LowRankShape, dtype: torch.dtype) -> None:
+        self._function, self._shape, self._dtype = getattr(library, _FUNCTIONS[dtype]), shape, dtype
+        self._unit = _UNIT_BYTES // dtype.itemsize
+        self._num_units = -(-shape.num_in // self._unit)
+        self._columns = torch.tensor(shape.parts).contiguous()  # int64 [P, 2]
+        sizes = [self._num_units * self._unit * len(shape.parts) * shape.rank]
+        sizes += [shape.rank * (last - first) for first, last in shape.parts]
+        self._sizes, self.size = sizes, sum(sizes)
+
+    def write(self, memory: torch.Tensor, part: int, a: torch.Tensor, b: torch.Tensor) -> None:
+        rank, num_in, unit = self._shape.rank, self._shape.num_in, self._unit
+        inputs, *outputs = memory.split(self._sizes)
+        inputs = inputs.view(self._num_units, len(self._shape.parts), rank, unit)[:, part]
+        inputs.zero_()
+        for first in range(unit):
+            own = a[:, first:num_in:unit]
+            inputs[: own.shape[1], : len(a), first] = own.t()
+        padded = b.new_zeros(len(b), rank)
+        padded[:, : len(a)] = b
+        num_whole = len(b) // _LANES * _LANES
+        whole, rest = outputs[part].split([num_whole * rank, (len(b) - num_whole) * rank])
+        whole.view(-1, rank // unit, _LANES, unit).copy_(
+            padded[:num_whole].view(-1, _LANES, rank // unit, unit).transpose(1, 2)
+        )
+        rest.view(rank // unit, -1, unit).copy_(padded[num_whole:].view(-1, rank // unit, unit).transpose(0, 1))
+
+    def bind(self, memory: torch.Tensor, tokens: LowRankTokens) -> AddLowRank:
+        function, shape, dtype = self._function, self._shape, self._dtype
+        call = LowRankCall(
+            memory=memory.data_ptr(), stride=memory.stride(0), columns=self._columns.data_ptr(),
+            slots=tokens.slots.data_ptr(), tokens=tokens.rows.data_ptr(), num_tokens=len(tokens.slots),
+            num_in=shape.num_in, num_parts=len(shape.parts), rank=shape.rank,
         )  # fmt: skip
-    first, *others = calls
-    columns = [(call, run.column * size) for call, run in zip(others, maps.runs, strict=True)]
-    num_calls, address = len(calls), ctypes.addressof(calls)
+        reference = ctypes.byref(call)
 
-    def add(
-        x: torch.Tensor, y: torch.Tensor, _kept: tuple[LowRank, torch.Tensor, object] = (maps, hidden, calls)
-    ) -> None:
-        first.weights, first.weights_stride = x.data_ptr(), x.stride(0)
-        out, stride = y.data_ptr(), y.stride(0)
-        for call, offset in columns:
-            call.out, call.out_stride = out + offset, stride
-        function(address, num_calls)
+        def add(x: torch.Tensor, y: torch.Tensor, _kept: object = (memory, tokens, self._columns)) -> None:
+            if x.stride(1) != 1 or x.dtype != dtype:
+                x = x.to(dtype).contiguous()
+            call.x, call.x_stride, call.y, call.y_stride = x.data_ptr(), x.stride(0), y.data_ptr(), y.stride(0)
+            function(reference)
 
-    return add
+        return add

@@ -13,7 +13,7 @@ import platform
 from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "packed.cpp", "reading.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "packed.cpp", "adapters.cpp", "reading.cpp"))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
@@ -32,13 +32,12 @@ class AttentionCall(ctypes.Structure):
     ]
 
 
-class RowSumsCall(ctypes.Structure):
-    """The struct of that name in `kernels.cpp`, field for field."""
+class LowRankCall(ctypes.Structure):
+    """The struct of that name in `adapters.cpp`, field for field."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("table", "weights", "out", "slots", "sources", "targets")),
-        *((name, c_int64) for name in ("num_tokens", "num_rows", "bag", "width", "weights_stride", "out_stride")),
-        ("is_added", c_int),
+        *((name, c_void_p) for name in ("memory", "slots", "tokens", "columns", "x", "y")),
+        *((name, c_int64) for name in ("num_tokens", "num_in", "num_parts", "rank", "stride", "x_stride", "y_stride")),
     ]
 
 
@@ -59,7 +58,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "read_finite": (c_int64, (c_int, c_void_p, c_int64, c_int64, c_int64, c_uint64)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
     **{f"attend_{kind}": (None, (POINTER(AttentionCall),)) for kind in ("f32", "bf16")},
-    **{f"sum_rows_{kind}": (None, (c_void_p, c_int64)) for kind in ("f32", "bf16")},  # an array of RowSumsCall
+    **{f"add_low_rank_{kind}": (None, (POINTER(LowRankCall),)) for kind in ("f32", "bf16")},
     **{f"rms_norm_{kind}": (None, _NORM) for kind in ("f32", "bf16")},
     **{f"rotate_{kind}": (None, _ROTATE) for kind in ("f32", "bf16")},
     **{f"gate_silu_{kind}": (None, _GATE) for kind in ("f32", "bf16")},

@@ -19,7 +19,6 @@ from engine.kernels.interface import (
     GATED_SILU,
     Activation,
     Add,
-    AddLowRank,
     Attention,
     AttentionShape,
     AttentionStep,
@@ -27,11 +26,13 @@ from engine.kernels.interface import (
     Kernels,
     KvPool,
     LowRank,
+    LowRankShape,
+    LowRankTokens,
     Operator,
     Place,
 )
 from engine.kernels.native import packed
-from engine.kernels.native.adapters import bind_low_rank
+from engine.kernels.native.adapters import find_low_rank
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
@@ -141,8 +142,8 @@ class NativeKernels(CpuKernels):
 
         return add
 
-    def low_rank(self, maps: LowRank) -> AddLowRank | None:
-        return bind_low_rank(self._library, maps)
+    def low_rank(self, shape: LowRankShape, dtype: torch.dtype) -> LowRank | None:
+        return find_low_rank(self._library, shape, dtype)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return NativeAttention(self._library, pool, shape, sinks)
@@ -227,9 +228,16 @@ def check(path: Path) -> None:
 
 
 def _small_model(kernels: Kernels, stream: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A norm, a product, a gate and a sum over stream [T, C] with weight [2 C, C]."""
+    """A norm, a product, an adapter's part of it, a gate and a sum over stream [T, C] with weight [2 C, C]."""
     dtype = weight.dtype
     normalised = kernels.rms_norm(weight[0], 1e-6, dtype)(stream)
-    gated = kernels.activation(GATED_SILU)(kernels.linear(weight, None)(normalised) * 0.1)
+    product = kernels.linear(weight, None)(normalised)
+    low_rank = kernels.low_rank(LowRankShape(len(weight[0]), 8, ((0, len(weight)),)), dtype)
+    assert low_rank is not None
+    adapters = torch.zeros(1, low_rank.size, dtype=dtype)
+    low_rank.write(adapters[0], 0, weight[:8], weight[:, :8] * 0.1)
+    tokens = LowRankTokens(torch.zeros(len(stream), dtype=torch.int32), torch.arange(len(stream)))
+    low_rank.bind(adapters, tokens)(normalised, product)
+    gated = kernels.activation(GATED_SILU)(product * 0.1)
     kernels.add(0.5)(stream, gated)
     return stream

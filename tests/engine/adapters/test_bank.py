@@ -12,6 +12,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.adapters.bank import AdapterBank
+from engine.adapters.shelf import Shelf
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.interface import Kernels
+from engine.kernels.reference import ReferenceKernels
 from engine.local_adapter import LocalAdapter
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.runner import Runner
@@ -20,6 +24,8 @@ from tests.engine.checkpoints import runner_of, save_random
 from tests.engine.driver import OTHER_NAMESPACE, Driver
 
 PROMPT = list(range(3, 40))
+# Tables of torch's operators, and one piece of memory for each adapter.
+BY_KERNELS = pytest.mark.parametrize("kernels", [CpuKernels(), ReferenceKernels()], ids=["tables", "packed"])
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
 
 
@@ -43,11 +49,11 @@ def matrices_of(
     return random_matrices(named(runner.adapters.sites, targets), rank, seed)
 
 
-def bank_for(runner: Runner, num_adapters: int) -> AdapterBank:
+def bank_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterBank:
     """With room for so many of rank 4 on queries and values, which are padded to 8."""
     sites = named(runner.adapters.sites, ["q_proj", "v_proj"])
     size_bytes = sum(8 * (num_in + num_out) * 4 for num_in, num_out in sites.values())
-    bank = AdapterBank(runner._model, torch.float32, num_adapters * size_bytes)
+    bank = AdapterBank(runner._model, torch.float32, num_adapters * size_bytes, kernels)
     runner.adapters = bank
     return bank
 
@@ -94,19 +100,29 @@ def test_memory_of_one_kind_serves_another_once_it_is_idle(runner: Runner, tmp_p
     assert bank.used_bytes == sum(shelf.num_used * shelf.slot_bytes for shelf in bank._shelves.values())
 
 
-def test_a_slot_taken_again_holds_nothing_of_the_one_before(runner: Runner, tmp_path: Path):
-    bank = bank_for(runner, 1)
+@BY_KERNELS
+def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, runner: Runner, tmp_path: Path):
+    bank = bank_for(runner, 1, kernels)
     prepare(bank, 1, save_adapter(tmp_path / "a", matrices_of(runner, 1, rank=8)))
     bank.forget(1)
-    matrices = matrices_of(runner, 2, rank=3)
-    handle, _ = prepare(bank, 2, save_adapter(tmp_path / "b", matrices))
+    small = save_adapter(tmp_path / "b", matrices_of(runner, 2, rank=3))
+    handle, _ = prepare(bank, 2, small)
+    fresh = bank_for(runner, 1, kernels)
+    fresh_handle, _ = prepare(fresh, 2, small)
     shelf, slot = bank._step.places[handle]
-    for tables in shelf.tables.values():
-        inputs = tables.inputs.slot(slot).view(tables.num_in, len(tables.names), 8)
-        assert inputs[:, :, 3:].count_nonzero() == 0
-        for run in tables.runs:
-            outputs = run.table.slot(slot).view(len(run.parts), 8, -1)
-            assert outputs[:, 3:].count_nonzero() == 0
+    seen = [numbers_of(*each._step.places[number]) for each, number in ((bank, handle), (fresh, fresh_handle))]
+    assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
+    assert sum(int(each.count_nonzero()) for each in seen[0]) == 3 * shelf.slot_bytes // shelf.itemsize // 8
+    shelf.give(slot)
+    assert not any(each.count_nonzero() for each in numbers_of(shelf, slot))
+
+
+def numbers_of(shelf: Shelf, slot: int) -> list[torch.Tensor]:
+    """All that a shelf keeps of one adapter."""
+    if shelf.packed:
+        return [shelf._memory.slot(slot)]
+    tables = [each for site in shelf.tables.values() for each in (site.inputs, *(run.table for run in site.runs))]
+    return [table.slot(slot) for table in tables]
 
 
 def test_an_adapter_that_fits_nowhere_is_refused(runner: Runner, tmp_path: Path):

@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.interface import Kernels
 from engine.local_adapter import LocalAdapter
 from engine.report import RUNNING
 from engine.runner import Runner
@@ -20,6 +22,8 @@ from tests.engine.driver import Driver
 PROMPT = np.random.default_rng(5).integers(0, 199, 45).tolist()
 # Layouts of the loader: parts fused by us, fused in the file, rearranged heads, latent attention, experts beside.
 FAMILIES = ["wide heads", "phi3", "glm4", "gpt-oss", "deepseek v3"]
+# Those of this machine, compiled where there is a compiler, and torch's operators.
+BY_KERNELS = pytest.mark.parametrize("kernels", [None, CpuKernels()], ids=["own", "torch"])
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +66,7 @@ def test_logits_are_those_of_merged_weights(kind: str, tmp_path: Path) -> None:
         assert (logits_of(runner, 0, chunk) - expected).abs().max() > 0.05, "the adapter changes nothing"
 
 
+@BY_KERNELS
 @pytest.mark.parametrize(
     ("targets", "changes", "scale"),
     [
@@ -70,9 +75,11 @@ def test_logits_are_those_of_merged_weights(kind: str, tmp_path: Path) -> None:
         (["up_proj"], {"lora_alpha": 1, "target_modules": "all-linear"}, 0.25),
     ],
 )
-def test_any_choice_of_modules_and_any_scale(targets: list[str], changes: dict, scale: float, tmp_path: Path) -> None:
+def test_any_choice_of_modules_and_any_scale(
+    targets: list[str], changes: dict, scale: float, kernels: Kernels | None, tmp_path: Path
+) -> None:
     save_random("wide heads", tmp_path / "base")
-    runner = runner_of(tmp_path / "base")
+    runner = runner_of(tmp_path / "base", kernels)
     matrices = random_matrices(named(runner.adapters.sites, targets))
     adapter = save_adapter(tmp_path / "adapter", matrices, **changes)
     merged = runner_of(save_merged(tmp_path / "base", tmp_path / "merged", matrices, scale))
@@ -81,7 +88,8 @@ def test_any_choice_of_modules_and_any_scale(targets: list[str], changes: dict, 
         torch.testing.assert_close(logits_of(runner, handle, chunk), logits_of(merged, 0, chunk), atol=2e-4, rtol=1e-4)
 
 
-def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(tmp_path: Path) -> None:
+@BY_KERNELS
+def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(kernels: Kernels | None, tmp_path: Path) -> None:
     """Ranks and targets differ, so that several kinds meet in one step; prompts are of every length, so that prefill
     and decode do too."""
     save_random("wide heads", tmp_path / "base")
@@ -94,7 +102,7 @@ def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(tmp_path: P
     prompts = [PROMPT[number:] for number in range(10)]
 
     def run(numbers: list[int], max_step_tokens: int) -> list[list[int]]:
-        driver = Driver(runner_of(tmp_path / "base", num_blocks=128), max_step_tokens=max_step_tokens)
+        driver = Driver(runner_of(tmp_path / "base", kernels, num_blocks=128), max_step_tokens=max_step_tokens)
         ids = [
             driver.add(prompts[number], adapter=adapters[number % 5], max_tokens=12, temperature=0.0)
             for number in numbers
