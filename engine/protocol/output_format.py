@@ -1,7 +1,8 @@
 """The output format that a body asks for -> `Constraint`: `response_format` in both families' forms, `guided_json`, and
 the other fields in which programs written for vLLM ask for a format.
 
-A JSON schema comes bare, or in OpenAI's wrapper `{name, schema, strict}`; it is always held to. Whether its keywords
+A JSON schema comes bare, or in OpenAI's wrapper `{name, schema, strict}`; it is always held to, also where the type
+says no more than that an object is wanted. Whether its keywords
 can be, or a pattern or a grammar, only the node can say. Reading raises `BadInput`. Pure.
 """
 
@@ -52,15 +53,15 @@ def format_constraint(value: Any, pointer: str) -> Constraint | None:
     kind = fields.mapping(value, pointer).get("type")
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and not (value.get("schema") or value.get("json_schema")):
         return Constraint("json_object")
     if kind in ("regex", "grammar"):
         name = kind if value.get(kind) is not None else "value"
         return _READERS[kind](value.get(name), f"{pointer}/{kind if name == 'value' else name}")
-    if kind != "json_schema":
+    if kind not in ("json_schema", "json_object"):
         raise BadInput(f"'{pointer}/type' must be one of text, json_object, json_schema, regex, grammar")
     if value.get("json_schema") is None:
-        if value.get("schema") is not None:  # as the Responses API has it
+        if value.get("schema") is not None:  # as the Responses API has it, and llama.cpp's server for objects
             return _schema(value["schema"], f"{pointer}/schema")
         return Constraint("json_object")  # what Workers AI's provider for the AI SDK asks for where there is no schema
     pointer = f"{pointer}/json_schema"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Literal
 
 import jsonschema_rs
@@ -125,6 +126,46 @@ def test_native_json_mode_answers_with_the_object(
     result = cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, **asked, extra_body=form)
     assert jsonschema_rs.is_valid(PERSON, result["response"])
     assert result["usage"]["completion_tokens"] > 5
+
+
+FORMATS: list[tuple[dict[str, Any], str]] = [
+    ({"guided_regex": "[A-C]{3}-[0-9]{2}"}, "[A-C]{3}-[0-9]{2}"),
+    ({"response_format": {"type": "regex", "regex": "[AB]{4}"}}, "[AB]{4}"),
+    ({"guided_choice": ["red", "green"]}, "red|green"),
+    ({"structured_outputs": {"choice": ["red", "green"]}}, "red|green"),
+    ({"guided_grammar": 'start: "a"+ "b"'}, "a+b"),
+    ({"response_format": {"type": "grammar", "grammar": 'root ::= "a" "b"+ [0-9]'}}, "ab+[0-9]"),
+]
+
+
+@pytest.mark.parametrize(("form", "pattern"), FORMATS)
+def test_a_format_holds_on_every_route(platform: Platform, form: dict[str, Any], pattern: str):
+    chat = {"model": platform.chat_model, "messages": MESSAGES}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (f"/run/{platform.chat_model}", {"messages": MESSAGES}),
+        (f"/run/{platform.chat_model}", {"prompt": "Hello"}),
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"model": platform.chat_model, "prompt": "Hello", "max_tokens": 40}),
+    ]
+    if "response_format" in form:
+        asked.append(("/v1/responses", {"model": platform.chat_model, "input": "Hello", "text": {
+            "format": form["response_format"]}}))  # fmt: skip
+    with platform.client() as client:
+        for path, body in asked:
+            sent = body if "input" in body else body | form
+            answer = client.post(platform.ai_url() + path, json=sent | {"temperature": 1.5})
+            assert answer.status_code == 200, (path, answer.text)
+            assert re.fullmatch(pattern, said_in(answer.json())), path
+
+
+def said_in(answer: dict[str, Any]) -> str:
+    """The text of an answer of any shape."""
+    if answer.get("result"):
+        return str(answer["result"]["response"])
+    if "output" in answer:
+        return str(answer["output"][0]["content"][0]["text"])
+    choice = answer["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
 def test_native_json_mode_may_be_streamed(platform: Platform, cloudflare: Cloudflare):

@@ -24,6 +24,7 @@ def test_a_json_object_is_any_object():
     assert asked(type="json_object") == Constraint("json_object")
     assert asked(type="json_schema", json_schema={"name": "x", "strict": True}) == Constraint("json_object")
     assert asked(type="json_schema") == asked(type="json_schema", json_schema=None) == Constraint("json_object")
+    assert asked(type="json_object", schema={}) == asked(type="json_object", schema=None) == Constraint("json_object")
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,14 @@ def test_a_schema_comes_bare_or_wrapped(given):
     constraint = asked(type="json_schema", json_schema=given)
     assert constraint is not None
     assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", SCHEMA)
+
+
+@pytest.mark.parametrize("given", [{"schema": SCHEMA}, {"json_schema": SCHEMA}, {"json_schema": {"schema": SCHEMA}}])
+def test_an_object_with_a_schema_is_held_to_it(given):
+    constraint = asked(type="json_object", **given)
+    assert constraint is not None
+    assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", SCHEMA)
+    assert constraint.field.startswith("/response_format/")
 
 
 def test_a_bare_schema_with_a_field_called_schema_is_bare():
