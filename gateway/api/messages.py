@@ -17,7 +17,12 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
     check_is_text(card)
     admitted = input_schema(card, "messages").coerce_and_validate(body)
     task = message_request(admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window)
-    return Asked(task, boolean(admitted, "stream", False), lambda call: MessageText(call.request_id, call.shown_model))
+    return Asked(
+        task,
+        boolean(admitted, "stream", False),
+        lambda call: MessageText(call.request_id, call.shown_model),
+        lora=admitted.get("lora"),
+    )
 
 
 MESSAGES = Door(is_openai=True, read=_read, schemas=("anthropic_messages",))

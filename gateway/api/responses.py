@@ -31,7 +31,8 @@ def read_response(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> As
         response = shape.queued() if outcome is None else shape.told(outcome)
         return Record(envelope.encode(response), envelope.encode(items))
 
-    return Asked(request.task, boolean(admitted, "stream", False), make_shape, request, make_record)
+    is_stream, lora = boolean(admitted, "stream", False), admitted.get("lora")
+    return Asked(request.task, is_stream, make_shape, request, make_record, lora=lora)
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -18,7 +18,7 @@ from cloudflare import Cloudflare
 from catalog.manifest import blob_key, decode_manifest, manifest_key
 from engine.protocol.tasks import Adapter
 from tests.catalog.adapters import config_bytes, weights_bytes
-from tests.gateway.process import CHATTY, HANDY, PARROT
+from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running, Site
 from tests.waiting import wait_until_blocking
 
@@ -97,8 +97,12 @@ def test_a_call_reaches_the_node_with_the_adapter_by_name_by_id_and_in_every_sha
     assert adapter == adapter_asked(running, client, made["id"])
     assert adapter == adapter_asked(running, client, "tuned", prompt=None, messages=[{"role": "user", "content": "x"}])
     body = {"model": HANDY, "messages": [{"role": "user", "content": "x"}], "lora": "tuned"}
-    answer = client.post(f"{running.account_url}/ai/v1/chat/completions", json=body)
-    assert running.site.execute_of(answer).task.adapter == adapter
+    shapes = {"chat/completions": body, "completions": body | {"prompt": "x"}, "messages": body | {"max_tokens": 9},
+              "responses": body | {"input": "x"}}  # fmt: skip
+    for route, asked in shapes.items():
+        answer = client.post(f"{running.account_url}/ai/v1/{route}", json=asked)
+        assert answer.status_code == 200, answer.text
+        assert running.site.execute_of(answer).task.adapter == adapter, route
     objects = running.site.folder / "objects"
     manifest = decode_manifest((objects / manifest_key(adapter.digest)).read_bytes(), adapter.digest)
     assert manifest.name == adapter.name == f"finetune/{made['id']}"
@@ -221,6 +225,12 @@ def test_a_call_that_names_what_it_cannot_have_is_refused(running: Running, clie
     assert code_of(client.post(run + PARROT, json={"prompt": "x", "lora": made["id"]})) == (405, 5005)
     messages = [{"role": "user", "content": "x"}]
     assert code_of(client.post(run + CHATTY, json={"messages": messages, "lora": "half"})) == (405, 5005)
+    embeddings = f"{running.account_url}/ai/v1/embeddings"
+    assert code_of(client.post(run + VECTORS, json={"text": "x", "lora": "half"})) == (405, 5005)
+    assert code_of(client.post(run + VECTORS, json={"text": "x", "lora": "../half"})) == (400, 5006)
+    refused = client.post(embeddings, json={"model": VECTORS, "input": "x", "lora": "half"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (405, 5005), refused.text
+    assert client.post(run + VECTORS, json={"text": "x", "lora": None}).status_code == 200
 
 
 def test_reading_is_enough_to_list_and_to_run_but_not_to_write(running: Running, client: httpx.Client):
