@@ -153,6 +153,38 @@ class StepOutput:
         return StepOutput(self.token_ids[rows], *kept)
 
 
+_NO_FLOATS, _NO_INTS = np.empty(0, np.float32), np.empty(0, np.int32)
+NO_SAMPLING = SamplingInputs(  # of no rows
+    temperature=_NO_FLOATS,
+    top_k=_NO_INTS,
+    top_p=_NO_FLOATS,
+    min_p=_NO_FLOATS,
+    repetition_penalty=_NO_FLOATS,
+    presence_penalty=_NO_FLOATS,
+    frequency_penalty=_NO_FLOATS,
+    seeds=np.empty(0, np.uint64),
+    positions=np.empty(0, np.int64),
+    num_logprobs=_NO_INTS,
+    histories=(),
+)
+
+
+def warming_step(num_tokens: int) -> StepInputs:
+    """A step of nobody's: one row from position 0 on, whose tokens go to block 0 and which draws greedily."""
+    return StepInputs(
+        token_ids=torch.zeros(num_tokens, dtype=torch.int64),
+        positions=torch.arange(num_tokens),
+        slot_mapping=torch.arange(num_tokens),
+        logit_rows=torch.tensor([num_tokens - 1]),
+        query_starts=np.array([0, num_tokens], np.int32),
+        context_lens=np.array([num_tokens], np.int32),
+        block_tables=np.zeros((1, 1), np.int32),
+        sequence_ids=np.zeros(1, np.int64),
+        num_decode_rows=int(num_tokens == 1),
+        sampling=NO_SAMPLING,
+    )
+
+
 def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints | None = None) -> StepInputs:
     """Index arrays for `step`. Costs a handful of NumPy calls whatever the batch is."""
     slots, num_tokens = step.slots, step.num_tokens

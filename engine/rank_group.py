@@ -66,7 +66,9 @@ def load(config: EngineConfig, connection: socket.socket) -> tuple[Runner, tuple
     other may hold open. To be called while the process has one thread. Raises as Runner does, and GroupError."""
     size = config.tensor_parallel
     if size == 1:
-        return Runner(config), ()
+        runner = Runner(config)
+        runner.warm()
+        return runner, ()
     fault = Share(0, size).fault(read_config(config.model_dir).attention)
     if fault:
         raise UnsupportedModel(fault)
@@ -116,6 +118,7 @@ class Followers:
         for follower in self._followers:
             _await_ready(follower)
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+        runner.warm()
         return runner
 
     def _announce(self, step: StepInputs) -> None:

@@ -15,20 +15,23 @@ import torch
 from engine import weights
 from engine.adapters.bank import AdapterBank
 from engine.config import EngineConfig
-from engine.host_memory import available_bytes
-from engine.inputs import Ints, StepInputs, StepOutput
+from engine.devices import CPU, device_of, free_memory_bytes, take
+from engine.inputs import Ints, StepInputs, StepOutput, warming_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
+from engine.kernels.device import DeviceKernels
 from engine.kernels.interface import Kernels, KvPool
 from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.upload import Upload
 from engine.layers.share import WHOLE, Share
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
-from engine.sampler import sample
+from engine.sampler import sample, sample_from_device
 from engine.weight_formats.placement import Placed
 
+_LIBRARY_BYTES = 256 << 20  # of cuBLAS and NCCL, roughly
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -51,29 +54,29 @@ class Runner:
         announce: Callable[[StepInputs], None] | None = None,
         announce_wipe: Callable[[Ints], None] | None = None,
     ) -> None:
-        if config.device != "cpu":
-            raise ValueError(f"device={config.device!r}: this build runs on cpu")
+        device = device_of(config.device, share.rank, share.size)
+        take(device)
         torch.set_num_threads(max(config.num_threads // share.size, 1))
         self._announce = announce
         self._announce_wipe = announce_wipe
         self.model_config = read_config(config.model_dir)
         checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
-        kernels = kernels or find_native_kernels() or CpuKernels()
+        kernels = kernels or _kernels_for(device)
         empty = self._check(checkpoint)
         if config.dtype == "auto" and has_packed(empty, checkpoint, kernels, torch.bfloat16):
             self.dtype = torch.bfloat16
         else:
-            self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config, share)
-        free_bytes = available_bytes() - memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
+            self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config, share, device)
+        free_bytes = free_memory_bytes(device) - memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
         if free_bytes < 0:
             raise MemoryError(f"in {self.dtype}, the weights take {_gib(-free_bytes)} more than are free")
         with Placed(checkpoint.usual_place):
-            self._model = Decoder(self.model_config, self.dtype, torch.device("cpu"), share)
+            self._model = Decoder(self.model_config, self.dtype, device, share)
         self.block_size = config.block_size
         self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes // share.size)
         if self.block_size < 1 or self.num_blocks < 1:
             raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} does not hold one block of {self.block_size}")
-        self._require(free_bytes)
+        self._require(free_bytes if device == CPU else free_bytes - self._step_bytes(config))
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
@@ -91,11 +94,13 @@ class Runner:
         del destinations, packed  # as each weight is bound, what it was loaded into goes
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
-            self._pool = self._allocate_pool()
+            self._pool = self._allocate_pool(device)
             self._attention = self._model.attention(kernels, self._pool)
         _give_memory_back()
+        self._device, self._upload = device, None if device == CPU else Upload(device)
+        self._sample = sample if device == CPU else sample_from_device
         self.adapters: AdapterBank | None = None  # not for a part of a model: their matrices are not divided
-        if share.is_whole:
+        if share.is_whole and device == CPU:
             self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes, kernels)
 
     @torch.inference_mode()
@@ -104,7 +109,7 @@ class Runner:
         logits = self._logits(inputs)  # float32 [K, V]
         self.num_forward_tokens += inputs.num_tokens
         self.num_steps += 1
-        return sample(logits, inputs.sampling)
+        return self._sample(logits, inputs.sampling)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """The logits themselves, float32 [K, V]: what parity is measured on, and all that ranks behind a leader do."""
@@ -114,6 +119,8 @@ class Runner:
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         if self._announce is not None:
             self._announce(inputs)
+        if self._upload is not None:
+            inputs = self._uploaded(inputs, self._upload)
         if inputs.block_copies is not None:
             self._pool.copy_blocks(inputs.block_copies)
         adapted = None
@@ -123,12 +130,21 @@ class Runner:
         return self._model.forward(inputs, self._attention, adapted)
 
     @torch.inference_mode()
+    def warm(self) -> None:
+        """On a device, one decode and one prefill step of nobody's, in block 0: kernels are compiled, libraries start,
+        and ranks that cannot talk fail, before anybody waits for an answer. For the leader, once every rank listens."""
+        if self._upload is not None:
+            for num_tokens in (1, min(2, self.max_model_len)):
+                step = warming_step(num_tokens)
+                self._sample(self._logits(step), step.sampling)
+
+    @torch.inference_mode()
     def wipe(self, block_ids: Ints) -> None:
         """Overwrite blocks with zeros, on every rank, and whatever attention copied from the pool, whosever it is."""
         if self._announce_wipe is not None:
             self._announce_wipe(block_ids)
         slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
-        slots[:, torch.from_numpy(block_ids).long()] = 0
+        slots.index_fill_(1, torch.from_numpy(block_ids).long().to(slots.device), 0)
         self._attention.wipe()
 
     @torch.inference_mode()
@@ -136,6 +152,13 @@ class Runner:
         """Fill blocks (by default all) with NaN: whoever reads KV that its sequence did not write will show it."""
         slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
         slots[:, slice(None) if block_ids is None else list(block_ids)] = float("nan")
+
+    @staticmethod
+    def _uploaded(inputs: StepInputs, upload: Upload) -> StepInputs:
+        """The step with what indexes device tensors on the device, by one copy that nobody waits for."""
+        longs = (inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.logit_rows)
+        moved = upload.move([each.numpy() for each in longs])
+        return replace(inputs, token_ids=moved[0], positions=moved[1], slot_mapping=moved[2], logit_rows=moved[3])
 
     def _check(self, checkpoint: weights.Checkpoint) -> Decoder:
         """Compare config and headers before memory is taken; the model without any."""
@@ -148,6 +171,14 @@ class Runner:
 
     def _slot_elements(self) -> int:
         return self.model_config.num_layers * self._model.attention_shape.kv_width
+
+    def _step_bytes(self, config: EngineConfig) -> int:
+        """What a full step may take on a device beside weights and KV: what a layer makes of its tokens, a few times
+        the logits of all rows, and the workspaces of libraries."""
+        *of_layer, head = self._model.linear_shapes()
+        widths = sum(num_out for num_out, _ in of_layer) + 4 * head[1]
+        logits = 4 * config.max_sequences * self.model_config.vocab_size
+        return config.max_step_tokens * widths * 4 + 3 * logits + _LIBRARY_BYTES
 
     def _require(self, free_bytes: int) -> None:
         """The KV pool fits in what is free beside the weights. Raises MemoryError."""
@@ -163,9 +194,10 @@ class Runner:
             raise ValueError(f"max_model_len={wanted}: the model's context is {longest}")
         return min(wanted or longest, self.num_blocks * self.block_size)
 
-    def _allocate_pool(self) -> KvPool:
+    def _allocate_pool(self, device: torch.device) -> KvPool:
         num_slots, width = self.num_blocks * self.block_size, self._model.attention_shape.kv_width
-        data = torch.empty(self.model_config.num_layers, num_slots, width, dtype=self.dtype)  # [L, slots, ·]
+        shape = (self.model_config.num_layers, num_slots, width)  # [L, slots, ·]
+        data = torch.empty(shape, dtype=self.dtype, device=device)
         return KvPool(data, self.block_size)
 
 
@@ -174,8 +206,9 @@ def settle_dtype(config: EngineConfig, share: Share) -> EngineConfig:
     if config.dtype != "auto":
         return config
     model_config = read_config(config.model_dir)
-    stored = weights.open_checkpoint(config.model_dir).dtype
-    return replace(config, dtype=str(_choose_dtype("auto", stored, model_config, share)).removeprefix("torch."))
+    stored, device = weights.open_checkpoint(config.model_dir).dtype, device_of(config.device, share.rank, share.size)
+    dtype = _choose_dtype("auto", stored, model_config, share, device)
+    return replace(config, dtype=str(dtype).removeprefix("torch."))
 
 
 def _gib(num_bytes: int) -> str:
@@ -189,7 +222,15 @@ def _give_memory_back() -> None:
         trim(0)
 
 
-def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig, share: Share) -> torch.dtype:
+def _kernels_for(device: torch.device) -> Kernels:
+    if device != CPU:
+        return DeviceKernels()
+    return find_native_kernels() or CpuKernels()
+
+
+def _choose_dtype(
+    wanted: str, stored: torch.dtype, config: ModelConfig, share: Share, device: torch.device
+) -> torch.dtype:
     """ "auto" keeps float32 checkpoints exact and gives 16-bit ones whichever of the two is fast on this machine."""
     if wanted in _DTYPES:
         return _DTYPES[wanted]
@@ -197,5 +238,7 @@ def _choose_dtype(wanted: str, stored: torch.dtype, config: ModelConfig, share: 
         raise ValueError(f"dtype={wanted!r}: expected auto, float32 or bfloat16")
     if stored == torch.float32:
         return torch.float32
+    if device != CPU:
+        return torch.bfloat16
     shapes = Decoder(config, torch.float32, torch.device("meta"), share).linear_shapes()
     return fastest_dtype(shapes)

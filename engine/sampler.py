@@ -65,6 +65,17 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     return StepOutput(token_ids, failed, *_logprobs(raw, token_ids, asked, inputs.num_logprobs))
 
 
+def sample_from_device(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
+    """As `sample`, of logits on a device: where every row just takes its likeliest token they stay there, and two
+    numbers a row come back."""
+    is_plain = inputs.constrained is None and not inputs.biases and not inputs.histories
+    if not is_plain or (inputs.temperature >= _LEAST_TEMPERATURE).any() or (inputs.num_logprobs >= 0).any():
+        return sample(logits.cpu(), inputs)
+    token_ids, is_finite = torch.stack((logits.argmax(1), logits.sum(-1).isfinite().long())).cpu().numpy()
+    is_failed = is_finite == 0  # [K]
+    return StepOutput(token_ids.astype(np.int32), is_failed if is_failed.any() else None)
+
+
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> Reals:
     """One number in [0, 1) for each (seed, position): SplitMix64 of the mixed seed, stepped to the position."""
     step = np.uint64(_STEP)

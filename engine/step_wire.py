@@ -13,25 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.inputs import Ints, Longs, SamplingInputs, StepInputs
+from engine.inputs import NO_SAMPLING, Ints, Longs, StepInputs
 
 _NUM_SIZES = 8  # bytes in all, T, K, R, blocks of the longest row, decode rows, block copies, whether there are guesses
 HEADER_BYTES = 8 * _NUM_SIZES
 _IS_WIPE = -1  # as T
-_NO_FLOATS, _NO_INTS = np.empty(0, np.float32), np.empty(0, np.int32)
-_NO_SAMPLING = SamplingInputs(
-    temperature=_NO_FLOATS,
-    top_k=_NO_INTS,
-    top_p=_NO_FLOATS,
-    min_p=_NO_FLOATS,
-    repetition_penalty=_NO_FLOATS,
-    presence_penalty=_NO_FLOATS,
-    frequency_penalty=_NO_FLOATS,
-    seeds=np.empty(0, np.uint64),
-    positions=np.empty(0, np.int64),
-    num_logprobs=_NO_INTS,
-    histories=(),
-)
 
 
 def encode_step(step: StepInputs, block_size: int) -> bytes:
@@ -82,7 +68,7 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | None:
         block_tables=block_tables.reshape(num_rows, num_blocks),
         sequence_ids=sequence_ids,
         num_decode_rows=num_decode_rows,
-        sampling=_NO_SAMPLING,
+        sampling=NO_SAMPLING,
         is_guessed=bool(is_guessed),
         block_copies=copies.reshape(num_copies, 2) if num_copies else None,
     )

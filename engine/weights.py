@@ -233,7 +233,8 @@ def load(
     """Fill every destination; a slot gets its matrix as it is packed. `is_whole` as for `check`.
 
     Raises WeightsError or LoadCancelled; what was filled by then must be thrown away.
-    Holds no more memory besides the destinations than a few pieces for each thread.
+    Holds no more memory besides the destinations than a few pieces for each thread; for those on a device, one whole
+    parameter for each.
     """
     sources = check(checkpoint, destinations, is_whole=is_whole)
     progress = progress or Progress()
@@ -281,7 +282,8 @@ class _Pieces:
     @staticmethod
     def _all(sources: list[tuple[Source, Whole]]) -> Iterator[tuple[Source, Whole, int, int, int]]:
         for source, destination in sources:
-            pieces = [(0, source.shape[0])] if isinstance(destination, PackedSlot) else list(source.pieces())
+            is_at_once = isinstance(destination, PackedSlot) or destination.device.type != "cpu"
+            pieces = [(0, source.shape[0])] if is_at_once else list(source.pieces())
             size_bytes = sum(part.size_bytes for part in source.parts)
             end = pieces[-1][1] if pieces else 0
             for first, last in pieces:
@@ -296,11 +298,21 @@ def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
             source, destination, first, last, num_bytes = piece
             if isinstance(destination, PackedSlot):
                 destination.matrix = _read_packed(source, files)
+            elif destination.device.type != "cpu":
+                fill_through_host(source, files, destination)
             else:
                 source.fill(files, destination, first, last)
             progress.add(num_bytes)
     except BaseException as error:
         pieces.fail(error)
+
+
+def fill_through_host(source: Source, files: Files, destination: torch.Tensor) -> None:
+    """All of a parameter to where no file can be read into: memory for it is this thread's until it is there."""
+    room = torch.empty(source.shape, dtype=destination.dtype)
+    for first, last in source.pieces():
+        source.fill(files, room, first, last)
+    destination.copy_(room)
 
 
 def _read_packed(source: Source, files: Files) -> QuantizedTensor:

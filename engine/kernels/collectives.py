@@ -7,11 +7,14 @@ are those of its loopback. A rank that is gone is an error at once; one that han
 
 from __future__ import annotations
 
+import functools
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C import _distributed_c10d
+
+from engine.devices import take
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT = timedelta(seconds=60)
@@ -44,10 +47,13 @@ class Meeting:
 
     def _nccl(self, device: torch.device) -> Any:
         """Operations are queued on the device's stream and none of them waits on the host. The group is bound to its
-        device at once, so that ranks which cannot talk fail while loading."""
-        torch.cuda.set_device(device)
+        device at once, so that ranks which cannot talk fail while loading. Nobody aborts a communicator: an error that
+        torch's own watchdog sees ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING, which is so by default), and a rank
+        that ends takes its group along (`engine/rank_group.py`), whatever its kernels still wait for."""
+        take(device)
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = _FOREVER
+        options.global_ranks_in_group, options.group_name = list(range(self._size)), "hearth"
         group = _c10d.ProcessGroupNCCL(self._store, self._rank, self._size, options)
         group.eager_connect_single_device(device)
         return group
@@ -67,6 +73,8 @@ class Group:
 
     def __init__(self, backend: Any, rank: int, size: int, device: torch.device) -> None:
         self._all_reduce, self._gather = backend.allreduce, backend.gather
+        if device.type != "cpu":
+            self._all_reduce = functools.partial(backend.allreduce, opts=_at_once(_c10d.AllreduceOptions()))
         self._size, self._is_leader = size, rank == 0
         self._is_exact = device.type == "cpu"
 
@@ -78,8 +86,15 @@ class Group:
         return x
 
     def collect(self, x: torch.Tensor) -> list[torch.Tensor]:
-        options = _c10d.GatherOptions()
+        options = _at_once(_c10d.GatherOptions())
         options.rootRank = 0
         parts = [torch.empty_like(x) for _ in range(self._size)] if self._is_leader else []
         self._gather([parts] if parts else [], [x], options).wait()
         return parts
+
+
+def _at_once(options: Any) -> Any:
+    """For an operation in the stream in which its operands were made: NCCL's own would wait for that and be waited for.
+    It could be captured in a graph as it is."""
+    options.asyncOp = False
+    return options

@@ -115,6 +115,7 @@ class SelfAttention:
         rows = torch.arange(num_all * head_dim).view(num_all, head_dim)  # [heads, D]
         rows[: self._num_keyed_heads] = rows[: self._num_keyed_heads, order]
         self._qkv.reorder(rows.flatten())
+        order = order.to(self._norm_weight.device)
         self._norm_weight = self._norm_weight[:, order].contiguous()
         if self._head_norms is not None:
             self._head_norms = self._head_norms[:, order]

@@ -119,25 +119,32 @@ class Experts:
         """x [T, C], weights and experts [T, K] -> the weighted sums, float32 [T, C]."""
         num_chosen = experts.shape[1]
         flat, order = experts.flatten().sort(stable=True)  # [T K], tokens of an expert side by side
+        chosen, counts, begin = self._chosen(flat)
+        if not chosen:
+            return x.new_zeros(x.shape, dtype=torch.float32)
         if self._cut is not None:
-            begin, end = torch.searchsorted(flat, flat.new_tensor(self._span)).tolist()
-            if begin == end:
-                return x.new_zeros(x.shape, dtype=torch.float32)
-            flat, order = flat[begin:end], order[begin:end]
+            order = order[begin : begin + sum(counts)]
         rows = order // num_chosen  # [T K], whose token each is
         shares = weights.flatten().index_select(0, order).unsqueeze(1)  # float32 [T K, 1]
         grouped = x.index_select(0, rows)  # [T K, C]
         if self._config.is_input_weighted:
             grouped = (grouped * shares).to(x.dtype)
-        chosen, counts = torch.unique_consecutive(flat, return_counts=True)
-        parts = [
-            self._run(expert - self._span[0], group)
-            for expert, group in zip(chosen.tolist(), grouped.split(counts.tolist()), strict=True)
-        ]
+        parts = [self._run(expert, group) for expert, group in zip(chosen, grouped.split(counts), strict=True)]
         outputs = torch.cat(parts).float()  # [T K, C]
         if not self._config.is_input_weighted:
             outputs = outputs.mul_(shares)
         return x.new_zeros(x.shape, dtype=torch.float32).index_add_(0, rows, outputs)
+
+    def _chosen(self, flat: torch.Tensor) -> tuple[list[int], list[int], int]:
+        """Of sorted experts [T K]: those held here that occur, counted from the first held, how often each, and where
+        they begin. On a device this is the one thing of a forward pass that waits for it."""
+        first, last = self._span
+        if flat.is_cpu and self._cut is None:
+            chosen, counts = torch.unique_consecutive(flat, return_counts=True)
+            return chosen.tolist(), counts.tolist(), 0
+        every = flat.new_zeros(self._config.num_experts).scatter_add_(0, flat, torch.ones_like(flat)).tolist()
+        found = [(expert - first, every[expert]) for expert in range(first, last) if every[expert]]
+        return [expert for expert, _ in found], [count for _, count in found], sum(every[:first])
 
     def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:
         up, down = self._operators[expert]

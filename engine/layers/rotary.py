@@ -15,10 +15,16 @@ class Rotary:
     """
 
     def __init__(
-        self, sets: Sequence[tuple[torch.Tensor, float]], head_dim: int, num_positions: int, dtype: torch.dtype
+        self,
+        sets: Sequence[tuple[torch.Tensor, float]],
+        head_dim: int,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         tables = [_table(*each, head_dim, num_positions).to(dtype) for each in sets]
-        self._table = tables[0] if len(tables) == 1 else torch.cat(tables)  # [sets × P, 1, 3, D/2]
+        table = tables[0] if len(tables) == 1 else torch.cat(tables)
+        self._table = table.to(device)  # [sets × P, 1, 3, D/2]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half negated."""
@@ -39,11 +45,19 @@ def _table(frequencies: torch.Tensor, attention_factor: float, head_dim: int, nu
 class Temperature:
     """How much queries grow with their position: 1 + rate × log(1 + floor((position + 1) / interval))."""
 
-    def __init__(self, rate: float, interval: float, num_positions: int, num_sets: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        rate: float,
+        interval: float,
+        num_positions: int,
+        num_sets: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
         """`num_sets`: how often the same is there, as `Rotary` has it."""
         intervals = torch.floor((torch.arange(num_positions).float() + 1) / interval)  # [P]
         factors = (torch.log1p(intervals) * rate + 1).unsqueeze(1).to(dtype)  # [P, 1]
-        self._table = factors.repeat(num_sets, 1)  # [sets × P, 1]
+        self._table = factors.repeat(num_sets, 1).to(device)  # [sets × P, 1]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor]:
         """int64 [T] -> factors [T, 1]."""

@@ -71,6 +71,7 @@ class Decoder:
             raise UnsupportedModel(fault)
         self.config = config
         self.dtype = dtype
+        self._device = device
         self._share = share
         self.attention_shape: AttentionShape = replace(
             config, attention=share.of_attention(config.attention)
@@ -176,10 +177,11 @@ class Decoder:
     def _table(self, positions: RopeConfig | QueryTemperature, num_positions: int) -> Rotary | Temperature:
         kinds = (False, True) if 0 < self.config.outgrown_at < num_positions else (False,)
         if isinstance(positions, QueryTemperature):
-            return Temperature(positions.rate, positions.interval, num_positions, len(kinds), self.dtype)
+            table = (positions.rate, positions.interval, num_positions, len(kinds))
+            return Temperature(*table, self.dtype, self._device)
         head_dim = self.config.rotated_head_dim
         sets = [rope_frequencies(positions, head_dim, is_outgrown=each) for each in kinds]
-        return Rotary(sets, head_dim, num_positions, self.dtype)
+        return Rotary(sets, head_dim, num_positions, self.dtype, self._device)
 
 
 class Layer:

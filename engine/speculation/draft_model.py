@@ -15,9 +15,8 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from engine.inputs import Ints, SamplingInputs, StepInputs
+from engine.inputs import NO_SAMPLING, Ints, StepInputs
 from engine.speculation.speculator import Asked
 
 _LEAST_SURE = 0.4  # probability below which a guess is not worth its step
@@ -117,23 +116,7 @@ class DraftModel:
             sequence_ids=np.array([self._owner[place] for place in places], dtype=np.int64),
             num_decode_rows=0,
             is_guessed=True,
-            sampling=_NO_SAMPLING,
+            sampling=NO_SAMPLING,
         )
         probabilities, likeliest = self._runner.forward(step).softmax(-1).max(-1)  # [R]
         return likeliest.tolist(), (probabilities >= _LEAST_SURE).tolist()
-
-
-_NOTHING: NDArray[np.float32] = np.empty(0, dtype=np.float32)
-_NO_SAMPLING = SamplingInputs(
-    temperature=_NOTHING,
-    top_k=_NOTHING.astype(np.int32),
-    top_p=_NOTHING,
-    min_p=_NOTHING,
-    repetition_penalty=_NOTHING,
-    presence_penalty=_NOTHING,
-    frequency_penalty=_NOTHING,
-    seeds=_NOTHING.astype(np.uint64),
-    positions=_NOTHING.astype(np.int64),
-    num_logprobs=_NOTHING.astype(np.int32),
-    histories=(),
-)

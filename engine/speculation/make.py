@@ -43,6 +43,7 @@ def _fitting(config: EngineConfig, max_model_len: int) -> Runner:
     """A runner whose sequences fit their places: as long as the big model's, or as its own context allows."""
     runner = Runner(config)
     runner.max_model_len = min(max_model_len, runner.max_model_len)
+    runner.warm()
     return runner
 
 

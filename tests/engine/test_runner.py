@@ -64,7 +64,7 @@ def test_the_facts_of_a_loaded_model(folder: Path) -> None:
 def test_what_does_not_fit_in_memory_is_refused_before_any_is_taken(
     folder: Path, free_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.runner.available_bytes", lambda: free_bytes)
+    monkeypatch.setattr("engine.runner.free_memory_bytes", lambda _device: free_bytes)
     monkeypatch.setattr("engine.weights.load", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(MemoryError, match=message):
         runner_of(folder, num_blocks=0, kv_memory_bytes=1 << 30)
