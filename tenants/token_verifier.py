@@ -146,7 +146,9 @@ class TokenVerifier:
         if self._is_database_away:
             _log.info("the database is back")
         self._is_database_away = False
-        if epoch < self._epoch or self._epoch < 0:  # an older copy of the database took over, or the first look
+        if self._epoch < 0:  # the first look: what was decided before it holds if nothing has changed since
+            self._keep_only(epoch)
+        elif epoch < self._epoch:  # an older copy of the database took over
             self._good.clear()
             self._refused.clear()
         elif changed:
@@ -225,14 +227,20 @@ class TokenVerifier:
         return hmac.compare_digest(keyed_hash(self._pepper, text), _NO_DIGEST if row is None else row["digest"])
 
     def _remember(self, key: bytes, decision: _Decision) -> None:
-        self._good.pop(key, None)
-        self._refused.pop(key, None)
         if decision.epoch < self._epoch:
             return  # a change was seen while this was being read, and it may be about this very credential
+        self._good.pop(key, None)
+        self._refused.pop(key, None)
         table = self._good if isinstance(decision.verdict, Principal) else self._refused
         if len(table) >= self._max_remembered:
             del table[next(iter(table))]  # the one confirmed longest ago
         table[key] = decision
+
+    def _keep_only(self, epoch: int) -> None:
+        """Forget what was decided at any other epoch."""
+        for table in (self._good, self._refused):
+            for key in [key for key, decision in table.items() if decision.epoch != epoch]:
+                del table[key]
 
     def _forget(self, marks: Iterable[str]) -> None:
         changed = frozenset(marks)

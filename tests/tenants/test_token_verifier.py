@@ -283,6 +283,49 @@ async def test_a_decision_read_before_a_change_is_not_remembered_after_it(
     assert isinstance(await verifier.verify(created.secret), Refused)
 
 
+async def test_what_was_confirmed_before_the_first_look_goes_on_in_an_outage_unless_something_has_changed(
+    switchable: SwitchableDatabase, created: api_tokens.CreatedToken, database: Database, account_id: str
+) -> None:
+    """A gateway that has just started, perhaps while its database was slow to answer."""
+    for has_changed in (False, True):
+        verifier = TokenVerifier(switchable, PEPPER)
+        await verifier.verify(created.secret)
+        if has_changed:
+            await api_tokens.revoke(database, account_id, created.token.api_token_id)
+        await verifier.poll()
+        switchable.is_away = True
+        if has_changed:
+            with pytest.raises(StoreUnavailable):
+                await verifier.verify(created.secret)
+        else:
+            assert isinstance(await verifier.verify(created.secret), Principal)
+        switchable.is_away = False
+
+
+async def test_a_reading_that_comes_too_late_takes_no_older_decision_with_it(
+    verifier: TokenVerifier,
+    created: api_tokens.CreatedToken,
+    database: Database,
+    switchable: SwitchableDatabase,
+    account_id: str,
+    clock: HandClock,
+) -> None:
+    """While a known token is confirmed again, another one changes; then the database goes away."""
+    other = await api_tokens.create(database, PEPPER, account_id, "another", WORKERS_AI_GROUPS, clock=clock)
+    await verifier.poll()
+    await verifier.verify(created.secret)
+    clock.pass_time(FRESH_S)
+    real = verifier._remember
+    held: list[Any] = []
+    verifier._remember = lambda *arguments: held.append(arguments)  # type: ignore[method-assign]
+    await verifier.verify(created.secret)
+    await api_tokens.revoke(database, account_id, other.token.api_token_id)
+    await verifier.poll()
+    real(*held[0])
+    switchable.is_away = True
+    assert isinstance(await verifier.verify(created.secret), Principal)
+
+
 async def test_an_older_copy_of_the_database_makes_everything_be_asked_again(
     verifier: TokenVerifier, created: api_tokens.CreatedToken, switchable: SwitchableDatabase
 ) -> None:
