@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -66,10 +67,19 @@ def print_failure(message: str, exit_code: int, *, is_json: bool) -> None:
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list | tuple | set | frozenset):
-        return ", ".join(str(item) for item in value)
-    return str(value)
+    """As people read it: times to the second, numbers without an exponent, a dash for nothing."""
+    match value:
+        case None | "":
+            return "-"
+        case dict():
+            return ", ".join(f"{name}: {_cell(each)}" for name, each in value.items()) or "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.6f}".rstrip("0").removesuffix(".")
+        case datetime():
+            return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        case list() | tuple() | set() | frozenset():
+            return ", ".join(str(item) for item in value)
+        case _:
+            return str(value)

@@ -94,6 +94,29 @@ def test_every_hearth_command_that_prose_names_exists():
             assert not verb or not known[noun] or verb in known[noun], f"{file.name} names `hearth {noun} {verb}`"
 
 
+def test_every_hearth_command_to_be_copied_exists_with_its_options():
+    root: Any = typer.main.get_command(app)
+    num_commands = 0
+    for file in [*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        for block in re.findall(r"^```(?:sh)?\n(.*?)^```", file.read_text(), re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"(?:^|\$\(|\|)(?:\.venv/bin/)?hearth ([^|#)\n]+)", block, re.MULTILINE):
+                command: Any = root
+                words = line.split()
+                while words and words[0] in getattr(command, "commands", {}):
+                    command = command.commands[words.pop(0)]
+                assert not getattr(command, "commands", {}), f"{file.name}: hearth {line}"
+                options = {name for parameter in command.params for name in parameter.opts} | {"--help"}
+                named = set(re.findall(r"(?<!\S)--[a-z-]+", line))
+                assert named <= options, f"{file.name}: hearth {line}: {sorted(named - options)}"
+                num_commands += 1
+    assert num_commands > 10
+
+
+def test_every_page_is_in_the_list_of_pages():
+    listed = set(re.findall(r"\]\(([a-z_]+\.md)\)", (DOCS / "README.md").read_text()))
+    assert listed == {page.name for page in DOCS.glob("*.md")} - {"README.md"}
+
+
 def hearth_commands() -> dict[str, set[str]]:
     """Noun -> its verbs; none where the noun is a command itself."""
     root: Any = typer.main.get_command(app)

@@ -1,5 +1,5 @@
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -26,6 +26,15 @@ def test_people_get_the_columns_asked_for_and_markup_in_names_is_only_text(capsy
     assert "acme [red]" in out
     assert "a, b" in out
     assert "2026" not in out
+
+
+def test_people_read_times_to_the_second_and_numbers_without_an_exponent(capsys: pytest.CaptureFixture[str]):
+    at = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=2)))
+    print_record({"at": at, "usd": 1e-06, "none": 0.0, "ten": 10.0, "what": {}, "limits": ""}, is_json=False)
+    lines = dict(line.split(None, 1) for line in capsys.readouterr().out.splitlines())
+    assert lines == {
+        "at": "2026-01-02 01:04:05 UTC", "usd": "0.000001", "none": "0", "ten": "10", "what": "-", "limits": "-",
+    }  # fmt: skip
 
 
 def test_long_cells_are_not_folded_in_a_pipe(capsys: pytest.CaptureFixture[str]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -145,6 +146,29 @@ def test_the_readme_s_programs_run_as_they_are(running: Up):
         done = subprocess.run([sys.executable, "-c", own], env=environ, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize(
+    "page",
+    ["api", "structured_output", *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage"))],
+)
+def test_a_page_s_commands_run_as_they_are(running: Up, page: str, tmp_path: Path):
+    """All of one page in one shell, at the top of a checkout that has made its environment and its data."""
+    text = (Path(__file__).parent.parent.parent / "docs" / f"{page}.md").read_text()
+    commands = "".join(block.split("```")[0] for block in text.split("```sh\n")[1:])
+    assert "127.0.0.1:8787" in commands
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    (tmp_path / ".hearth").symlink_to(running.data)
+    done = subprocess.run(
+        ["sh", "-euc", commands.replace("127.0.0.1:8787", f"127.0.0.1:{running.port}")],
+        env={**os.environ, "ACCOUNT": running.dev["account_id"], "TOKEN": running.dev["api_token"]},
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = re.findall(r'"success":(?:true|false)|"object":|"type":"(?:message|error)"|"error":\{', done.stdout)
+    assert len(answers) >= commands.count("\ncurl") + commands.count("\nask")
+    assert not {'"success":false', '"type":"error"', '"error":{'} & set(answers), done.stdout
 
 
 def test_the_platform_answers(running: Up):
