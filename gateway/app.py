@@ -49,6 +49,7 @@ from gateway.guard import HeadGuard
 from gateway.middleware import AccessLog, App, RequestIdentity
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
+from storage.errors import StoreError
 from telemetry import metrics
 from tenants.principal import Principal
 
@@ -222,6 +223,8 @@ class _Front:
                 log.exception("internal error", extra={"request_id": exchange.request_id})
                 metrics.INTERNAL_ERRORS.inc()
                 refusal = Refusal(Reason.INTERNAL)
+            elif isinstance(error, StoreError):
+                log.warning("refused for want of a store", extra={"request_id": exchange.request_id, "why": str(error)})
             if exchange.has_started:
                 await exchange.break_off(refusal)
             else:

@@ -50,6 +50,12 @@ class Behind:
         secret = secret or self.running.tenants.secrets["good"]
         return self.client.post(url, json={"prompt": "x"}, headers={"Authorization": f"Bearer {secret}"})
 
+    def why_refused(self, answer: httpx.Response) -> str:
+        """What the gateway logged of the store that it lacked; "" while it has not."""
+        request_id = answer.headers["x-hearth-request-id"]
+        lines = self.running.gateway.log_lines()
+        return next((line["why"] for line in lines if "why" in line and line["request_id"] == request_id), "")
+
     async def new_secret(self) -> str:
         """Of a token that no gateway has seen."""
         database = Database.connect(self.server.url_of("ledger"))
@@ -62,7 +68,8 @@ class Behind:
     def ids(self, count: int) -> list[str]:
         """Of so many calls by a token that is known: each is answered."""
         answers = [self.ask() for _ in range(count)]
-        assert [answer.status_code for answer in answers] == [200] * count
+        refused = [answer for answer in answers if answer.status_code != 200]
+        assert not refused, [self.why_refused(answer) or answer.text for answer in refused]
         return [answer.headers["cf-ai-req-id"] for answer in answers]
 
     def sql(self, statement: str, database: str = "postgres") -> list[asyncpg.Record]:
@@ -125,6 +132,7 @@ def test_known_tokens_go_on_unknown_ones_wait_and_nothing_is_lost(behind: Behind
     unknown = behind.ask(new)
     assert (unknown.status_code, unknown.json()["errors"][0]["code"]) == (503, 11002)
     assert unknown.headers["retry-after"]
+    wait_until_blocking(lambda: behind.why_refused(unknown).startswith("database: "))
     assert behind.ask(behind.running.tenants.secrets["revoked"]).status_code in (401, 503)
     ids += behind.ids(5)
     assert behind.running.gateway.is_ready()
