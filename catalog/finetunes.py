@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -38,10 +38,15 @@ from telemetry.clock import SYSTEM_CLOCK, Clock
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 RESERVED_PREFIX = "cf-public-"
+PLATFORM = ""
+"""Whose those are that the operator brings, where an account's have its id."""
 MAX_DESCRIPTION = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MAX_PUBLIC = 1000
+_MAX_PLATFORM_BYTES = 4 << 30  # of an adapter of the operator's
+
+_IS_PUBLIC = (finetunes.c.is_public, finetunes.c.revision.is_not(None))
 
 
 @dataclass(frozen=True)
@@ -133,9 +138,21 @@ async def list_of(database: Database, account_id: str) -> list[Finetune]:
 async def list_public(database: Database, *, limit: int, offset: int, order_by: str = "") -> list[Finetune]:
     """Those that everyone may use, and that can be used: oldest first, or by another of their columns."""
     column = finetunes.c[order_by if order_by in ("name", "model", "modified_at") else "created_at"]
-    query = select(finetunes).where(finetunes.c.is_public, finetunes.c.revision.is_not(None))
-    query = query.order_by(column, finetunes.c.finetune_id).limit(min(limit, _MAX_PUBLIC)).offset(offset)
-    return await _read(database, query)
+    query = select(finetunes).where(*_IS_PUBLIC).order_by(column, finetunes.c.finetune_id)
+    return await _read(database, query.limit(min(limit, _MAX_PUBLIC)).offset(offset))
+
+
+async def list_all(database: Database) -> list[Finetune]:
+    """Everybody's, oldest first."""
+    return await _read(database, select(finetunes).order_by(finetunes.c.created_at, finetunes.c.finetune_id))
+
+
+async def count_public(database: Database, names: Collection[str]) -> tuple[int, set[str]]:
+    """How many `list_public` has, and which of these names are the platform's among them."""
+    ours = select(finetunes.c.name).where(*_IS_PUBLIC, finetunes.c.account_id == PLATFORM, finetunes.c.name.in_(names))
+    async with database.connection() as connection:
+        number = (await connection.execute(select(func.count()).select_from(finetunes).where(*_IS_PUBLIC))).scalar_one()
+        return number, {row.name for row in await connection.execute(ours)}
 
 
 async def find_own(database: Database, account_id: str, finetune_id: str) -> Finetune | None:
@@ -189,6 +206,34 @@ async def put_file(
         if note is not None:
             await note(connection, finetune)
         return await _set_file(connection, objects, finetune, columns, clock.now())
+
+
+async def publish(
+    database: Database,
+    objects: Objects,
+    folder: Path,
+    *,
+    name: str,
+    model: str,
+    description: str = "",
+    max_rank: int,
+    note: Note | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Finetune:
+    """One of the platform's own, for everybody, from a folder with both files. Raises FinetuneError, StoreError."""
+    limits = Limits(max_rank, _MAX_PLATFORM_BYTES, _MAX_PUBLIC)
+    made = await create(
+        database, PLATFORM, name=name, model=model, description=description, is_public=True, limits=limits,
+        may_be_reserved=True, clock=clock,
+    )  # fmt: skip
+    try:
+        made = await put_file(database, objects, made, CONFIG_FILE, folder / CONFIG_FILE, limits=limits, clock=clock)
+        return await put_file(
+            database, objects, made, WEIGHTS_FILE, folder / WEIGHTS_FILE, limits=limits, note=note, clock=clock
+        )
+    except BaseException:
+        await remove(database, PLATFORM, made.finetune_id)
+        raise
 
 
 async def remove(database: Database, account_id: str, finetune_id: str, *, note: Note | None = None) -> bool:

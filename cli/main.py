@@ -15,6 +15,7 @@ from cli.audit import app as audit
 from cli.budget import app as budget
 from cli.doctor import doctor
 from cli.evidence import evidence
+from cli.finetune import app as finetune
 from cli.migrate import migrate
 from cli.model import app as model
 from cli.node_key import node_key
@@ -41,6 +42,7 @@ app.add_typer(user, name="user")
 app.add_typer(audit, name="audit")
 app.add_typer(budget, name="budget")
 app.add_typer(model, name="model")
+app.add_typer(finetune, name="finetune")
 app.add_typer(worker, name="worker")
 app.add_typer(service, name="service")
 app.command()(usage)

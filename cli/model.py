@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +12,7 @@ import typer
 
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
+from cli.stores import failures, stores
 from cli.target import Target
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def quantize(
     from cli.quantize import Request
 
     request = Request(model, number_format, group_size, name, text, staging, output, threads)
-    with _failures():
+    with failures():
         print_record(_quantize(data, request, json), is_json=json)
 
 
@@ -131,7 +130,7 @@ async def _list(data: Path | None, search: str, task: str) -> list[dict[str, Any
 async def _publish(data: Path | None, path: Path, name: str | None, card: Path | None, json: bool) -> dict[str, Any]:
     from catalog.model_folder import inspect_folder
 
-    async with _stores(data) as (database, objects):
+    async with stores(data) as (database, objects):
         folder = await asyncio.to_thread(inspect_folder, path)
         return await _publish_folder(database, objects, folder, _facts(folder, name, card), json)
 
@@ -151,7 +150,7 @@ async def _pull(
 
     if repo_id.startswith("@"):
         name, repo_id = name or repo_id, _repository_of(repo_id)
-    async with _stores(data) as (database, objects):
+    async with stores(data) as (database, objects):
         with transfer_progress(json) as on_progress:
             place = staging or _default_staging()
             pulled = await asyncio.to_thread(pull_files, repo_id, revision, place, on_progress=on_progress)
@@ -171,7 +170,7 @@ def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]
     with staging_folder(request.staging) as staging:
 
         async def fetch() -> tuple[ModelCard, Path]:
-            async with _stores(data) as (database, objects):
+            async with stores(data) as (database, objects):
                 return await fetch_base(database, objects, request.model, staging)
 
         base, base_folder = asyncio.run(fetch())
@@ -179,7 +178,7 @@ def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]
         folder, facts = inspect_folder(made.folder), variant_facts(base, request, made)
 
         async def publish_variant() -> dict[str, Any]:
-            async with _stores(data) as (database, objects):
+            async with stores(data) as (database, objects):
                 return await _publish_folder(database, objects, folder, facts, json, made.recipe)
 
         row = asyncio.run(publish_variant())
@@ -193,7 +192,7 @@ async def _alias(data: Path | None, name: str, target: str | None) -> None:
     from cli.noted import noted
 
     async with Target.find(data).database() as database:
-        with _failures():
+        with failures():
             if target is None:
                 await remove_alias(database, name, note=noted("model.alias_removed", name, name))
             else:
@@ -251,7 +250,7 @@ def _repository_of(text: str) -> str:
     from catalog.card import RUN_TASKS, parse_model_id
     from catalog.listed import listed_models
 
-    with _failures():
+    with failures():
         listed = listed_models().get(parse_model_id(text))
     if listed is None:
         raise CommandFailed(f"{text} is no listed model: name a repository of the hub")
@@ -274,39 +273,6 @@ def _can_call_tools(folder: Path) -> bool:
     except TokenizerUnusable:
         return False
     return template is not None and find_form(template.render) is not None
-
-
-@contextlib.asynccontextmanager
-async def _stores(data: Path | None) -> AsyncIterator[tuple[Database, Objects]]:
-    from storage.objects import Objects
-
-    target = Target.find(data)
-    async with target.database() as database:
-        with _failures():
-            try:
-                objects = Objects.connect(target.require("OBJECTS_URL"))
-            except ValueError as error:
-                raise CommandFailed(f"OBJECTS_URL: {error}") from None
-            try:
-                yield database, objects
-            finally:
-                await objects.close()
-
-
-@contextlib.contextmanager
-def _failures() -> Iterator[None]:
-    """What the catalog, the object store and the local disk refuse, as one line."""
-    from catalog.errors import CatalogError, InvalidModelId
-    from storage.errors import StoreError
-
-    try:
-        yield
-    except InvalidModelId as error:
-        raise CommandFailed(str(error), exit_code=2) from None
-    except (CatalogError, StoreError) as error:
-        raise CommandFailed(str(error)) from None
-    except OSError as error:
-        raise CommandFailed(f"{error.filename or 'disk'}: {error.strerror or error}") from None
 
 
 def _default_staging() -> Path:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from catalog import finetunes
 from catalog.card import ModelCard
 from catalog.finetunes import Finetune, Limits
+from catalog.listed_finetunes import find_listed
 from catalog.registry import Registry
 from engine.protocol.tasks import Adapter
 from gateway.errors import Reason, Refusal
@@ -56,7 +57,7 @@ class Finetunes:
 
     async def adapter(self, account_id: str, reference: str, card: ModelCard) -> Adapter:
         """What `lora` of a call to a model means. Raises Refusal, and StoreUnavailable when that cannot be known."""
-        finetune = await self._find(account_id, reference)
+        finetune = await self._find(account_id, reference) or find_listed(reference)
         if finetune is None:
             raise Refusal(Reason.FINETUNE_UNKNOWN)
         resolved = self._registry.find(finetune.model)

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
 from starlette.responses import Response
 
-from catalog import finetunes
+from catalog import finetunes, listed_finetunes
 from catalog.card import parse_model_id
 from catalog.errors import FinetuneError
 from catalog.finetunes import FILES, Finetune, Note
@@ -25,6 +25,7 @@ from tenants import audit
 _MAX_CREATE_BYTES = 64 * 1024
 _FORM_OVERHEAD_BYTES = 256 * 1024
 _DEFAULT_LIMIT = 100
+_MAX_LIMIT = 1000
 
 
 async def create(services: Services, request: Request) -> Response:
@@ -60,11 +61,12 @@ async def list_own(services: Services, request: Request) -> Response:
 
 
 async def list_public(services: Services, request: Request) -> Response:
-    """Those that everyone may use; a column that there is not does not order."""
+    """Those that everyone may use, and then listed ones whose files are not here; a column that there is not does not
+    order."""
     query = request.query_params
-    found = await finetunes.list_public(
+    found = await listed_finetunes.list_public(
         services.finetunes.database,
-        limit=_count(query.get("limit"), "limit") or _DEFAULT_LIMIT,
+        limit=min(_count(query.get("limit"), "limit") or _DEFAULT_LIMIT, _MAX_LIMIT),
         offset=_count(query.get("offset"), "offset"),
         order_by=query.get("orderBy", ""),
     )

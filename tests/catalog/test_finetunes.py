@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog import finetunes
+from catalog import finetunes, listed_finetunes
 from catalog.errors import FinetuneError
 from catalog.finetunes import Finetune, Limits
 from catalog.manifest import decode_manifest, manifest_key
@@ -73,3 +73,23 @@ async def test_accounts_are_bounded_and_names_their_own(database: Database):
         await create(database, "n0")
     assert await create(database, "n0", THEIRS)
     assert await create(database, "cf-public-x", THEIRS, may_be_reserved=True)
+
+
+async def test_a_listed_one_is_shown_until_the_platform_has_its_files(database: Database, tmp_path: Path):
+    objects = Objects.connect(f"file://{tmp_path / 'objects'}")
+    listed = [each.name for each in listed_finetunes.listed_finetunes()]
+    imitated = await create(database, listed[0], THEIRS, may_be_reserved=True, is_public=True)
+    for config in (True, False):
+        await put(database, objects, imitated, tmp_path, config)
+    shown = await listed_finetunes.list_public(database, limit=10, offset=0)
+    assert [each.name for each in shown] == [listed[0], *listed], "an account's does not stand for it"
+    folder = tmp_path / "ours"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_bytes(config_bytes())
+    (folder / "adapter_model.safetensors").write_bytes(weights_bytes())
+    own = await finetunes.publish(database, objects, folder, name=listed[1], model="@cf/acme/chat", max_rank=8)
+    shown = await listed_finetunes.list_public(database, limit=10, offset=0)
+    assert [each.finetune_id for each in shown[:2]] == [imitated.finetune_id, own.finetune_id]
+    assert [each.name for each in shown[2:]] == [listed[0], *listed[2:]]
+    assert await finetunes.find_usable(database, OURS, listed[1]) == own
+    await objects.close()

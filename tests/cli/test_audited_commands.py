@@ -13,6 +13,7 @@ import typer
 
 from cli import main
 from storage.migrate import head_revision
+from tests.catalog.adapters import config_bytes, weights_bytes
 from tests.catalog.cards import write_model_folder
 
 Hearth = Callable[..., Any]
@@ -36,6 +37,8 @@ ACTS: dict[str, tuple[str, list[str]]] = {
     "user roll": ("ada@example.com", ["user.roll_global_key"]),
     "model publish": ("{folder} --name @cf/acme/chat", ["model.publish"]),
     "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
+    "finetune publish": ("{adapter} --name cf-public-x --model @cf/hearth/spark", ["finetune.publish"]),
+    "finetune remove": ("{finetune}", ["finetune.remove"]),
     "node-key": ("fra", ["node_key.tell"]),
     "service make": ("node/n1 --place fra", ["service_key.make"]),
     "service ensure": ("gateway/g9 node/n9@fra", ["service_key.make", "service_key.make"]),
@@ -50,6 +53,7 @@ ACTS: dict[str, tuple[str, list[str]]] = {
 # What only tells, or works on this machine alone.
 TELLS = {
     "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "doctor", "evidence",
+    "finetune list",
     "model list", "service issue", "service list", "settings", "token list", "usage", "user list", "worker dev",
 }  # fmt: skip
 # These are done where there is what they need: test_model.py, test_quantize.py, below, and test_up.py.
@@ -81,7 +85,11 @@ def test_every_command_that_acts_leaves_an_entry(
     hearth: Hearth, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OBJECTS_URL", f"file://{tmp_path}/objects")
-    told = {"folder": str(write_model_folder(tmp_path / "model"))}
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_bytes(config_bytes())
+    (adapter / "adapter_model.safetensors").write_bytes(weights_bytes())
+    told = {"folder": str(write_model_folder(tmp_path / "model")), "adapter": str(adapter)}
     before = entries(data / "hearth.db")
     for command, (arguments, actions) in ACTS.items():
         made = hearth(*command.split(), *arguments.format(**told).split())
@@ -92,6 +100,8 @@ def test_every_command_that_acts_leaves_an_entry(
         before = after
         if command.endswith(" create"):
             told[command.split()[0]] = made.get("api_token_id") or made.get("account_id") or ""
+        if command == "finetune publish":
+            told["finetune"] = made["id"]
     assert hearth("audit", "verify")["entries"] == len(before)
     platform = {row["action"]: row for row in hearth("audit", "list")}
     assert platform["model.alias"]["detail"] == "@cf/acme/other -> @cf/acme/chat"

@@ -22,6 +22,8 @@ from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running, Site
 from tests.waiting import wait_until_blocking
 
+LISTED = ["cf-public-cnn-summarization", "cf-public-jigsaw-classification", "cf-public-magicoder"]
+
 
 @pytest.fixture(scope="module")
 def running(new_site: Callable[..., Site]) -> Running:
@@ -84,7 +86,9 @@ def test_the_official_client_creates_brings_and_lists(running: Running):
             done = finetunes.assets.create(made.id, account_id=account_id, file=(name, content), file_name=name)
             assert done.success
         assert made.id in [row.id for row in finetunes.list(account_id=account_id)]
-        assert [row.id for row in finetunes.public.list(account_id=account_id, limit=0, order_by="orderBy")] == []
+        listed = list(finetunes.public.list(account_id=account_id, limit=0, order_by="orderBy"))
+        assert [row.name for row in listed] == LISTED
+        assert all(row.public and row.model.startswith("@cf/mistral/") for row in listed)
         result = cloudflare.ai.run(HANDY, account_id=account_id, prompt="x", lora="sdk")
         assert result["response"]
 
@@ -207,9 +211,14 @@ def test_a_public_one_is_listed_for_all_and_used_by_all(running: Running, client
     create(running, client, "for-all-later", public="true")  # without files: nobody can use it yet
     theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai"
     with httpx.Client(headers=running.headers("other"), timeout=20) as other:
-        listed = other.get(f"{theirs}/finetunes/public?limit=10.0&offset=0&orderBy=name").json()["result"]
+
+        def page(query: str) -> list[str]:
+            return [row["name"] for row in other.get(f"{theirs}/finetunes/public?{query}").json()["result"]]
+
+        listed = other.get(f"{theirs}/finetunes/public?limit=1.0&offset=0&orderBy=name").json()["result"]
         assert [(row["id"], row["public"]) for row in listed] == [(made["id"], True)]
-        assert other.get(f"{theirs}/finetunes/public?offset=1").json()["result"] == []
+        assert (page(""), page("limit=2")) == (["for-all", *LISTED], ["for-all", LISTED[0]])
+        assert (page("offset=1&limit=2"), page("offset=3"), page("offset=4")) == (LISTED[:2], LISTED[2:], [])
         assert code_of(other.get(f"{theirs}/finetunes/public?limit=x")) == (400, 3003)
         answer = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": "for-all"})
         assert running.site.execute_of(answer).task.adapter.name == f"finetune/{made['id']}"
@@ -222,6 +231,9 @@ def test_a_call_that_names_what_it_cannot_have_is_refused(running: Running, clie
     assert code_of(answer) == (400, 3039)
     assert "adapter_config.json, adapter_model.safetensors" in answer.json()["errors"][0]["message"]
     assert code_of(client.post(run + HANDY, json={"prompt": "x", "lora": "nobody"})) == (404, 3042)
+    answer = client.post(run + HANDY, json={"prompt": "x", "lora": LISTED[0]})
+    assert code_of(answer) == (400, 5006)
+    assert "a finetune of @cf/mistral/mistral-7b-instruct-v0.1" in answer.json()["errors"][0]["message"]
     assert code_of(client.post(run + PARROT, json={"prompt": "x", "lora": made["id"]})) == (405, 5005)
     messages = [{"role": "user", "content": "x"}]
     assert code_of(client.post(run + CHATTY, json={"messages": messages, "lora": "half"})) == (405, 5005)

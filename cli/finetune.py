@@ -1,0 +1,135 @@
+"""`hearth finetune`: the LoRA adapters of a platform, everybody's, and those that the operator brings for all."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.data_dir import DataOption
+from cli.output import CommandFailed, JsonOption, print_record, print_rows
+from cli.stores import failures, stores
+from cli.target import Target
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from catalog.finetunes import Finetune, Note
+    from storage.database import Database
+
+app = typer.Typer(help="Finetunes: list, publish for all, remove.", no_args_is_help=True)
+COLUMNS = ("id", "name", "model", "account", "public", "is_complete", "created_at")
+
+
+@app.command("list")
+def list_(
+    account_id: Annotated[str, typer.Option("--account", help="Of one account alone.")] = "",
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List finetunes; those without an account are the platform's own."""
+    rows = [row for row in asyncio.run(_list(data)) if account_id in ("", row["account"])]
+    print_rows(rows, COLUMNS, is_json=json, empty="no finetunes")
+
+
+@app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(help="With adapter_config.json and adapter_model.safetensors.")],
+    name: Annotated[str, typer.Option(help="What calls say in `lora`, such as cf-public-magicoder.")],
+    model: Annotated[str, typer.Option(help="The model that it was made for.")],
+    description: Annotated[str, typer.Option(help="What it is for.")] = "",
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Bring a finetune that every account may use."""
+    print_record(asyncio.run(_publish(data, folder, name, model, description)), is_json=json)
+
+
+@app.command()
+def remove(
+    finetune_id: Annotated[str, typer.Argument(help="As `hearth finetune list` prints it.", show_default=False)],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Take a finetune away, whosever it is; within two seconds no call finds it any more."""
+    print_record(asyncio.run(_remove(data, finetune_id)), is_json=json)
+
+
+async def _list(data: Path | None) -> list[dict[str, Any]]:
+    from catalog.finetunes import list_all
+
+    async with Target.find(data).database() as database:
+        return [_row(each) for each in await list_all(database)]
+
+
+async def _publish(data: Path | None, folder: Path, name: str, model: str, description: str) -> dict[str, Any]:
+    from catalog import finetunes
+    from engine.weight_formats.adapter_files import MAX_RANK
+
+    async with stores(data) as (database, objects):
+        with failures():
+            model = await _base_model(database, model)
+            made = await finetunes.publish(
+                database,
+                objects,
+                folder,
+                name=name,
+                model=model,
+                description=description,
+                max_rank=MAX_RANK,
+                note=_note("finetune.publish", f"{name} for {model}"),
+            )
+    return _row(made)
+
+
+async def _remove(data: Path | None, finetune_id: str) -> dict[str, Any]:
+    from catalog.finetunes import list_all
+    from catalog.finetunes import remove as remove_row
+
+    async with Target.find(data).database() as database:
+        found = next((each for each in await list_all(database) if each.finetune_id == finetune_id), None)
+        if found is None or not await remove_row(
+            database, found.account_id, finetune_id, note=_note("finetune.remove", f"{found.name} for {found.model}")
+        ):
+            raise CommandFailed(f"no finetune has the id {finetune_id}")
+    return _row(found)
+
+
+async def _base_model(database: Database, text: str) -> str:
+    """The name of a model that can be tuned. Raises CommandFailed, and InvalidModelId."""
+    from catalog.card import parse_model_id
+    from catalog.registry import Registry
+
+    name, registry = parse_model_id(text), Registry(database)
+    await registry.refresh()
+    resolved = registry.find(name)
+    if resolved is None:
+        raise CommandFailed(f"there is no model {name} here: publish or alias it first")
+    if "lora" not in resolved.card.capabilities:
+        raise CommandFailed(f"{name} takes no finetunes")
+    return name
+
+
+def _note(action: str, detail: str) -> Note:
+    """The entry of the audit that goes with a change."""
+    from cli.noted import noted
+
+    async def note(connection: AsyncConnection, changed: Finetune) -> None:
+        await noted(action, changed.finetune_id, detail)(connection)
+
+    return note
+
+
+def _row(finetune: Finetune) -> dict[str, Any]:
+    return {
+        "id": finetune.finetune_id,
+        "name": finetune.name,
+        "model": finetune.model,
+        "account": finetune.account_id,
+        "public": finetune.is_public,
+        "is_complete": finetune.revision is not None,
+        "description": finetune.description,
+        "created_at": finetune.created_at,
+    }

@@ -1,0 +1,66 @@
+"""`hearth finetune`: adapters that the operator brings for every account."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli.main import run
+from tests.catalog.adapters import config_bytes, weights_bytes
+
+SPARK = "@cf/hearth/spark"
+
+
+@pytest.fixture(autouse=True)
+def platform(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", sqlite_url)
+    monkeypatch.setenv("OBJECTS_URL", f"file://{tmp_path}/objects")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "adapter_config.json").write_bytes(config_bytes())
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights_bytes())
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert run(["finetune", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["finetune", *arguments]) in (1, 2)
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_one_is_published_for_all_listed_and_removed(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    asked = ("publish", str(folder), "--name", "cf-public-magicoder", "--model", SPARK)
+    made = printed(capsys, *asked)
+    assert (made["account"], made["public"], made["is_complete"], made["model"]) == ("", True, True, SPARK)
+    assert "that of another finetune" in failed(capsys, *asked)
+    assert [row["id"] for row in printed(capsys, "list")] == [made["id"]]
+    assert printed(capsys, "list", "--account", "0" * 32) == []
+    assert printed(capsys, "remove", made["id"])["name"] == "cf-public-magicoder"
+    assert "no finetune has the id" in failed(capsys, "remove", made["id"])
+    assert run(["finetune", "list"]) == 0
+    assert capsys.readouterr().out == "no finetunes\n"
+
+
+def test_what_cannot_be_served_is_named_and_leaves_nothing(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    asked = ("publish", str(folder), "--name", "style", "--model")
+    assert "there is no model @cf/acme/none here" in failed(capsys, *asked, "@cf/acme/none")
+    assert "takes no finetunes" in failed(capsys, *asked, "@cf/hearth/minilm")
+    assert "'/name' must be" in failed(capsys, "publish", str(folder), "--name", "../x", "--model", SPARK)
+    (folder / "adapter_config.json").write_bytes(config_bytes(use_dora=True))
+    assert "use_dora" in failed(capsys, *asked, SPARK)
+    (folder / "adapter_config.json").write_bytes(config_bytes(r=8))
+    assert "has rank 4, adapter_config.json says 8" in failed(capsys, *asked, SPARK)
+    (folder / "adapter_model.safetensors").unlink()
+    assert "adapter_model.safetensors: No such file" in failed(capsys, *asked, SPARK)
+    assert printed(capsys, "list") == []
