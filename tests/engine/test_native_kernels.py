@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from engine.kernels.interface import (
     Activation,
     AttentionShape,
     Kernels,
+    KvPool,
     LowRank,
     LowRankShape,
     LowRankTokens,
@@ -23,7 +25,7 @@ from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels, check
 from engine.kernels.reference import ReferenceAttention, ReferenceKernels
 from tests.engine import one_thread  # noqa: F401
-from tests.engine.test_kernels import NUM_LAYERS, SHAPES, Life, pool_of, sinks_of
+from tests.engine.test_kernels import NUM_LAYERS, SHAPES, Life, Step, pool_of, sinks_of
 
 TOLERANCES = {torch.float32: {"atol": 1e-5, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.03, "rtol": 0.03}}
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES)
@@ -42,12 +44,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 @DTYPES
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("max_context", "guessed_share"), [(5, 0.0), (5, 0.6), (768, 0.0), (768, 0.6)])
+@pytest.mark.parametrize("guessed_share", [0.0, 0.6])
 def test_attention_over_the_pool_equals_the_reference_through_joins_departures_chunks_and_wrong_guesses(
-    name: str, guessed_share: float, dtype: torch.dtype, max_context: int, native: NativeKernels, monkeypatch
+    name: str, guessed_share: float, dtype: torch.dtype, native: NativeKernels
 ) -> None:
-    monkeypatch.setattr("engine.kernels.native.operators._MAX_CONTEXT", max_context)
-    monkeypatch.setattr("engine.kernels.native.operators._MANY_TOKENS", max_context // 5)
     shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
     pools = pool_of(shape, dtype), pool_of(shape, dtype)
     twins = ReferenceAttention(pools[0], shape, sinks), native.attention(pools[1], shape, sinks)
@@ -190,6 +190,43 @@ def test_a_token_s_bits_are_the_same_alone_and_with_others_of_its_row(reach: Rea
         found.append(torch.cat(mixed))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@DTYPES
+def test_behind_a_long_context_a_token_s_bits_depend_on_no_chunk_of_its_row_and_on_no_other_row(
+    dtype: torch.dtype, native: NativeKernels
+) -> None:
+    """What came of a prompt of 1,000 tokens in one go, in parts, and beside another one: one and the same."""
+    shape, num_tokens = AttentionShape(2, 1, 16), 1000
+    qkv, found = random(num_tokens, shape.query_width + shape.kv_width, dtype=dtype), []
+    other = random(num_tokens, shape.query_width + shape.kv_width, dtype=dtype, seed=1)
+    pool = KvPool(torch.zeros(1, 2 * num_tokens + 32, shape.kv_width, dtype=dtype), 16)
+    tables = np.arange(126, dtype=np.int32).reshape(2, 63)
+    for chunks, has_other in (([1000], False), ([512, 488], True), ([*[100] * 8, *[1] * 3, 190, 7], True)):
+        attention, mixed, until = native.attention(pool, shape), [], 0
+        for part in qkv.split(chunks):
+            until += len(part)
+            rows = [(until, part), (900, other[200:900])] if has_other else [(until, part)]
+            attention.begin(step_of_rows([(lens, len(tokens)) for lens, tokens in rows], tables))
+            mixed.append(attention.attend(0, torch.cat([tokens for _, tokens in rows]))[: len(part)])
+        found.append(torch.cat(mixed))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def step_of_rows(rows: list[tuple[int, int]], tables: np.ndarray) -> Step:
+    """A step of rows of so many tokens in all, and so many new ones."""
+    lens, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
+    positions = [np.arange(length - count, length) for length, count in rows]
+    slots = np.concatenate([tables[row][of // 16] * 16 + of % 16 for row, of in enumerate(positions)])
+    return Step(
+        slot_mapping=torch.from_numpy(slots.astype(np.int64)),
+        query_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
+        context_lens=lens,
+        block_tables=tables[: len(rows)],
+        sequence_ids=np.arange(len(rows), dtype=np.int64),
+        num_decode_rows=int(np.argmax(np.append(counts, 2) > 1)),
+    )
 
 
 def test_two_threads_compute_the_same_bits_as_one(native: NativeKernels) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from engine.kernels.cpu import CpuKernels
-from engine.kernels.cpu_attention import CpuAttention
 from engine.kernels.interface import (
     GATED_SILU,
     Activation,
@@ -37,8 +36,6 @@ from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
 from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
-_MAX_CONTEXT = 768  # of a row with many tokens; beyond, torch's products win
-_MANY_TOKENS = 16
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -152,8 +149,8 @@ class NativeKernels(CpuKernels):
 class NativeAttention:
     """Attention of all rows straight over the pool: nothing is gathered, and nothing is kept between steps.
 
-    Behind long contexts torch's products are the faster ones for chunks: steps that have one are theirs. A token's
-    result is the same whether it comes alone or with others of its row, as guesses do.
+    A token's result is the same to the bit whether it comes alone, with others of its row as guesses and chunks do, or
+    beside other rows, whatever those are.
     """
 
     def __init__(
@@ -181,15 +178,8 @@ class NativeAttention:
         self._distinct = calls
         self._calls = [(calls[index], ctypes.byref(calls[index])) for index in reach_of]  # of each layer
         self._kept: tuple[object, ...] = ()  # what the calls point to
-        self._by_products = CpuAttention(pool, shape, sinks)
-        self._is_long = False  # this step
 
     def begin(self, step: AttentionStep) -> None:
-        has_many = np.diff(step.query_starts) > _MANY_TOKENS
-        self._is_long = not step.is_guessed and bool((has_many & (step.context_lens > _MAX_CONTEXT)).any())
-        if self._is_long:
-            self._by_products.begin(step)
-            return
         slots = step.slot_mapping.contiguous()
         arrays = [
             np.ascontiguousarray(array, dtype=np.int32)
@@ -202,11 +192,9 @@ class NativeAttention:
             call.num_rows, call.table_stride = len(arrays[1]), arrays[0].shape[1]
 
     def wipe(self) -> None:
-        self._by_products.wipe()
+        """There is nothing to: the pool is all there is."""
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        if self._is_long:
-            return self._by_products.attend(layer, qkv)
         call, reference = self._calls[layer]
         out = torch.empty(qkv.shape[0], self._mixed_width, dtype=qkv.dtype)
         call.qkv, call.qkv_stride, call.out = qkv.data_ptr(), qkv.stride(0), out.data_ptr()
