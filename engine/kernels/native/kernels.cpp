@@ -353,6 +353,232 @@ void attend_queries(const AttentionCall& call, const Query* queries, const E* co
         }
 }
 
+#if defined(__AVX512F__)
+// Many queries of one KV head: keys are turned, values widened, once for all of them, a block that the first cache holds
+// at a time. Every sum has the terms and the order that `attend_queries` gives it, so the bits are the same.
+
+constexpr int64_t MANY_QUERIES = 16;
+constexpr int64_t SCORES_AT_ONCE = 1 << 19;  // floats that a thread keeps
+constexpr int64_t BLOCK_FLOATS = 1 << 12;    // of turned keys or widened values
+
+inline int64_t block_keys(int64_t width) {  // a multiple of LANES
+    return std::max<int64_t>(LANES, std::min<int64_t>(64, BLOCK_FLOATS / width / LANES * LANES));
+}
+
+// 16 vectors, turned: what was lane j of vector i becomes lane i of vector j.
+inline void turn(Floats* x) {
+    __m512 a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = (__m512)x[i];
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            __m512d low = _mm512_castps_pd(b[i + j]), high = _mm512_castps_pd(b[i + j + 2]);
+            a[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            a[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+    for (int i = 0; i < 4; ++i) {  // lane 4 l + i of all: four vectors of four rows each
+        __m512 low = _mm512_shuffle_f32x4(a[i], a[i + 4], 0x88), high = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0x88);
+        x[i] = (Floats)_mm512_shuffle_f32x4(low, high, 0x88);
+        x[i + 8] = (Floats)_mm512_shuffle_f32x4(low, high, 0xdd);
+        low = _mm512_shuffle_f32x4(a[i], a[i + 4], 0xdd), high = _mm512_shuffle_f32x4(a[i + 8], a[i + 12], 0xdd);
+        x[i + 4] = (Floats)_mm512_shuffle_f32x4(low, high, 0x88);
+        x[i + 12] = (Floats)_mm512_shuffle_f32x4(low, high, 0xdd);
+    }
+}
+
+// Keys of `num_keys` positions -> turned [D, stride]; behind the last, that is repeated.
+template <class E>
+void turn_keys(const E* const* keys, int64_t num_keys, int64_t head_dim, int64_t stride, float* turned) {
+    const int64_t whole = head_dim / LANES * LANES;
+    Floats part[LANES];
+    for (int64_t k = 0; k < num_keys; k += LANES) {
+        for (int64_t d = 0; d < whole; d += LANES) {
+            for (int64_t j = 0; j < LANES; ++j) part[j] = load(keys[std::min(k + j, num_keys - 1)] + d);
+            turn(part);
+            for (int64_t j = 0; j < LANES; ++j) store(part[j], turned + (d + j) * stride + k);
+        }
+        for (int64_t d = whole; d < head_dim; ++d)
+            for (int64_t j = 0; j < LANES; ++j)
+                turned[d * stride + k + j] = widen(keys[std::min(k + j, num_keys - 1)][d]);
+    }
+}
+
+// Scores of NQ queries [NQ, D] over 16 turned keys. What is lane j of a sum in `score` is vector j here, and they are
+// added as `sum4` adds lanes.
+template <int NQ>
+inline void score_turned(const float* query, int64_t head_dim, const float* turned, int64_t stride,
+                         float* const* scores) {
+    const int64_t whole = head_dim / LANES * LANES;
+    auto lane = [&](int64_t j, Floats* sums) __attribute__((always_inline)) {
+#pragma GCC unroll 4
+        for (int q = 0; q < NQ; ++q) sums[q] = Floats{};
+        for (int64_t d = j; d < whole; d += LANES) {
+            Floats key = load(turned + d * stride);
+#pragma GCC unroll 4
+            for (int q = 0; q < NQ; ++q) sums[q] += query[q * head_dim + d] * key;
+        }
+    };
+    auto four = [&](int64_t j, Floats* sums) __attribute__((always_inline)) {
+        Floats even[NQ], odd[NQ], more[NQ];
+        lane(j, even), lane(j + 2, more);
+#pragma GCC unroll 4
+        for (int q = 0; q < NQ; ++q) even[q] += more[q];
+        lane(j + 1, odd), lane(j + 3, more);
+#pragma GCC unroll 4
+        for (int q = 0; q < NQ; ++q) sums[q] = even[q] + (odd[q] + more[q]);
+    };
+    Floats sums[NQ], others[NQ], more[NQ];
+    four(0, sums), four(8, more);
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q) sums[q] += more[q];
+    four(4, others), four(12, more);
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q) sums[q] += others[q] + more[q];
+    for (int64_t d = whole; d < head_dim; ++d) {
+        Floats key = load(turned + d * stride);
+#pragma GCC unroll 4
+        for (int q = 0; q < NQ; ++q) sums[q] += query[q * head_dim + d] * key;
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q) store(sums[q], scores[q]);
+}
+
+// Adds to sums [NQ, width] the weighted values [keys, width], the NV vectors from `first` on.
+template <int NQ, int NV>
+inline void mix_widened(const float* const* weights, const float* values, int64_t num_keys, int64_t width,
+                        int64_t first, float* const* sums) {
+    Floats kept[NQ][NV];
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) kept[q][v] = load(sums[q] + first + v * LANES);
+    for (int64_t k = 0; k < num_keys; ++k)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) {
+            Floats one = load(values + k * width + first + v * LANES);
+#pragma GCC unroll 4
+            for (int q = 0; q < NQ; ++q) kept[q][v] += one * weights[q][k];
+        }
+#pragma GCC unroll 4
+    for (int q = 0; q < NQ; ++q)
+#pragma GCC unroll 4
+        for (int v = 0; v < NV; ++v) store(kept[q][v], sums[q] + first + v * LANES);
+}
+
+template <int NQ>
+inline void mix_whole(const float* const* weights, const float* values, int64_t num_keys, int64_t width,
+                      float* const* sums) {
+    int64_t done = 0;
+    for (; done + 4 * LANES <= width; done += 4 * LANES) mix_widened<NQ, 4>(weights, values, num_keys, width, done, sums);
+    for (; done < width; done += LANES) mix_widened<NQ, 1>(weights, values, num_keys, width, done, sums);
+}
+
+inline void mix_all(const float* const* weights, const float* values, int64_t num_keys, int64_t width,
+                    float* const* sums, int64_t num_queries) {
+    if (num_queries == 4) mix_whole<4>(weights, values, num_keys, width, sums);
+    if (num_queries == 3) mix_whole<3>(weights, values, num_keys, width, sums);
+    if (num_queries == 2) mix_whole<2>(weights, values, num_keys, width, sums);
+    if (num_queries == 1) mix_whole<1>(weights, values, num_keys, width, sums);
+}
+
+// Four queries that neighbour each other (the last of all may be repeated) and the positions that any of them sees.
+struct Four {
+    int64_t queries[4];
+    int64_t first, last;  // `first` a multiple of LANES
+};
+
+// All `queries`, whose scores over `stride` positions from `start` on fit in the room together.
+template <class E>
+void attend_block(const AttentionCall& call, const Query* queries, int64_t num_queries, const E* const* places,
+                  int64_t num_places, int64_t base, std::vector<float>& room) {
+    const int64_t head_dim = call.head_dim, value_dim = call.value_dim, whole = value_dim / LANES * LANES;
+    std::vector<Four> fours;
+    int64_t start = queries[0].first, last = queries[0].last;
+    for (int64_t at = 0; at < num_queries; at += 4) {
+        Four four = {{}, queries[at].first, queries[at].last};
+        for (int64_t q = 0; q < 4; ++q) {
+            four.queries[q] = std::min(at + q, num_queries - 1);
+            four.first = std::min(four.first, queries[four.queries[q]].first);
+            four.last = std::max(four.last, queries[four.queries[q]].last);
+        }
+        four.first = four.first / LANES * LANES;
+        start = std::min(start, four.first), last = std::max(last, four.last);
+        fours.push_back(four);
+    }
+    start = start / LANES * LANES;
+    const int64_t stride = (last - start + LANES - 1) / LANES * LANES;
+    const int64_t keys_at_once = block_keys(head_dim), values_at_once = block_keys(std::max<int64_t>(whole, 1));
+    const int64_t block = std::max(keys_at_once * head_dim, values_at_once * std::max<int64_t>(whole, 1));
+    room.resize(num_queries * (stride + head_dim + whole + 1) + block + LANES);
+    float *scores = room.data(), *exact = scores + num_queries * stride, *sums = exact + num_queries * head_dim;
+    float *shares = sums + num_queries * whole, *shared = shares + num_queries;
+    const E* const* keys = places + (start - base);
+    const E* const* values = keys + num_places;
+    for (int64_t q = 0; q < num_queries; ++q) {
+        const E* query = static_cast<const E*>(call.qkv) + queries[q].token * call.qkv_stride +
+                         queries[q].head * head_dim;
+        for (int64_t d = 0; d < head_dim; ++d) exact[q * head_dim + d] = widen(query[d]) * call.scale;
+    }
+    std::memset(sums, 0, num_queries * whole * sizeof(float));
+    for (int64_t k = 0; k < last - start; k += keys_at_once) {
+        const int64_t num_keys = std::min(keys_at_once, last - start - k);
+        turn_keys(keys + k, num_keys, head_dim, keys_at_once, shared);
+        for (const Four& four : fours) {
+            const int64_t from = std::max(four.first - start, k), until = std::min(four.last - start, k + num_keys);
+            const float* query = exact + four.queries[0] * head_dim;
+            const int64_t num_own = std::min<int64_t>(4, num_queries - four.queries[0]);
+            for (int64_t at = from; at < until; at += LANES) {
+                float* to[4];
+                for (int q = 0; q < 4; ++q) to[q] = scores + four.queries[q] * stride + at;
+                const float* turned = shared + (at - k);
+                if (num_own == 4) score_turned<4>(query, head_dim, turned, keys_at_once, to);
+                if (num_own == 3) score_turned<3>(query, head_dim, turned, keys_at_once, to);
+                if (num_own == 2) score_turned<2>(query, head_dim, turned, keys_at_once, to);
+                if (num_own == 1) score_turned<1>(query, head_dim, turned, keys_at_once, to);
+            }
+        }
+    }
+    for (const Four& four : fours)
+        for (int64_t q = four.queries[0]; q <= four.queries[3]; ++q) {
+            const int64_t num_keys = four.last - four.first, seen = (num_keys + LANES - 1) / LANES * LANES;
+            shares[q] = weigh(scores + q * stride + (four.first - start), num_keys, seen, queries[q], four.first,
+                              call.softcap, call.sinks);
+        }
+    for (int64_t k = 0; whole && k < last - start; k += values_at_once) {
+        const int64_t num_keys = std::min(values_at_once, last - start - k);
+        for (int64_t at = 0; at < num_keys; ++at)
+            for (int64_t d = 0; d < whole; d += LANES) store(load(values[k + at] + d), shared + at * whole + d);
+        for (const Four& four : fours) {
+            const int64_t from = std::max(four.first - start, k), until = std::min(four.last - start, k + num_keys);
+            if (from >= until) continue;
+            const float* weights[4];
+            float* to[4];
+            for (int q = 0; q < 4; ++q) {
+                weights[q] = scores + four.queries[q] * stride + from;
+                to[q] = sums + four.queries[q] * whole;
+            }
+            const float* widened = shared + (from - k) * whole;
+            const int64_t num_own = std::min<int64_t>(4, num_queries - four.queries[0]);
+            mix_all(weights, widened, until - from, whole, to, num_own);
+        }
+    }
+    for (const Four& four : fours)
+        for (int64_t q = four.queries[0]; q <= four.queries[3]; ++q) {
+            E* out = static_cast<E*>(call.out) + (queries[q].token * call.num_heads + queries[q].head) * value_dim;
+            for (int64_t d = 0; d < whole; d += LANES) store(load(sums + q * whole + d) * shares[q], out + d);
+            const float* weights = scores + q * stride;
+            for (int64_t d = whole; d < value_dim; ++d) {
+                float y = 0;
+                for (int64_t k = four.first - start; k < four.last - start; ++k) y += weights[k] * widen(values[k][d]);
+                narrow(y * shares[q], out + d);
+            }
+        }
+}
+#endif
+
 // Tokens `begin` to `end` (excluded) of one row, all queries of one KV head.
 template <class E>
 void attend_tile(const AttentionCall& call, int64_t row, int64_t begin, int64_t end, int64_t kv_head,
@@ -382,6 +608,14 @@ void attend_tile(const AttentionCall& call, int64_t row, int64_t begin, int64_t 
     }
     const Query* query = queries.data();
     int64_t left = queries.size();
+#if defined(__AVX512F__)
+    if (left >= MANY_QUERIES) {
+        const int64_t at_once = std::max(MANY_QUERIES, SCORES_AT_ONCE / num_places / 4 * 4);
+        for (; left > 0; left -= at_once, query += at_once)
+            attend_block(call, query, std::min(left, at_once), places.data(), num_places, base, room);
+        return;
+    }
+#endif
     for (; left >= 4; left -= 4, query += 4) attend_queries<4>(call, query, places.data(), num_places, base, room);
     if (left == 3) attend_queries<3>(call, query, places.data(), num_places, base, room);
     if (left == 2) attend_queries<2>(call, query, places.data(), num_places, base, room);
