@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import uuid
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from catalog.card import IDS
+from catalog.card import id_of
 
 _NAMES = {
     "ai4bharat": "AI4Bharat",
@@ -65,6 +64,6 @@ def author_rows(authors: Iterable[str], search: str) -> list[dict[str, Any]]:
         name = _NAMES.get(author.lower(), author)
         if words in author.lower() or words in name.lower():
             told = "1 model" if num_models == 1 else f"{num_models} models"
-            id_ = str(uuid.uuid5(IDS, "author:" + author))
+            id_ = id_of("author", author)
             rows.append({"id": id_, "name": name, "slug": author, "description": f"{told} in this catalog."})
     return sorted(rows, key=lambda row: (row["name"].lower(), row["slug"]))

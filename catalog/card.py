@@ -20,7 +20,7 @@ from catalog.manifest import FileEntry, Manifest, Recipe
 
 MAX_MODEL_ID_CHARACTERS = 224
 _MODEL_ID = re.compile(r"@(cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-IDS = uuid.UUID("6b8f2f3a-5d1c-5b7e-9a43-0f2c7c1d9e55")  # namespace of the ids that we derive from names
+_IDS = uuid.UUID("6b8f2f3a-5d1c-5b7e-9a43-0f2c7c1d9e55")  # namespace of the ids that we derive from names
 
 CAPABILITIES = frozenset(
     {"function_calling", "json_mode", "logit_bias", "lora", "multiple_choices", "reasoning", "vision"}
@@ -37,6 +37,16 @@ ToolParser = Literal[
 Positive = Annotated[int, Meta(ge=1)]
 
 
+def id_of(kind: str, name: str) -> str:
+    """The UUID of what needs one and has a name alone; always the same for the same name."""
+    return str(uuid.uuid5(_IDS, f"{kind}:{name}"))
+
+
+def author_of(name: str) -> str:
+    """Whose a model id is."""
+    return name.split("/")[1]
+
+
 class Task(Struct, frozen=True):
     """A kind of work: the id, display name and description of the search route, and our own slug. Models of a task
     without `openai_schema` are listed and cannot be run yet."""
@@ -50,7 +60,7 @@ class Task(Struct, frozen=True):
 
 def _task(name: str, description: str, *, openai_schema: str = "", id_: str = "") -> Task:
     slug = name.lower().replace(" ", "-")
-    return Task(id_ or str(uuid.uuid5(IDS, "task:" + slug)), slug, name, description, openai_schema)
+    return Task(id_ or id_of("task", slug), slug, name, description, openai_schema)
 
 
 TASKS = {
@@ -175,12 +185,11 @@ class ModelCard(CardFacts, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """The catalog row's UUID; always the same for the same name."""
-        return str(uuid.uuid5(IDS, "model:" + self.name))
+        return id_of("model", self.name)
 
     @property
     def author(self) -> str:
-        return self.name.split("/")[1]
+        return author_of(self.name)
 
     @property
     def max_choices(self) -> int:

@@ -7,7 +7,6 @@ its facts anew from a file of facts; descriptions, successors and models that fi
 
 from __future__ import annotations
 
-import uuid
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -17,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from catalog.card import IDS, TASKS, Prices
+from catalog.card import TASKS, Prices, author_of, id_of
 from catalog.pricing import USD_PER_1000_NEURONS
 
 # What the catalog's rows say of models whose own date is not known: the day on which they were listed here.
@@ -61,11 +60,11 @@ class ListedModel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     @property
     def id(self) -> str:
         """As of the card that would take its place."""
-        return str(uuid.uuid5(IDS, "model:" + self.name))
+        return id_of("model", self.name)
 
     @property
     def author(self) -> str:
-        return self.name.split("/")[1]
+        return author_of(self.name)
 
     @property
     def task_slug(self) -> str:

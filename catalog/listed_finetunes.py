@@ -6,11 +6,10 @@ it.
 
 from __future__ import annotations
 
-import uuid
 from datetime import UTC, datetime
 
 from catalog import finetunes
-from catalog.card import IDS
+from catalog.card import id_of
 from catalog.finetunes import PLATFORM, Finetune
 from storage.database import Database
 
@@ -29,7 +28,7 @@ def listed_finetunes() -> list[Finetune]:
     """By name. None has its files: a call that names one is told so."""
     return [
         Finetune(
-            str(uuid.uuid5(IDS, "finetune:" + name)),
+            id_of("finetune", name),
             PLATFORM,
             name,
             model,

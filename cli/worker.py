@@ -27,6 +27,7 @@ from cli.data_dir import DEFAULT_DATA, DataDir, DataOption
 from cli.output import CommandFailed, JsonOption, print_json
 
 if TYPE_CHECKING:
+    from cli.node_tools import Node
     from cli.worker_config import WorkerConfig
 
 app = typer.Typer(help="Workers: run one on this machine, with AI answered by Hearth.", no_args_is_help=True)
@@ -69,7 +70,6 @@ def dev(
     json: JsonOption = False,
 ) -> None:
     """Run a Worker in workerd: `env.AI` is this Hearth; KV, D1 and R2 are local stores. Ctrl-C stops it."""
-    from cli.node_tools import ToolsMissing, ensure_node, ensure_packages
     from cli.up import why_not_listen
     from cli.worker_config import find_config, read_config
 
@@ -86,22 +86,30 @@ def dev(
     if problem is not None:
         raise CommandFailed(f"cannot listen on {host} port {port}: {problem}; choose another with --port")
     folder = (data or DEFAULT_DATA).absolute() / "worker"
-    tools = (tools or folder).absolute()
-    packages = tools / "packages"
-    try:
-        node = ensure_node(tools / "node", _say)
-        ensure_packages(node, TOOLS, packages, _say)
-        shutil.copyfile(TOOLS / "dev.mjs", packages / "dev.mjs")
-    except ToolsMissing as error:
-        raise CommandFailed(str(error)) from None
-    except OSError as error:
-        raise CommandFailed(f"{error.filename or tools}: {error.strerror or error}") from None
+    node, starter = _bring_tools((tools or folder).absolute())
     plan = plan_of(worker, gateway, script.absolute(), host, port, folder / "state" / worker.name)
     if worker.left_out:
         _say(f"not done here, and left out of {path}: {', '.join(worker.left_out)}")
-    command = [str(node.command), str(packages / "dev.mjs")]
-    with _started(command, plan, node.environ()) as process:
+    with _started([str(node.command), str(starter)], plan, node.environ()) as process:
         _follow(process, worker, gateway, is_json=json)
+
+
+def _bring_tools(folder: Path) -> tuple[Node, Path]:
+    """Node, and the script that starts a Worker beside the packages that it needs; fetched into `folder` where they are
+    not there. Raises CommandFailed."""
+    from cli.node_tools import ToolsMissing, ensure_node, ensure_packages
+
+    packages = folder / "packages"
+    starter = packages / "dev.mjs"
+    try:
+        node = ensure_node(folder / "node", _say)
+        ensure_packages(node, TOOLS, packages, _say)
+        shutil.copyfile(TOOLS / starter.name, starter)
+    except ToolsMissing as error:
+        raise CommandFailed(str(error)) from None
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or folder}: {error.strerror or error}") from None
+    return node, starter
 
 
 def plan_of(worker: WorkerConfig, gateway: Gateway, script: Path, host: str, port: int, state: Path) -> dict[str, Any]:

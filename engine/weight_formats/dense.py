@@ -28,15 +28,11 @@ _EIGHT_BIT = ("F8_E4M3", "F8_E5M2")
 
 
 @dataclass(frozen=True)
-class Dense:
-    """A parameter stored as it is, in any float type."""
+class _AsStored:
+    """What numbers of one tensor, read as they are, have in common."""
 
     name: str
     stored: StoredTensor
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.shape
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
@@ -50,13 +46,22 @@ class Dense:
     def is_quantized(self) -> bool:
         return False
 
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        return ranges(self.stored.num_rows, PIECE_BYTES // max(self.stored.row_bytes, 1))
+
+
+@dataclass(frozen=True)
+class Dense(_AsStored):
+    """All of a parameter stored as it is, in any float type."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
     def check(self) -> None:
         if self.stored.dtype not in REALS or self.stored.dtype == "F8_E8M0":
             loadable = ", ".join(name for name in REALS if name != "F8_E8M0")
             raise WeightsError(f"{self.name} has type {self.stored.dtype}; {loadable} can be loaded")
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        return ranges(self.stored.num_rows, PIECE_BYTES // max(self.stored.row_bytes, 1))
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         stored = self.stored
@@ -75,12 +80,10 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class DenseColumns:
+class DenseColumns(_AsStored):
     """The inputs [first, last) of a matrix stored as it is. Of wide rows only those are read, of narrow ones all: they
     lie in the same pages."""
 
-    name: str
-    stored: StoredTensor
     first: int
     last: int
 
@@ -88,23 +91,8 @@ class DenseColumns:
     def shape(self) -> tuple[int, ...]:
         return self.stored.num_rows, self.last - self.first
 
-    @property
-    def parts(self) -> tuple[StoredTensor, ...]:
-        return (self.stored,)
-
-    @property
-    def kind(self) -> str:
-        return self.stored.dtype
-
-    @property
-    def is_quantized(self) -> bool:
-        return False
-
     def check(self) -> None:
         Dense(self.name, self.stored).check()
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        return ranges(self.stored.num_rows, PIECE_BYTES // max(self.stored.row_bytes, 1))
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         stored, dtype = self.stored, REALS[self.stored.dtype]

@@ -115,7 +115,6 @@ async def _upload(services: Services, request: Request) -> Response:
     finetune = await finetunes.find_own(store.database, own["account_id"], own["finetune_id"])
     if finetune is None:
         raise Refusal(Reason.FINETUNE_UNKNOWN)
-    objects = store.objects
     max_bytes = store.limits.max_bytes + _FORM_OVERHEAD_BYTES
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > max_bytes:
@@ -125,34 +124,34 @@ async def _upload(services: Services, request: Request) -> Response:
     async with store.uploads:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="hearth-upload-"))
         try:
-            form = await multipart.read_form(
-                multipart.chunks_of(request.receive),
-                request.headers.get("content-type", ""),
-                folder,
-                max_bytes=max_bytes,
-                stall_timeout_s=services.settings.body_timeout_s,
-            )
-            file_name, path = _file_in(form)
-            if services.test_tenant.ignores_file(own["account_id"], file_name):
-                return _answer(None)
-            if file_name not in FILES:
-                raise Refusal(Reason.INPUT_INVALID, f"'/file_name' must be one of {', '.join(FILES)}")
-            path = await asyncio.to_thread(path.rename, folder / file_name)
-            await finetunes.put_file(
-                store.database,
-                objects,
-                finetune,
-                file_name,
-                path,
-                limits=store.limits,
-                note=_note(services, request, "finetune.upload", file_name),
-                clock=services.clock,
-            )
+            await _take_file(services, request, finetune, folder, max_bytes)
         except FinetuneError as error:
             raise Refusal(Reason.INPUT_INVALID, str(error)) from None
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return _answer(None)
+
+
+async def _take_file(services: Services, request: Request, finetune: Finetune, folder: Path, max_bytes: int) -> None:
+    """Read the form into `folder`, and keep its file. Raises Refusal, and FinetuneError."""
+    store = services.finetunes
+    form = await multipart.read_form(
+        multipart.chunks_of(request.receive),
+        request.headers.get("content-type", ""),
+        folder,
+        max_bytes=max_bytes,
+        stall_timeout_s=services.settings.body_timeout_s,
+    )
+    file_name, path = _file_in(form)
+    if services.test_tenant.ignores_file(finetune.account_id, file_name):
+        return
+    if file_name not in FILES:
+        raise Refusal(Reason.INPUT_INVALID, f"'/file_name' must be one of {', '.join(FILES)}")
+    path = await asyncio.to_thread(path.rename, folder / file_name)
+    note = _note(services, request, "finetune.upload", file_name)
+    await finetunes.put_file(
+        store.database, store.objects, finetune, file_name, path, limits=store.limits, note=note, clock=services.clock
+    )
 
 
 async def _base_model(services: Services, text: str) -> str:

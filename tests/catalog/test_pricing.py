@@ -72,5 +72,6 @@ def test_what_dollars_buy_costs_no_more_than_they_are(micro_usd: int) -> None:
 
 
 def test_built_in_models_cost_something() -> None:
+    assert builtin_models()
     for model in builtin_models().values():
         assert price_in_micro_neurons(model.card.prices, prompt_tokens=1) > 0
