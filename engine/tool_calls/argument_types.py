@@ -26,10 +26,10 @@ def resolved(part: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
         reference = part.get("$ref")
         if not isinstance(reference, str):
             return part
-        if not reference.startswith("#/"):
+        if reference != "#" and not reference.startswith("#/"):
             return {}
         value: Any = root
-        for name in reference[2:].split("/"):
+        for name in reference[2:].split("/") if reference != "#" else ():
             value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, Mapping) else None
         part = value
     return {}

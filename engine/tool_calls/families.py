@@ -6,6 +6,7 @@ Knows no tokens.
 
 from __future__ import annotations
 
+from engine.tool_calls.bare_key_calls import BareKeyCalls
 from engine.tool_calls.family import Family
 from engine.tool_calls.harmony import HARMONY
 from engine.tool_calls.headed_calls import HeadedCalls
@@ -206,6 +207,16 @@ SEED_OSS = PairCalls(
     line="\n",
     end_mark="</seed:tool_call>",
 )
+GEMMA4 = BareKeyCalls(
+    name="gemma4",
+    opening="<|tool_call>",
+    closing="<tool_call|>",
+    between="<|tool_call>",
+    before_name="call:",
+    text_mark='<|"|>',
+    end_mark="<tool_call|>",
+    inner_marks=('<|"|>',),
+)
 
 
 def _deepseek_marked(name: str, section: str) -> PairCalls:
@@ -236,7 +247,7 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         HERMES, MISTRAL, MISTRAL_NAMED, LLAMA3_JSON, COHERE, APRIEL, APERTUS, DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32,
-        DEEPSEEK_V4, KIMI_K2, GLM, QWEN3_CODER, SEED_OSS, FUNCTIONARY, GRANITE, LFM2,
+        DEEPSEEK_V4, KIMI_K2, GLM, QWEN3_CODER, SEED_OSS, GEMMA4, FUNCTIONARY, GRANITE, LFM2,
         LLAMA4_PYTHONIC, HARMONY,
     )
 }  # fmt: skip

@@ -154,7 +154,7 @@ def _text(opening: str, controls: Controls, thinking: Thinking | None) -> str:
     unless, in_text = holding(opening), set(controls.in_text)
     if thinking is not None:
         reasoning = thinking.reasoning
-        in_text -= {controls.marks.get(mark, -1) for mark in (reasoning.opening, reasoning.closing)}
+        in_text -= {controls.marks.get(mark, -1) for mark in reasoning.marks}
         for mark in (reasoning.answer_opening, reasoning.answer_closing):
             in_text |= {controls.marks[mark]} if mark in controls.marks else set()
         if thinking.phase == "may_think":

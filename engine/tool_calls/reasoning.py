@@ -18,17 +18,20 @@ _State = Literal["start", "opened", "begun", "thought", "closed", "answer"]
 
 @dataclass(frozen=True)
 class Reasoning:
-    """`opening thought closing`, then the answer; some models put that between marks of its own."""
+    """`opening thought closing`, then the answer; some models put that between marks of its own. `words` are those of
+    the opening that are no part of a control token."""
 
     opening: str
     closing: str
     answer_opening: str = ""
     answer_closing: str = ""
+    words: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """What may be control tokens of the model."""
-        marks = (self.opening, self.closing, self.answer_opening, self.answer_closing)
+        opening = self.opening.removesuffix(self.words)
+        marks = (opening, self.closing, self.answer_opening, self.answer_closing)
         return tuple(mark.strip() for mark in marks if mark)
 
     def phase_after(self, prompt_end: str) -> Phase:
@@ -45,7 +48,8 @@ MISTRAL = Reasoning("[THINK]", "[/THINK]")
 COHERE = Reasoning("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
 SEED = Reasoning("<seed:think>", "</seed:think>")
 APERTUS = Reasoning("<|inner_prefix|>", "<|inner_suffix|>")
-REASONINGS = (GRANITE, COHERE, MISTRAL, SEED, APERTUS, THINK)
+GEMMA = Reasoning("<|channel>thought", "<channel|>", words="thought")
+REASONINGS = (GRANITE, COHERE, MISTRAL, SEED, APERTUS, GEMMA, THINK)
 
 
 def find_reasoning(words: Collection[str]) -> Reasoning | None:

@@ -24,6 +24,7 @@ from engine.tool_calls.families import (
     DEEPSEEK_V32,
     FAMILIES,
     FUNCTIONARY,
+    GEMMA4,
     GLM,
     GRANITE,
     KIMI_K2,
@@ -108,6 +109,10 @@ TEXTS: dict[str, str] = {
         '<｜DSML｜parameter name="note" string="false">null</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
         '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'
     ),
+    "gemma4": (
+        '<|tool_call>call:shop.search{is_new:true,kinds:[<|"|>x<|"|>,<|"|>y, z]<|"|>],most:3,note:None,order:<|"|>name'
+        '<|"|>,words:<|"|>W<|"|>}<tool_call|><|tool_call>call:now{}<tool_call|>'
+    ),
     "llama4_pythonic": (
         """[shop.search(words='a "b" <c>\\n \\xfc', most=3, is_new=True, kinds=("x", 'y, z]',), order="name", """
         "note=None), now()]"
@@ -130,6 +135,15 @@ BROKEN: list[tuple[Family, str]] = [
     (QWEN3_CODER, "<tool_call>\n<function=now>\n<parameter=a>1</parameter><parameter=a>2</parameter></function>"),
     (QWEN3_CODER, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
     (DEEPSEEK_V32, '<｜DSML｜function_calls>\n<｜DSML｜invoke name="other">\n</｜DSML｜invoke>'),
+    (GEMMA4, "<|tool_call>call:other{}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:now{a:1,a:2}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:now{a:}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:now{a:1,}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:now{a:[1}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:now{[]}<tool_call|>"),
+    (GEMMA4, '<|tool_call>call:now{a:<|"|>b'),
+    (GEMMA4, "<|tool_call>now{}<tool_call|>"),
+    (GEMMA4, "<|tool_call>call:now{a:" + "[" * 70 + "]" * 70 + "}<tool_call|>"),
     (LLAMA4_PYTHONIC, "[now(1)]"),
     (LLAMA4_PYTHONIC, "[now(a=b)]"),
     (LLAMA4_PYTHONIC, "[now(a={1: 2})]"),
@@ -195,12 +209,14 @@ def test_what_is_no_call_is_content_to_the_last_character(family: Family, text: 
 _noise = st.sampled_from(
     ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "now", "<function=now>", "</function>", "<parameter=a>",
      "</parameter>", "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "[", "now(", "a=", "'x'", ")", "]", ",",
-     "{}", '{"a": [1]}', "{", "\n", " ", "<", "\\", "ü", "1"]
+     "{}", '{"a": [1]}', "{", "\n", " ", "<", "\\", "ü", "1", "call:now{", "a:", "<tool_call|>", '<|"|>', "}"]
 )  # fmt: skip
 
 
 @given(
-    st.sampled_from((MISTRAL_NAMED, GLM, QWEN3_CODER, LLAMA4_PYTHONIC, LFM2)), st.lists(_noise, max_size=14), st.data()
+    st.sampled_from((MISTRAL_NAMED, GLM, QWEN3_CODER, GEMMA4, LLAMA4_PYTHONIC, LFM2)),
+    st.lists(_noise, max_size=14),
+    st.data(),
 )
 def test_any_text_reads_the_same_however_it_is_split(family: Family, parts: list[str], data: st.DataObject) -> None:
     text = family.opening * data.draw(st.booleans()) + "".join(parts)
@@ -215,6 +231,7 @@ def test_a_held_call_is_told_name_first_and_then_its_texts_as_they_come() -> Non
         (GLM, "<tool_call>shop.search\n<arg_key>words</arg_key>\n<arg_value>so", " far"),
         (MISTRAL_NAMED, '[TOOL_CALLS]shop.search[ARGS]{"words": "so', " far"),
         (LFM2, '<|tool_call_start|>[shop.search(words="so', " far"),
+        (GEMMA4, '<|tool_call>call:shop.search{words:<|"|>so', " far"),
     ):
         parser = call_parser(family, TOOLS, is_held=True, is_parallel=True)
         first = parser.push(begin)
@@ -240,9 +257,10 @@ TEMPLATES = {
     "Apertus-8B-Instruct": "apertus",
     "Apriel-1.6-15b-Thinker-fixed": "apriel",
     "meetkai-functionary-medium-v3.1": "functionary_v31",
+    "google-gemma-4-31B-it": "gemma4",
     "openai-gpt-oss-120b": "harmony",
 }
-ENDS = ("</s>", "<|im_end|>", "<|eom_id|>", "<|call|>", "<｜end▁of▁sentence｜>", "<seed:eos>")
+ENDS = ("<|tool_response>", "</s>", "<|im_end|>", "<|eom_id|>", "<|call|>", "<｜end▁of▁sentence｜>", "<seed:eos>")
 THOUGHTS = ("<think>\n\n</think>", "<think></think>", "</think>")
 
 
@@ -407,3 +425,41 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -
         ("[now()]", False),
     ):
         assert written(view, LLAMA4_PYTHONIC, call) is expected
+    for arguments, expected in (
+        ('words:<|"|>a<|"|>', True),
+        ('kinds:[<|"|>a<|"|>,<|"|>b<|"|>],most:3,order:<|"|>name<|"|>,words:<|"|>a<|"|>', True),
+        ('is_new:true,note:null,words:<|"|>a<|"|>', True),
+        ("most:3", False),
+        ('most:<|"|>3<|"|>,words:<|"|>a<|"|>', False),
+        ('order:<|"|>size<|"|>,words:<|"|>a<|"|>', False),
+        ('words:<|"|>a<|"|>,most:3', False),  # not the order that it was trained on
+        ('colour:<|"|>red<|"|>,words:<|"|>a<|"|>', False),
+    ):
+        assert written(view, GEMMA4, f"<|tool_call>call:shop.search{{{arguments}}}<tool_call|>") is expected
+
+
+def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(view: TokenView) -> None:
+    tree = {"type": "object", "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {
+        "$ref": "#"}}}, "required": ["name"], "additionalProperties": False}  # fmt: skip
+    for parameters in (tree, {"$ref": "#/$defs/t", "$defs": {"t": tree}}):
+        tool = Tool(name="grow", parameters=parameters)
+        for arguments, expected in (
+            ('children:[{name:<|"|>b<|"|>},{children:[],name:<|"|>c<|"|>}],name:<|"|>a<|"|>', True),
+            ('children:[{children:[]}],name:<|"|>a<|"|>', False),
+        ):
+            text = f"<|tool_call>call:grow{{{arguments}}}<tool_call|>"
+            assert written(view, GEMMA4, text, tool) is expected
+
+
+@pytest.mark.parametrize("part", [
+    {"type": "string", "pattern": "^x+$"}, {"type": "array", "maxItems": 2}, {"allOf": [{}]}, {"enum": [[1]]},
+    {"type": "object", "minProperties": 1},
+])  # fmt: skip
+def test_a_strict_tool_that_bare_keys_cannot_hold_to_is_told(part: dict[str, Any]) -> None:
+    for is_strict in (True, False):
+        tool = Tool(name="f", parameters={"properties": {"a": part}}, is_strict=is_strict)
+        if is_strict:
+            with pytest.raises(SchemaUnwritable):
+                required_calls(GEMMA4, [tool], Controls({}), is_parallel=False, is_loose=False)
+        else:
+            assert required_calls(GEMMA4, [tool], Controls({}), is_parallel=False, is_loose=False)

@@ -22,6 +22,7 @@ from engine.tool_calls.plan import make_plan
 from engine.tool_calls.reasoning import (
     APERTUS,
     COHERE,
+    GEMMA,
     GRANITE,
     MISTRAL,
     SEED,
@@ -48,6 +49,8 @@ CASES: list[tuple[Reasoning, Phase, str, str, str]] = [
     (COHERE, "thinks", "a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
     (COHERE, "answers", "<|START_RESPONSE|>b", "", "b"),
     (SEED, "may_think", "<seed:think>a</seed:think>b", "a", "b"),
+    (GEMMA, "may_think", "<|channel>thought\na\n<channel|>b", "a", "b"),
+    (GEMMA, "may_think", "<|channel>thoughts", "s", ""),
     (APERTUS, "may_think", "<|inner_prefix|>a<|inner_suffix|>b", "a", "b"),
 ]  # fmt: skip
 
@@ -109,6 +112,7 @@ def test_thoughts_and_answers_are_told_as_they_come() -> None:
         ("ByteDance-Seed-OSS", SEED, "may_think"),
         ("Apertus-8B-Instruct", APERTUS, "may_think"),
         ("Kimi-K2-Thinking", THINK, "may_think"),
+        ("google-gemma-4-31B-it", GEMMA, "answers"),
         ("Qwen-Qwen2.5-7B-Instruct", None, None),
         ("meta-llama-Llama-3.1-8B-Instruct", None, None),
     ],
