@@ -15,12 +15,12 @@ from torch.nn import functional
 from engine.kernels.interface import (
     Activation,
     Add,
-    AddLowRank,
     Attention,
     AttentionShape,
     Facts,
     KvPool,
     LowRank,
+    LowRankShape,
     Operator,
     Place,
 )
@@ -97,7 +97,7 @@ class DeviceKernels:
     def add(self, multiplier: float) -> Add:
         return lambda stream, x: stream.add_(x, alpha=multiplier)
 
-    def low_rank(self, _maps: LowRank) -> AddLowRank | None:
+    def low_rank(self, _shape: LowRankShape, _dtype: torch.dtype) -> LowRank | None:
         return None
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:

@@ -64,7 +64,7 @@ def main() -> int:
     """Says what it begins, since a busy machine may take a minute, and what is lost where there is no library."""
     started_s = time.monotonic()
     if not library_path().exists() and (compiler := find_compiler()):
-        _say(f"compiling for this processor with {compiler}: some seconds, once")
+        _say(f"compiling for this processor with {compiler}: some seconds where nothing else runs, once")
     try:
         path = build()
     except BuildError as error:
