@@ -87,9 +87,9 @@ def _openai_row(card: ModelCard, name: str) -> dict[str, Any]:
 
 
 def _openrouter_row(model: Shown) -> dict[str, Any]:
-    """Prices are dollars per token, as text; null where none by tokens is known."""
+    """Prices are dollars per token, as text: what a call is charged here, which is nothing for the tokens of a model that
+    is priced by images or minutes, or has no price."""
     is_text = model.task == "Text Generation"
-    is_priced = not isinstance(model, ListedModel) or any(price.unit == _INPUT_UNIT for price in model.prices)
     prices = model.neurons_per_million if isinstance(model, ListedModel) else model.prices
     cached_input = prices.input if prices.cached_input is None else prices.cached_input
     pricing = {"prompt": prices.input, "completion": prices.output, "input_cache_read": cached_input}
@@ -102,7 +102,7 @@ def _openrouter_row(model: Shown) -> dict[str, Any]:
         "max_output_length": model.context_window if is_text else None,
         "input_modalities": _inputs(model),
         "output_modalities": _OUTPUTS.get(model.task, ["text"]),
-        "pricing": {n: f"{usd_per_million(price) / 1e6:.12f}" if is_priced else None for n, price in pricing.items()},
+        "pricing": {name: f"{usd_per_million(price) / 1e6:.12f}" for name, price in pricing.items()},
         "supported_features": sorted({_FEATURES.get(capability, capability) for capability in model.capabilities}),
         "supported_sampling_parameters": _SAMPLING_PARAMETERS if is_text else [],
     }
@@ -113,7 +113,6 @@ def _inputs(model: Shown) -> list[str]:
     return [*found, "image"] if "vision" in model.capabilities and "image" not in found else found
 
 
-_INPUT_UNIT = "per M input tokens"
 _AUDIO_IN, _IMAGE_IN = ["audio"], ["image"]
 _INPUTS = {
     "Automatic Speech Recognition": _AUDIO_IN,

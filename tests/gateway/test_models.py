@@ -114,7 +114,15 @@ def test_every_public_model_is_listed_with_its_facts(client: httpx.Client, runni
     assert (row["context_length"], row["input_modalities"]) == (262144, ["text", "image"])
     assert float(row["pricing"]["prompt"]) == pytest.approx(0.45e-6)
     (row,) = get(client, running, "/models/search?format=openrouter&search=melotts").json()["data"]
-    assert (row["pricing"]["prompt"], row["output_modalities"]) == (None, ["audio"])
+    assert (float(row["pricing"]["prompt"]), row["output_modalities"]) == (0, ["audio"])
+
+
+def test_every_price_of_the_openrouter_format_is_a_number_of_dollars_as_text(client: httpx.Client, running: Running):
+    rows = get(client, running, "/models/search?format=openrouter&include_deprecated=true").json()["data"]
+    assert len(rows) > 50
+    for row in rows:
+        assert row["pricing"].keys() == {"prompt", "completion", "input_cache_read"}
+        assert all(isinstance(price, str) and 0 <= float(price) < 1e-3 for price in row["pricing"].values()), row
 
 
 RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct", "@cf/openai/whisper"
