@@ -18,6 +18,8 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
+_NAIVE = "a time stored in the database must carry its time zone"
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An aware UTC time, to the microsecond. Refuses a naive one: a time without a zone is a guess."""
@@ -29,7 +31,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("a time stored in the database must carry its time zone")
+            raise ValueError(_NAIVE)
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, _dialect: Dialect) -> datetime | None:
@@ -41,6 +43,13 @@ class UtcDateTime(TypeDecorator[datetime]):
 def only_row() -> Column[int]:
     """The primary key of a table with one row, whose id is 1."""
     return Column("id", Integer, primary_key=True, autoincrement=False)
+
+
+def sqlite_time(value: datetime) -> str:
+    """What a UtcDateTime is on SQLite: text, to the microsecond, that sorts as the times do."""
+    if value.tzinfo is None:
+        raise ValueError(_NAIVE)
+    return value.astimezone(UTC).isoformat(" ", "microseconds").removesuffix("+00:00")
 
 
 class utc_day(FunctionElement[str]):  # noqa: N801  written like the SQL functions it stands beside

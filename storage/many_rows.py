@@ -15,7 +15,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Dialect
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.schema import Table
-from sqlalchemy.types import Boolean, String
+from sqlalchemy.types import Boolean, String, TypeEngine
+
+from storage.columns import UtcDateTime, sqlite_time
 
 MAX_ROWS = 128
 _MAX_VARIABLES = 32_766  # of one statement, in SQLite
@@ -39,10 +41,9 @@ class ManyRows:
     async def insert_new(self, connection: AsyncConnection, rows: Sequence[Row]) -> list[Any]:
         """Returns the keys of those that were new; of rows with one key the first counts. Raises what `execute` of
         the connection does."""
-        made = self._converted(rows, connection.dialect)
         new: list[Any] = []
-        for start in range(0, len(made), self._max_rows):
-            chunk = made[start : start + self._max_rows]
+        for start in range(0, len(rows), self._max_rows):
+            chunk = self._converted(rows[start : start + self._max_rows], connection.dialect)
             statement, values = self._sqlite(chunk) if connection.dialect.name == "sqlite" else self._postgresql(chunk)
             new += (await connection.exec_driver_sql(statement, values)).scalars()
         return new
@@ -51,10 +52,8 @@ class ManyRows:
         """As the driver takes them."""
         converters = self._converters.get(dialect.name)
         if converters is None:
-            found = [column.type.dialect_impl(dialect).bind_processor(dialect) for column in self._columns]
-            # Drivers take a truth value as it is.
-            is_plain = [isinstance(column.type, Boolean) for column in self._columns]
-            converters = [(at, convert) for at, convert in enumerate(found) if convert is not None and not is_plain[at]]
+            found = [_converter(column.type, dialect) for column in self._columns]
+            converters = [(at, convert) for at, convert in enumerate(found) if convert is not None]
             self._converters[dialect.name] = converters
         made = []
         for row in rows:
@@ -95,3 +94,12 @@ class ManyRows:
     @property
     def _tail(self) -> str:
         return f'ON CONFLICT ("{self._key}") DO NOTHING RETURNING "{self._key}"'
+
+
+def _converter(kind: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
+    """What makes of a value what the driver takes; None where that is the value."""
+    if isinstance(kind, Boolean):
+        return None  # drivers take a truth value as it is
+    if isinstance(kind, UtcDateTime) and dialect.name == "sqlite":
+        return sqlite_time  # the type's own way there takes three functions
+    return kind.dialect_impl(dialect).bind_processor(dialect)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import time
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -18,12 +20,23 @@ from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
 from storage.spool import Spool
 from telemetry import metrics
-from tenants.usage import OlderLedger, SpoolPlace, UsageEntry, decode, encode, find_place, takes_rows, write
+from tenants.usage import (
+    OlderLedger,
+    SpoolPlace,
+    UsageEntry,
+    decode,
+    encode,
+    find_place,
+    made_in_turns,
+    takes_rows,
+    write,
+)
 
 _log = logging.getLogger(__name__)
 
 _BATCH_ENTRIES = 500
-_GATHER_S = 0.05
+_GATHER_S = 0.05  # after the first of many calls, whose entries one transaction takes
+_BETWEEN_S = 0.2  # from one transaction to the next while calls go on: each keeps them waiting, for the disk above all
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
 _CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
@@ -66,11 +79,13 @@ class UsageLedger:
     async def run(self) -> None:
         """Moves entries from the spool to the ledger, while the database is away keeps trying; until `close`."""
         pause_s = _FIRST_PAUSE_S
+        begun_s = -math.inf
         while not self._is_closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_S):
                     await self._something_to_move.wait()
-            await asyncio.sleep(_GATHER_S)  # one transaction for many calls
+            await asyncio.sleep(max(_GATHER_S, begun_s + _BETWEEN_S - time.monotonic()))
+            begun_s = time.monotonic()
             try:
                 if self._something_to_move.is_set():
                     await self.flush()
@@ -139,7 +154,7 @@ class UsageLedger:
         records, position = await self._spool.read_batch(_BATCH_ENTRIES)
         if not records:
             return True
-        entries = [entry for record in records if (entry := self._decoded(record)) is not None]
+        entries = [entry for entry in await made_in_turns(self._decoded, records) if entry is not None]
         place = SpoolPlace(self._spool.id, position.segment, position.offset)
         try:
             num_new = await write(self._database, entries, place, confirmed=self._confirmed)

@@ -6,12 +6,13 @@ someone else's: an entry carries micro-neurons as they were reckoned when the ca
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
@@ -20,10 +21,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, insert_replacing, uuid7
-from storage.many_rows import ManyRows
+from storage.many_rows import ManyRows, Row
 from tenants import usage_sums
 from tenants.tables import usage_entries, usage_spools
-from tenants.usage_sums import Filter
+from tenants.usage_sums import Filter, Share
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -106,6 +110,7 @@ _LENGTHS = tuple(
 )
 _ledger_rows = ManyRows(usage_entries, _COLUMNS, key="request_id")
 _counted = itemgetter(*map(_COLUMNS.index, usage_sums.COUNTED))
+_AT_A_TIME = 32  # entries that are made rows of without a pause: a tenth of a millisecond
 PERCENTILES = (50, 95, 99)
 _MAX_MEASURED_CALLS = 20_000
 _NUMBERS = (
@@ -139,19 +144,46 @@ async def write(
     `place` is how far in their spool the ledger is with them. Raises OlderLedger, and writes nothing, if it is not as
     far as `confirmed`, which an earlier call had as its `place`.
     """
+    ready = await made_in_turns(_ready, entries)
     async with database.transaction() as connection:
         if place is not None:
             await _move_place(connection, database.dialect, place, confirmed)
-        return await write_within(connection, entries)
+        return await _put(connection, ready)
 
 
 async def write_within(connection: AsyncConnection, entries: Sequence[UsageEntry]) -> int:
     """Put entries into the ledger, and into its sums, as part of the caller's transaction; returns how many were new.
     The sums' rows stay locked until that ends: let it be the last thing it does."""
-    rows = [_row(entry) for entry in entries]
-    first = {row[0]: row for row in reversed(rows)}
-    new = await _ledger_rows.insert_new(connection, list(first.values()))
-    await usage_sums.add(connection, connection.dialect.name, [_counted(first[id]) for id in new])
+    return await _put(connection, list(map(_ready, entries)))
+
+
+async def made_in_turns(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
+    """What is made of each, some at a time: in between, calls that wait for the event loop have their turn."""
+    made: list[R] = []
+    for start in range(0, len(given), _AT_A_TIME):
+        if start:
+            await asyncio.sleep(0)
+        made += map(make, given[start : start + _AT_A_TIME])
+    return made
+
+
+class _Ready(NamedTuple):
+    """An entry as it is written."""
+
+    row: Row
+    share: Share
+
+
+def _ready(entry: UsageEntry) -> _Ready:
+    row = _row(entry)
+    return _Ready(row, usage_sums.share_of(_counted(row)))
+
+
+async def _put(connection: AsyncConnection, ready: Sequence[_Ready]) -> int:
+    """Returns how many were new."""
+    first = {each.row[0]: each for each in reversed(ready)}
+    new = await _ledger_rows.insert_new(connection, [each.row for each in first.values()])
+    await usage_sums.add(connection, connection.dialect.name, [first[id].share for id in new])
     return len(new)
 
 
@@ -189,7 +221,8 @@ async def takes_rows(database: Database) -> bool:
     try:
         async with database.transaction() as connection:
             await connection.execute(insert(usage_entries).values(**row))
-            await usage_sums.add(connection, database.dialect, [itemgetter(*usage_sums.COUNTED)(row)])
+            share = usage_sums.share_of(itemgetter(*usage_sums.COUNTED)(row))
+            await usage_sums.add(connection, database.dialect, [share])
             await connection.rollback()
     except SQLAlchemyError:
         return False

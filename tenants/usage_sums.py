@@ -7,12 +7,11 @@ time, by anybody, while late entries still come in. Knows no prices.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -88,20 +87,31 @@ class Filter:
         return [table.c[name] == value for name in names if (value := getattr(self, name)) is not None]
 
 
-async def add(connection: AsyncConnection, dialect: str, entries: Iterable[tuple[Any, ...]]) -> None:
-    """Count entries that are new, each as its columns COUNTED, within the caller's transaction."""
-    sums: dict[tuple[Any, ...], list[int]] = {}
-    for entry in entries:
-        *same, started_at, is_useful, num_retried, attempts = entry[:_NUM_FACTS]
-        key = (*same, started_at.astimezone(UTC).replace(second=0, microsecond=0))
-        numbers = (1, int(is_useful) - num_retried, *entry[_NUM_FACTS:], attempts)
-        found = sums.get(key)
-        sums[key] = list(numbers) if found is None else list(map(operator.add, found, numbers))
-    if sums:
+class Share(NamedTuple):
+    """An entry's share of a sum: which sum that is, and what it adds to each of SUMS."""
+
+    key: tuple[Any, ...]
+    numbers: tuple[int, ...]
+
+
+def share_of(entry: tuple[Any, ...]) -> Share:
+    """Of an entry's columns COUNTED."""
+    *same, started_at, is_useful, num_retried, attempts = entry[:_NUM_FACTS]
+    key = (*same, started_at.astimezone(UTC).replace(second=0, microsecond=0))
+    return Share(key, (1, int(is_useful) - num_retried, *entry[_NUM_FACTS:], attempts))
+
+
+async def add(connection: AsyncConnection, dialect: str, shares: Iterable[Share]) -> None:
+    """Count entries that are new, within the caller's transaction."""
+    found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+    for key, numbers in shares:
+        found.setdefault(key, []).append(numbers)
+    if found:
         # In one order everywhere, so that two transactions never wait for each other.
         rows = [
-            dict(zip((*_SAME, "starts_at", *SUMS), (*key, *sums[key]), strict=True)) | {"period": "minute"}
-            for key in sorted(sums, key=repr)
+            dict(zip((*_SAME, "starts_at", *SUMS), (*key, *map(sum, zip(*found[key], strict=True))), strict=True))
+            | {"period": "minute"}
+            for key in sorted(found, key=repr)
         ]
         await connection.execute(insert_adding(usage_sums, dialect, sums=SUMS), rows)
 
@@ -118,7 +128,7 @@ async def add_forgotten(database: Database) -> int:
             await connection.execute(
                 update(usage_entries).where(usage_entries.c.request_id.in_(ids)).values(is_summed=True)
             )
-            await add(connection, database.dialect, map(itemgetter(*COUNTED), rows))
+            await add(connection, database.dialect, map(share_of, map(itemgetter(*COUNTED), rows)))
     return len(rows)
 
 

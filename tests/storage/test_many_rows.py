@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 
+from storage.columns import sqlite_time
 from storage.database import Database, uuid7
 from storage.errors import Conflict
 from storage.many_rows import MAX_ROWS, ManyRows
@@ -51,6 +53,23 @@ async def test_times_are_told_as_any_other_statement_tells_them(database: Databa
     await _insert(database, [_row(entry("x", started_at=at))])
     (row,) = (await _found(database)).values()
     assert (row["started_at"], row["started_at"].tzinfo) == (at, UTC)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        datetime(2026, 11, 20, 1, 2, 3, tzinfo=UTC),
+        datetime(999, 1, 2, 0, 0, 0, 7, tzinfo=UTC),
+        datetime(2026, 1, 1, 0, 30, tzinfo=timezone(timedelta(hours=5, minutes=45))),
+    ],
+)
+def test_a_time_is_the_text_that_its_column_makes_of_it(at: datetime) -> None:
+    dialect = sqlite.dialect()  # type: ignore[no-untyped-call]
+    of_the_column = usage_entries.c.started_at.type.dialect_impl(dialect).bind_processor(dialect)
+    assert of_the_column is not None
+    assert sqlite_time(at) == of_the_column(at)
+    with pytest.raises(ValueError, match="time zone"):
+        sqlite_time(at.replace(tzinfo=None))
 
 
 async def test_a_row_that_no_column_takes_is_refused_with_all_others(database: Database) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import shutil
 import sqlite3
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -49,6 +50,28 @@ async def test_what_is_recorded_is_in_the_database_soon(ledger: UsageLedger, dat
         return await _ids(database) == expected
 
     await wait_until(all_there)
+
+
+async def test_while_calls_go_on_their_entries_are_gathered(
+    ledger: UsageLedger, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flush, num_flushes = ledger.flush, 0
+
+    async def counted() -> None:
+        nonlocal num_flushes
+        num_flushes += 1
+        await flush()
+
+    monkeypatch.setattr(ledger, "flush", counted)
+    began_s = time.monotonic()
+    ids: list[str] = []
+    while num_flushes < 3:
+        ids.append(f"r{len(ids):05}")
+        await ledger.record(entry(ids[-1]))
+        await asyncio.sleep(0.002)
+    assert time.monotonic() - began_s >= 2 * 0.199
+    await flush()
+    assert await _ids(database) == ids
 
 
 async def test_while_the_database_is_away_recording_goes_on_and_nothing_is_lost(
