@@ -12,7 +12,7 @@ import math
 import re
 from asyncio import BaseTransport
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -45,9 +45,11 @@ class Connection(HttpToolsProtocol):
     _idle_since_s = math.inf  # of the loop's clock; never while a request is on its way
     _is_deaf = False  # nothing that arrives is looked at any more
     address = ""
+    url = b""  # of the message
 
     def __init__(self, doorkeeper: Doorkeeper, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.parser.set_dangerous_leniencies(lenient_version=True)  # any `d.d`: the guard says which are served
         self._doorkeeper = doorkeeper
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -80,7 +82,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_unreadable(error, data)
             return
         if self._is_in_message and not self._is_in_head and self._num_framing_bytes > MAX_FRAMING_BYTES:
-            self._refuse(Refusal(Reason.HEADERS_TOO_LARGE))
+            self._refuse(self._too_large())
         elif self._is_in_head or not (self._is_in_message or was_in_message or self.is_answering):
             self._go_on_waiting(len(data))
         elif not self.is_answering:
@@ -118,6 +120,7 @@ class Connection(HttpToolsProtocol):
             keep_alive=version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade(),
             on_response=self.on_response_complete,
         )
+        scope["hearth.cycle"] = cycle  # type: ignore[typeddict-unknown-key]
         if earlier is None or earlier.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:  # a request that came before the answer to another waits for its turn
@@ -184,9 +187,14 @@ class Connection(HttpToolsProtocol):
     def _go_on_waiting(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(Refusal(Reason.HEADERS_TOO_LARGE))
+            self._refuse(self._too_large())
         else:
             self._doorkeeper.wait_for_head(self)
+
+    def _too_large(self) -> Refusal:
+        """Why a head of which so much has come is read no further."""
+        is_target = len(self.url) > MAX_TARGET_BYTES
+        return Refusal(Reason.TARGET_TOO_LONG if is_target else Reason.HEADERS_TOO_LARGE)
 
     def _ignore_upgrade(self, data: bytes) -> None:
         """The parser reads nothing after a head that asks for another protocol: the body is taken here, the request
@@ -206,6 +214,9 @@ class Connection(HttpToolsProtocol):
             self._is_deaf = True
 
     def _refuse_unreadable(self, error: httptools.HttpParserError, data: bytes) -> None:
+        if isinstance(error, httptools.HttpParserCallbackError) and len(self.url) > MAX_TARGET_BYTES:
+            self._refuse(self._too_large())  # longer than what takes a URL apart can count
+            return
         is_unknown_method = isinstance(error, httptools.HttpParserInvalidMethodError) and _METHOD.match(data)
         self._refuse(Refusal(Reason.METHOD_UNKNOWN if is_unknown_method else Reason.HEAD_UNREADABLE))
 
@@ -229,15 +240,6 @@ class Connection(HttpToolsProtocol):
             self.flow.resume_reading()  # a connection that is not read never tells that it was closed
             if self.transport.is_closing():
                 callback()
-
-    @property
-    def has_whole_body(self) -> bool:
-        """Whether all of the body has arrived, of the request that is being answered."""
-        return not self.cycle.more_body
-
-    def write_chunk(self, data: bytes) -> bool:
-        """Write a piece of an answer that has begun in chunks, as the server would, if it can go at once."""
-        return cast(Cycle, self.cycle).write_chunk(data)
 
     def trust(self) -> None:
         """A credential that came over this connection is good."""

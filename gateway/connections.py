@@ -99,8 +99,8 @@ class Inbox:
         self._not_before_s = not_before_s
         while self._error is None and not self._may_give():
             self._waiter = self._loop.create_future()
-            if self._events:
-                self._wake_in_time()
+            if self._events and not self.waits_for_end:
+                self._timer = self._loop.call_at(self._not_before_s, self._wake)
             try:
                 await self._waiter
             finally:

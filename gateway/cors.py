@@ -10,9 +10,9 @@ Plain ASGI. Adds its headers to answers of requests that have an Origin; what a 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 
-from gateway.exchange import Headers, Message, Receive, Scope, Send
+from gateway.exchange import Headers, Receive, Scope, Send
 from gateway.middleware import App
 
 EXPOSED = (
@@ -32,23 +32,16 @@ class Cors:
         self._is_open = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         origin = None
         for name, value in scope["headers"]:
             if name == b"origin":
                 origin = value
-        if origin is None:
-            await self._app(scope, receive, send)
-            return
-        added = self._headers_for(origin)
-
-        async def send_with_origin(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
-        scope["hearth.is_origin_allowed"] = bool(added)
-        await self._app(scope, receive, send_with_origin)
+        if origin is not None:
+            added = self._headers_for(origin)
+            scope["hearth.answer_headers"] += added
+            scope["hearth.is_origin_allowed"] = bool(added)
+        return self._app(scope, receive, send)
 
     def _headers_for(self, origin: bytes) -> Headers:
         exposed = (b"access-control-expose-headers", EXPOSED)

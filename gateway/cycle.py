@@ -1,5 +1,8 @@
 """One request and its answer on a client's connection: the server's own, but for how an answer is written.
 
+The app finds it as `scope["hearth.cycle"]`: what needs no waiting, a body that is here and an answer that can go, is
+done directly, without the two callables of ASGI.
+
 A head goes out with the first piece of its body, in one write: each costs a call of the kernel and may wake the client.
 A head whose body does not follow at once goes alone, at the end of the same turn of the event loop.
 """
@@ -11,7 +14,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
-from gateway.exchange import Message, Scope
+from gateway.exchange import Headers, Message, Scope
 
 _CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\r\n")))
 _BODILESS = (204, 304)
@@ -22,13 +25,11 @@ class Cycle(RequestResponseCycle):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._loop = asyncio.get_running_loop()
         self._unsent = b""  # a head that waits for the first piece of its body
         self._is_unframed = False  # HTTP/1.0 knows no chunks: without a length it ends where the connection does
 
     async def send(self, message: Message) -> None:  # type: ignore[override]
-        """As ASGI says; a start that `hearth.is_followed` by the whole body at once waits for it. Raises RuntimeError
-        for an answer that is none."""
+        """As ASGI says. Raises RuntimeError for an answer that is none."""
         if self.flow.write_paused and not self.disconnected:
             await self.flow.drain()
         if self.disconnected:
@@ -40,8 +41,23 @@ class Cycle(RequestResponseCycle):
             self._go_on(message.get("body", b""), not message.get("more_body", False))
         else:
             self._begin(message["status"], message["headers"])
-            if not message.get("hearth.is_followed"):
-                self._loop.call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def take_body(self) -> bytes | None:
+        """The whole body, if all of it is here and nobody has had any of it."""
+        if self.more_body or self.disconnected or self.waiting_for_100_continue:
+            return None
+        self.flow.resume_reading()
+        body, self.body = bytes(self.body), bytearray()
+        return body
+
+    def write_whole(self, status: int, headers: Headers, body: bytes) -> bool:
+        """A whole answer, whose headers say how long it is, if it can go at once."""
+        if self.flow.write_paused or self.disconnected or self.response_started:
+            return False
+        self._begin(status, headers)
+        self._go_on(body, True)
+        return True
 
     def write_chunk(self, data: bytes) -> bool:
         """A piece of an answer that has begun in chunks, if it can go at once."""
@@ -51,7 +67,7 @@ class Cycle(RequestResponseCycle):
         self._unsent = b""
         return True
 
-    def _begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+    def _begin(self, status: int, headers: Headers) -> None:
         self.response_started = True
         self.waiting_for_100_continue = False
         scope: Scope = self.scope  # type: ignore[assignment]

@@ -170,7 +170,7 @@ class Dispatch:
         if self._sent_s >= self._call.deadline_s or self._death.num_deaths:
             self._check_clocks()
             return
-        has_another = self.num_attempts < MAX_ATTEMPTS and any(link.is_open for link in others)
+        has_another = bool(others) and self.num_attempts < MAX_ATTEMPTS and any(link.is_open for link in others)
         wait_s = self._patience.first_event_s if has_another else self._patience.stall_s
         self._timer = self._loop.call_at(min(self._call.deadline_s, self._sent_s + wait_s), self._check_clocks)
 

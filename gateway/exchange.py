@@ -27,12 +27,17 @@ _MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost 
 class Connection(Protocol):
     """What the server lets the app do with a client's connection (`connection.py`)."""
 
-    @property
-    def has_whole_body(self) -> bool: ...
-    def write_chunk(self, data: bytes) -> bool: ...
     def when_lost(self, callback: Callable[[], None] | None) -> None: ...
     def trust(self) -> None: ...
     def abort(self) -> None: ...
+
+
+class Cycle(Protocol):
+    """What the server lets the app do at once with a request and its answer (`cycle.py`)."""
+
+    def take_body(self) -> bytes | None: ...
+    def write_whole(self, status: int, headers: Headers, body: bytes) -> bool: ...
+    def write_chunk(self, data: bytes) -> bool: ...
 
 
 class Exchange:
@@ -53,6 +58,7 @@ class Exchange:
         self._kept_headers: Headers = []
         self._kept_parts: list[bytes] = []  # of a stream that is to be kept
         self._connection: Connection = scope["hearth.connection"]
+        self._cycle: Cycle = scope["hearth.cycle"]
         self._receive = receive
         self._send = send
         self._has_whole_body = False
@@ -86,15 +92,12 @@ class Exchange:
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
         """The whole body. Raises Refusal when it is too large, ClientLeft when it never ends: the client closed the
         connection, or was answered that it is too slow."""
-        timer = None if self._connection.has_whole_body else self._loop.call_later(timeout_s, self._give_up_on_body)
-        try:
-            message = await self._receive()
-            if message["type"] == "http.request" and not message.get("more_body"):
-                body: bytes = message.get("body", b"")
-            else:
-                body = await self._read_parts(message, max_bytes)
-        finally:
-            if timer is not None:
+        body = self._cycle.take_body()
+        if body is None:
+            timer = self._loop.call_later(timeout_s, self._give_up_on_body)
+            try:
+                body = await self._read_parts(max_bytes)
+            finally:
                 timer.cancel()
         if len(body) > max_bytes:
             raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
@@ -104,9 +107,10 @@ class Exchange:
     def _give_up_on_body(self) -> None:
         self._giving_up = self._loop.create_task(self.refuse(Refusal(Reason.BODY_SLOW)))
 
-    async def _read_parts(self, message: Message, max_bytes: int) -> bytes:
+    async def _read_parts(self, max_bytes: int) -> bytes:
         body = bytearray()
         while True:
+            message = await self._receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             body += message.get("body", b"")
@@ -114,7 +118,6 @@ class Exchange:
                 raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
             if not message.get("more_body"):
                 return bytes(body)
-            message = await self._receive()
 
     def trust_client(self) -> None:
         """The credential that came is good: the connection counts as known from now on."""
@@ -133,9 +136,13 @@ class Exchange:
         self.has_started = True
         length = (b"content-length", str(len(body)).encode())
         all_headers = [envelope.JSON_HEADER, length, *headers, *self.answer_headers]
-        start = {"type": "http.response.start", "status": status, "headers": all_headers, "hearth.is_followed": True}
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send_whole(status, all_headers, body)
+
+    async def _send_whole(self, status: int, headers: Headers, body: bytes) -> None:
+        """Waits while the client does not read what it was sent before."""
+        if not self._cycle.write_whole(status, headers, body):
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
         self._is_over = True
 
     async def answer_parts(self, parts: AsyncIterator[bytes], client_stall_timeout_s: float) -> None:
@@ -158,10 +165,7 @@ class Exchange:
         """Send an answer that was kept."""
         self.has_started = True
         length = (b"content-length", str(len(body)).encode())
-        all_headers = [*headers, length, (b"idempotent-replayed", b"true")]
-        await self._send({"type": "http.response.start", "status": 200, "headers": all_headers})
-        await self._send({"type": "http.response.body", "body": body})
-        self._is_over = True
+        await self._send_whole(200, [*headers, length, (b"idempotent-replayed", b"true")], body)
 
     async def answer_empty(self, status: int, headers: Headers) -> None:
         """Send an answer without a body."""
@@ -203,7 +207,7 @@ class Exchange:
         """Send a piece of the stream; waits while the client does not read."""
         if self.keep is not None:
             self._kept_parts.append(data)
-        if self._connection.write_chunk(data):
+        if self._cycle.write_chunk(data):
             return
         await self._send_in_time({"type": "http.response.body", "body": data, "more_body": True})
 

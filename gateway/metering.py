@@ -27,8 +27,7 @@ from tenants.usage import UsageEntry
 LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
 
 
-_PIECES = (Token, ToolCallDelta)  # asked of every event: a union would be made anew each time
-_ENDS = (Finished, Failed)
+_ENDS = (Finished, Failed)  # a union would be made anew each time
 
 
 class Source(Protocol):
@@ -119,20 +118,25 @@ class MeteredEvents:
             if self._on_output is not None:
                 self._on_output()
         for event in events:
-            if isinstance(event, _PIECES):
-                self._num_completion_tokens += event.num_tokens
-                if isinstance(event, Token):
-                    text = event.text
-                else:
-                    text = event.arguments
-                    self._num_tool_calls += event.id is not None
-                self._num_bytes_out += len(text) if text.isascii() else len(text.encode())
-            elif isinstance(event, Started):
-                self._started = event
-            elif isinstance(event, Result):
-                self._num_bytes_out += len(event.value.data)
-            elif isinstance(event, _ENDS):
-                self._end = event
+            if isinstance(event, Token):
+                text = event.text
+            elif isinstance(event, ToolCallDelta):
+                text = event.arguments
+                self._num_tool_calls += event.id is not None
+            else:
+                self._note(event)
+                continue
+            self._num_completion_tokens += event.num_tokens
+            self._num_bytes_out += len(text) if text.isascii() else len(text.encode())
+
+    def _note(self, event: Event) -> None:
+        """What is no piece of an answer."""
+        if isinstance(event, Started):
+            self._started = event
+        elif isinstance(event, Result):
+            self._num_bytes_out += len(event.value.data)
+        elif isinstance(event, _ENDS):
+            self._end = event
 
     def _usage(self) -> Usage:
         """The node's own count, or ours when it died before it could give one."""

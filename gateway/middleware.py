@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import BinaryIO
 
 import msgspec
@@ -39,7 +40,7 @@ class RequestIdentity:
         self._app = app
         self._suffix = b"-" + re.sub(r"[^A-Z0-9]", "", pop.upper())[:8].encode()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         request_id = uuid7()
         scope["hearth.request_id"] = request_id
         shown = ours = request_id.encode()
@@ -48,7 +49,7 @@ class RequestIdentity:
                 shown = value
         ray = (request_id[:8] + request_id[9:13] + request_id[-4:]).encode() + self._suffix
         scope["hearth.answer_headers"] = [(b"x-request-id", shown), (b"x-hearth-request-id", ours), (b"cf-ray", ray)]
-        await self._app(scope, receive, send)
+        return self._app(scope, receive, send)
 
 
 class AccessLog:
@@ -102,6 +103,12 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def _line(scope: Scope, route: str, status: int, duration_s: float) -> bytes:
-    time_text, request_id = datetime.now(UTC).isoformat(timespec="milliseconds"), scope["hearth.request_id"]
-    line = _Line(time_text, request_id, scope["method"], route, status, round(duration_s * 1000, 3))
+    now_ms = time.time_ns() // 1_000_000
+    time_text = f"{_text_of_second(now_ms // 1000)}.{now_ms % 1000:03d}+00:00"
+    line = _Line(time_text, scope["hearth.request_id"], scope["method"], route, status, round(duration_s * 1000, 3))
     return msgspec.json.encode(line) + b"\n"
+
+
+@lru_cache(maxsize=1)
+def _text_of_second(unix_s: int) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%S")

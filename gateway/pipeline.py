@@ -7,10 +7,9 @@ credential, account and scope, size, room, model, body; then a Call exists, find
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -103,17 +102,12 @@ async def serve(
             await services.batches.answer(batch, principal.account_id, resolved, exchange)
             return
 
-        async def answer(order: Order) -> None:
+        def answer(order: Order) -> Awaitable[None]:
             if isinstance(batch, Queue):
-                _check_may_queue(order)
-                _check_webhook(services, order, batch)
-                await quotas.pass_by(services, exchange, principal)
-                queued = await services.batches.submit(batch, order.request_id, principal, resolved)
-                await exchange.answer(200, queued, [])
-            elif isinstance(batch, RunNow):
-                await _answer_together(services, door, exchange, order, batch, place)
-            else:
-                await _answer(services, door, exchange, order, body, place)
+                return _queue(services, exchange, order, batch)
+            if isinstance(batch, RunNow):
+                return _answer_together(services, door, exchange, order, batch, place)
+            return _answer(services, door, exchange, order, body, place)
 
         key = exchange.header(b"idempotency-key")
         if key is None:
@@ -173,6 +167,15 @@ async def _answer_once(
         await held.close()
 
 
+async def _queue(services: Services, exchange: Exchange, order: Order, batch: Queue) -> None:
+    """A batch for later; its answer says under which id."""
+    _check_may_queue(order)
+    _check_webhook(services, order, batch)
+    await quotas.pass_by(services, exchange, order.principal)
+    queued = await services.batches.submit(batch, order.request_id, order.principal, order.resolved)
+    await exchange.answer(200, queued, [])
+
+
 async def _answer_together(
     services: Services, door: Door, exchange: Exchange, order: Order, batch: RunNow, place: Place
 ) -> None:
@@ -202,7 +205,7 @@ async def _answer(
         await _answer_later(services, door, exchange, order, body, asked, call, place)
         return
     async with quotas.Held(services, calls, exchange.answer_headers) as cost:
-        with _on_their_way(services, calls, services.ledger, cost.begun) as (dispatch, events):
+        with _OnTheirWay(services, calls, services.ledger, cost.begun) as (dispatch, events):
             if exchange.keep is None:  # else the client means to come back
                 exchange.when_client_leaves(dispatch.abandon)
             place.stop = dispatch.stop
@@ -250,7 +253,7 @@ async def run_item(
     asked, calls, turns = await _prepare(services, door, order, body)
     call = calls[0]
     async with quotas.Held(services, calls, is_batch=order.is_batch) as cost:
-        with _on_their_way(services, calls, ledger, cost.begun) as (dispatch, events):
+        with _OnTheirWay(services, calls, ledger, cost.begun) as (dispatch, events):
             on_start(Ending(dispatch.abandon, dispatch.stop))
             told: streaming.Events = events
             if asked.thread is not None and asked.thread.is_background:
@@ -320,20 +323,31 @@ def _calls_of(call: Call, asked: Asked) -> list[Call]:
     return calls
 
 
-@contextlib.contextmanager
-def _on_their_way(
-    services: Services, calls: Sequence[Call], ledger: Ledger, on_output: Callable[[], None] | None
-) -> Iterator[tuple[Dispatch | JoinedCalls, MeteredEvents | JoinedCalls]]:
-    """What ends the calls of one request early, and their events, counted. An input that nodes refuse is remembered."""
-    parts = [_part(services, call, ledger, on_output) for call in calls]
-    (call, dispatch, events), *others = parts
-    joined = JoinedCalls(parts, call.task.num_choices) if others and isinstance(call.task, TextGeneration) else None
-    try:
-        yield (dispatch, events) if joined is None else (joined, joined)
-    except Refusal as refusal:
-        if refusal.reason is Reason.INPUT_BLOCKED:
-            services.blocked_inputs.add(call if joined is None else joined.culprit)
-        raise
+class _OnTheirWay:
+    """What ends the calls of one request early, and their events, counted, for `with`. An input that nodes refuse is
+    remembered."""
+
+    __slots__ = ("_joined", "_part", "_services")
+
+    def __init__(
+        self, services: Services, calls: Sequence[Call], ledger: Ledger, on_output: Callable[[], None] | None
+    ) -> None:
+        parts = [_part(services, call, ledger, on_output) for call in calls]
+        self._services = services
+        self._part = parts[0]
+        self._joined: JoinedCalls | None = None
+        task = calls[0].task
+        if len(parts) > 1 and isinstance(task, TextGeneration):
+            self._joined = JoinedCalls(parts, task.num_choices)
+
+    def __enter__(self) -> tuple[Dispatch | JoinedCalls, MeteredEvents | JoinedCalls]:
+        joined, part = self._joined, self._part
+        return (part.dispatch, part.events) if joined is None else (joined, joined)
+
+    def __exit__(self, _type: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Refusal) and error.reason is Reason.INPUT_BLOCKED:
+            culprit = self._part.call if self._joined is None else self._joined.culprit
+            self._services.blocked_inputs.add(culprit)
 
 
 def _part(services: Services, call: Call, ledger: Ledger, on_output: Callable[[], None] | None) -> Part:

@@ -77,6 +77,7 @@ async def serve(app: App, services: Services, listener: Any) -> None:
     config = uvicorn.Config(
         app,
         http=functools.partial(Connection, doorkeeper),  # type: ignore[arg-type]
+        interface="asgi3",  # else guessed: what is no coroutine function is taken for the older kind
         ws="none",
         lifespan="off",
         log_config=None,

@@ -87,8 +87,8 @@ def _openai_row(card: ModelCard, name: str) -> dict[str, Any]:
 
 
 def _openrouter_row(model: Shown) -> dict[str, Any]:
-    """Prices are dollars per token, as text: what a call is charged here, which is nothing for the tokens of a model that
-    is priced by images or minutes, or has no price."""
+    """Prices are dollars per token, as text: what a call is charged here, so nothing for the tokens of a model that is
+    priced by images or minutes, or has no price."""
     is_text = model.task == "Text Generation"
     prices = model.neurons_per_million if isinstance(model, ListedModel) else model.prices
     cached_input = prices.input if prices.cached_input is None else prices.cached_input

@@ -111,3 +111,35 @@ async def test_a_head_request_is_told_the_length_and_nothing_more():
     await made.send(body(b"ok"))
     assert transport.writes[0].endswith(b"content-length: 2\r\n\r\n")
     assert made.response_complete
+
+
+async def test_a_body_is_taken_at_once_when_all_of_it_is_here_and_once_only():
+    made, _ = cycle()
+    made.body += b"half"
+    assert made.take_body() is None
+    made.body += b" and half"
+    made.more_body = False
+    assert made.take_body() == b"half and half"
+    assert made.take_body() == b""
+    made, transport = cycle()
+    made.more_body, made.waiting_for_100_continue = False, True
+    assert made.take_body() is None, "who asks first is told to go on first"
+    made, _ = cycle()
+    made.more_body, made.disconnected = False, True
+    assert made.take_body() is None
+    assert transport.writes == []
+
+
+async def test_a_whole_answer_goes_at_once_or_not_at_all():
+    made, transport = cycle()
+    assert made.write_whole(200, [(b"content-length", b"2")], b"ok")
+    assert transport.writes == [b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 2\r\n\r\nok"]
+    assert made.response_complete
+    assert not made.write_whole(200, [(b"content-length", b"2")], b"ok"), "there is one answer"
+    for refuses in ("is read slowly", "has no reader"):
+        made, transport = cycle()
+        made.disconnected = refuses == "has no reader"
+        if not made.disconnected:
+            made.flow.pause_writing()
+        assert not made.write_whole(200, [(b"content-length", b"2")], b"ok")
+        assert (transport.writes, made.response_started) == ([], False)

@@ -30,6 +30,19 @@ class SilentConnection:
         self.is_aborted = True
 
 
+class Unhurried:
+    """Nothing can be done at once: the two callables of ASGI do it all."""
+
+    def take_body(self) -> None:
+        return None
+
+    def write_whole(self, _status: int, _headers: Any, _body: bytes) -> bool:
+        return False
+
+    def write_chunk(self, _data: bytes) -> bool:
+        return False
+
+
 def exchange() -> Exchange:
     async def receive() -> dict[str, Any]:
         return {"type": "http.disconnect"}
@@ -39,7 +52,7 @@ def exchange() -> Exchange:
 
     scope = {
         "hearth.request_id": "x", "headers": [], "raw_path": b"/", "query_string": b"",
-        "hearth.connection": SilentConnection(),
+        "hearth.connection": SilentConnection(), "hearth.cycle": Unhurried(),
     }  # fmt: skip
     return Exchange(scope, receive, send)
 
@@ -76,6 +89,7 @@ async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch:
     scope = {
         "type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "http_version": "1.1", "path": "/export",
         "raw_path": b"/export", "query_string": b"", "headers": [(b"host", b"x")], "hearth.connection": connection,
+        "hearth.cycle": Unhurried(),
     }  # fmt: skip
     await built(scope, receive, send)
     assert [message.get("body") for message in sent] == [None, b"one,two\n"]

@@ -291,7 +291,7 @@ class App:
         scope = {
             "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(),
             "query_string": credential.query.encode(), "headers": [(b"host", b"gateway"), *headers],
-            "client": ("203.0.113.9", 5), "hearth.connection": Unconnected(),
+            "client": ("203.0.113.9", 5), "hearth.connection": Unconnected(), "hearth.cycle": Unconnected(),
         }  # fmt: skip
         said: list[Any] = []
 
@@ -315,9 +315,12 @@ class App:
 
 
 class Unconnected:
-    """Stands for a client's connection: there is none."""
+    """Stands for a client's connection, and what can be done at once on it: there is none."""
 
-    has_whole_body = True
+    def take_body(self) -> None: ...
+
+    def write_whole(self, _status: int, _headers: Any, _body: bytes) -> bool:
+        return False
 
     def write_chunk(self, _data: bytes) -> bool:
         return False
