@@ -15,6 +15,7 @@ import select
 import socket
 import sys
 import threading
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from engine import rank_wire
+from engine.adapters.news import Arrival, Departure, News
 from engine.config import EngineConfig
 from engine.devices import device_of
 from engine.inputs import Ints, StepInputs
@@ -30,7 +32,7 @@ from engine.layers.share import Share
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
 from engine.runner import Runner, settle_dtype
-from engine.step_wire import encode_step, encode_wipe, receive_exactly, receive_step
+from engine.step_wire import encode_news, encode_step, encode_wipe, receive_exactly, receive_step
 from engine.zygote import run_and_exit
 from telemetry.child_process import die_with_parent, how_it_ended, set_process_name
 
@@ -82,6 +84,7 @@ class Followers:
     def __init__(self, followers: list[_Follower]) -> None:
         self._followers = followers
         self._block_size = 0
+        self._news: deque[News] = deque()  # of adapters, until the next step
 
     @classmethod
     def fork(cls, num_ranks: int, connection: socket.socket) -> Followers:
@@ -115,6 +118,8 @@ class Followers:
         share = Share(0, size, meeting.join(device))
         self._block_size = config.block_size
         runner = Runner(config, share=share, announce=self._announce, announce_wipe=self._announce_wipe)
+        if runner.adapters is not None:
+            runner.adapters.news = self._news
         for follower in self._followers:
             _await_ready(follower)
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
@@ -122,6 +127,8 @@ class Followers:
         return runner
 
     def _announce(self, step: StepInputs) -> None:
+        while self._news:
+            self._tell(encode_news(self._news.popleft()))
         self._tell(encode_step(step, self._block_size))
 
     def _announce_wipe(self, block_ids: Ints) -> None:
@@ -162,10 +169,18 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
     gc.collect()
     gc.freeze()
     while (step := receive_step(channel)) is not None:
-        if isinstance(step, StepInputs):
-            runner.forward(step)
-        else:
-            runner.wipe(step)
+        obey(runner, step)
+
+
+def obey(runner: Runner, message: StepInputs | Ints | News) -> None:
+    """What a follower does with what its leader says."""
+    if isinstance(message, StepInputs):
+        runner.forward(message)
+    elif isinstance(message, Arrival | Departure):
+        assert runner.adapters is not None, "the leader has adapters"
+        runner.adapters.follow(message)
+    else:
+        runner.wipe(message)
 
 
 def _await_ready(follower: _Follower) -> None:

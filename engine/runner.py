@@ -99,9 +99,10 @@ class Runner:
         _give_memory_back()
         self._device, self._upload = device, None if device == CPU else Upload(device)
         self._sample = sample if device == CPU else sample_from_device
-        self.adapters: AdapterBank | None = None  # not for a part of a model: their matrices are not divided
-        if share.is_whole and device == CPU:
-            self.adapters = AdapterBank(self._model, self.dtype, config.adapter_memory_bytes, kernels)
+        self.adapters: AdapterBank | None = None  # not on a GPU: their tables are the host's memory
+        if device == CPU:
+            budget_bytes = config.adapter_memory_bytes // share.size
+            self.adapters = AdapterBank(self._model, self.dtype, budget_bytes, kernels)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.adapters.news import Arrival, Departure, News
 from engine.adapters.shelf import Kind, Shelf, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, Place
 from engine.kernels.cpu import CpuKernels
@@ -67,20 +68,18 @@ class AdapterBank:
         self._loading: dict[str, Future[None]] = {}
         self._waiting: dict[int, str] = {}  # sequence id -> digest
         self._held: dict[int, str] = {}
+        self.news: deque[News] | None = None  # what the other ranks' banks have not been told yet, where there are any
         places: dict[int, Place] = {}
         self._step = AdaptedStep(places)
         self._kernels = kernels or CpuKernels()
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]:
-        """The modules that an adapter can change, and their (in, out); none where there is no memory for one."""
+        """The modules that an adapter can change, and their (in, out) in the whole model; none where there is no memory
+        for one."""
         if not self._budget_bytes:
             return {}
-        return {
-            prefix + name: (linear.shape[1], num_out)
-            for prefix, linear in self._sites
-            for name, num_out in linear.parts.items()
-        }
+        return {prefix + name: shape for prefix, linear in self._sites for name, shape in linear.whole_shapes.items()}
 
     @property
     def used_bytes(self) -> int:
@@ -106,6 +105,20 @@ class AdapterBank:
 
     def narrow(self, rows: torch.Tensor) -> None:
         self._step.narrow(rows)
+
+    def follow(self, news: News) -> None:
+        """Another rank's bank leads: have what it has. A step that needs an adapter comes after its arrival."""
+        if isinstance(news, Departure):
+            self._give_back(*self._step.places.pop(news.handle))
+            return
+        shelf = self._shelves.get(news.kind)
+        if shelf is None:
+            shelf = Shelf(news.kind, self._sites, self._dtype, self._budget_bytes, self._kernels, news.num_slots)
+            self._shelves[news.kind] = shelf
+        slot = shelf.take()
+        shelf.write(slot, news.matrices)
+        self._used_bytes += shelf.slot_bytes
+        self._step.places[news.handle] = (shelf, slot)
 
     # ── for the engine ──
 
@@ -189,6 +202,8 @@ class AdapterBank:
             self._step.places[handle] = (shelf, slot)
             # Held until those who wait have taken it.
             self._residents[adapter.digest] = _Resident(handle, shelf, slot, num_holds=1)
+            if self.news is not None:
+                self.news.append(Arrival(handle, kind, shelf.num_slots, matrices))
         logger.info("an adapter is loaded", extra={"rank": form.max_rank, "size_bytes": shelf.slot_bytes})
 
     def _read(self, path: Path, form: AdapterForm) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
@@ -226,6 +241,8 @@ class AdapterBank:
     def _evict(self, digest: str) -> None:
         resident = self._residents.pop(digest)
         del self._step.places[resident.handle]
+        if self.news is not None:
+            self.news.append(Departure(resident.handle))
         self._give_back(resident.shelf, resident.slot)
 
     def _give_back(self, shelf: Shelf, slot: int) -> None:

@@ -65,13 +65,17 @@ class PackedSite:
 class Shelf:
     """Room for adapters of one kind. `sites` are the maps that can be changed, with what their parts' names begin."""
 
-    def __init__(self, kind: Kind, sites: Sites, dtype: torch.dtype, budget_bytes: int, kernels: Kernels) -> None:
+    def __init__(
+        self, kind: Kind, sites: Sites, dtype: torch.dtype, budget_bytes: int, kernels: Kernels, num_slots: int = 0
+    ) -> None:
+        """As many slots as `budget_bytes` hold, or `num_slots`."""
         self.kind, self.itemsize = kind, dtype.itemsize
         self.slot_bytes = slot_bytes(kind, sites, dtype)
         changed = kind.changed(sites)
-        self._prefixes = {index: sites[index][0] for index in changed}
+        self._sites = {index: sites[index] for index in changed}
         widest = max(max(sites[index][1].shape[1], len(names) * kind.rank) for index, names in changed.items())
-        num_slots = min(_MAX_SLOTS, budget_bytes // self.slot_bytes, _MAX_ROWS // widest - 1)
+        num_slots = num_slots or min(_MAX_SLOTS, budget_bytes // self.slot_bytes, _MAX_ROWS // widest - 1)
+        self.num_slots = num_slots
         self.tables: dict[int, SiteTables] = {}
         self.packed: dict[int, PackedSite] = {}  # either these or those
         found = {
@@ -104,11 +108,12 @@ class Shelf:
         return self._free.pop()
 
     def write(self, slot: int, matrices: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Fill a slot: module -> (a, b), both in any real type."""
+        """Fill a slot: module -> (a, b) of the whole model, both in any real type; what this rank has of it stays."""
         sites: Mapping[int, SiteTables | PackedSite] = self.packed or self.tables
         for index, site in sites.items():
+            prefix, linear = self._sites[index]
             for name in site.names:
-                site.write(slot, name, *matrices[self._prefixes[index] + name])
+                site.write(slot, name, *linear.own_low_rank(name, *matrices[prefix + name]))
 
     def give(self, slot: int) -> None:
         """Nobody uses the slot any more."""

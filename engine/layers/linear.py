@@ -55,6 +55,23 @@ class Linear:
                 yield f"{prefix}{name}.bias", part_of(self._bias[rows], cut if cut and cut.dim == 0 else None)
             first += num_out
 
+    @property
+    def whole_shapes(self) -> dict[str, tuple[int, int]]:
+        """(in, out) of each part as the checkpoint has it."""
+        num_in, shapes = self.shape[1], {}
+        for name, num_out in self.parts.items():
+            cut = self._cuts.get(name)
+            sizes = {1: num_in, 0: num_out} if cut is None else {1: num_in, 0: num_out, cut.dim: cut.total}
+            shapes[name] = (sizes[1], sizes[0])
+        return shapes
+
+    def own_low_rank(self, name: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of what is added to a whole part, a [r, in] and b [out, r], that which is added to what is here of it."""
+        cut = self._cuts.get(name)
+        if cut is None:
+            return a, b
+        return (a, cut.of(b)) if cut.dim == 0 else (cut.of(a), b)
+
     def keep_packed(self) -> dict[str, PackedSlot]:
         """Have the weight loaded as it is packed: its parts by name, and where each goes."""
         self._slots = [PackedSlot((num_out, self.shape[1])) for num_out in self.parts.values()]

@@ -24,6 +24,10 @@ class Cut:
     spans: tuple[Span, ...]
     total: int
 
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """What it leaves of a tensor."""
+        return torch.cat([whole.narrow(self.dim, first, last - first) for first, last in self.spans], self.dim)
+
 
 @dataclass(frozen=True, eq=False)
 class Part:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import torch
 from msgspec import Struct
 
 from engine import rank, rank_group
+from engine.adapters.news import News
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.kernels.collectives import Group, Meeting
 from engine.layers.share import Share
+from engine.local_adapter import LocalAdapter
 from engine.runner import Runner
-from engine.step_wire import HEADER_BYTES, encode_step, receive_step
+from engine.step_wire import HEADER_BYTES, encode_news, encode_step, receive_step
 from engine.weights import WeightsError
 from telemetry.child_process import die_with_parent
 from tests.engine.driver import Driver
@@ -52,9 +55,12 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
     for line in file:
         ours.sendall(len(line).to_bytes(4, "little") + line)
         try:
-            config = _config(line)
-            shared = Runner(config, share=Share(0, 2, group), announce=_announce(ours, config))
-            parity = _compare(shared, Runner(config))
+            config, folders = _config(line), msgspec.json.decode(line).get("adapters", [])
+            news: deque[News] = deque()
+            shared = Runner(config, share=Share(0, 2, group), announce=_announce(ours, config, news))
+            assert shared.adapters is not None
+            shared.adapters.news = news
+            parity = _compare(shared, Runner(config), [LocalAdapter(each, each) for each in folders])
         except Exception as error:
             parity = Parity(f"{type(error).__name__}: {error}")
         ours.sendall(bytes(HEADER_BYTES))  # a step of nothing: the end of this model
@@ -76,22 +82,28 @@ def with_a_poor_follower(connection: socket.socket, arguments: bytes) -> None:
 
 def _config(line: bytes) -> EngineConfig:
     settings: dict[str, Any] = {"dtype": "float32", "num_blocks": 24, **msgspec.json.decode(line)}
+    settings.pop("adapters", None)
     return EngineConfig(**{**settings, "model_dir": Path(settings["model_dir"])})
 
 
-def _announce(channel: socket.socket, config: EngineConfig) -> Callable[[StepInputs], None]:
-    return lambda step: channel.sendall(encode_step(step, config.block_size))
+def _announce(channel: socket.socket, config: EngineConfig, news: deque[News]) -> Callable[[StepInputs], None]:
+    def announce(step: StepInputs) -> None:
+        while news:
+            channel.sendall(encode_news(news.popleft()))
+        channel.sendall(encode_step(step, config.block_size))
+
+    return announce
 
 
 def _follow(channel: socket.socket, group: Group) -> None:
     while header := channel.recv(4, socket.MSG_WAITALL):
         line = channel.recv(int.from_bytes(header, "little"), socket.MSG_WAITALL)
         runner = Runner(_config(line), share=Share(1, 2, group))
-        while (step := receive_step(channel)) is not None and step.num_tokens:
-            runner.forward(step)
+        while (step := receive_step(channel)) is not None and getattr(step, "num_tokens", True):
+            rank_group.obey(runner, step)
 
 
-def _compare(shared: Runner, whole: Runner) -> Parity:
+def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Parity:
     """Logits of a prompt in chunks; greedy answers to several, with a pool so small that some are preempted."""
     parity, rng = Parity(), np.random.default_rng(7)
     prompt = rng.integers(0, shared.vocab_size, 45).tolist()
@@ -101,12 +113,23 @@ def _compare(shared: Runner, whole: Runner) -> Parity:
         parity.largest_difference = max(parity.largest_difference, float((logits - expected).abs().max()))
         parity.largest_logit = max(parity.largest_logit, float(expected.abs().max()))
     prompts = [rng.integers(0, shared.vocab_size, length).tolist() for length in (70, 30, 90, 50, 40)]
-    parity.shared_tokens, parity.whole_tokens = _greedy(shared, prompts), _greedy(whole, prompts)
+    parity.shared_tokens, parity.whole_tokens = (_greedy(each, prompts, adapters) for each in (shared, whole))
     return parity
 
 
-def _greedy(runner: Runner, prompts: list[list[int]]) -> list[list[int]]:
-    driver = Driver(runner, max_step_tokens=40)
-    answers = [driver.add(each, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True) for each in prompts]
+def _greedy(runner: Runner, prompts: list[list[int]], adapters: list[LocalAdapter]) -> list[list[int]]:
+    """Answers to all at once, each through the next adapter or none, and then to one after the other the other way
+    round."""
+    driver, through, answers = Driver(runner, max_step_tokens=40), [*adapters, None], []
+    for number, prompt in enumerate(prompts):
+        adapter = through[number % len(through)]
+        answers.append(_ask(driver, prompt, adapter))
     driver.run()
+    for prompt, adapter in zip(prompts, reversed(adapters), strict=False):
+        answers.append(_ask(driver, prompt, adapter))
+        driver.run()
     return [driver.tokens[each] for each in answers]
+
+
+def _ask(driver: Driver, prompt: list[int], adapter: LocalAdapter | None) -> int:
+    return driver.add(prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True, adapter=adapter)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from engine import inputs
+from engine.adapters.news import Arrival, Departure
+from engine.adapters.shelf import Kind
 from engine.inputs import StepInputs
 from engine.scheduler import ScheduledStep
 from engine.sequence import SlotTable
-from engine.step_wire import encode_step, encode_wipe, receive_step
+from engine.step_wire import encode_news, encode_step, encode_wipe, receive_step
 from tests.engine import one_thread  # noqa: F401
 
 BLOCK_SIZE = 16
@@ -33,7 +36,7 @@ def a_step(num_tokens: tuple[int, ...], seed: int = 0) -> StepInputs:
     return inputs.build(ScheduledStep(slots, np.array(num_tokens, np.int32)), table)
 
 
-def through(*messages: bytes, num_bytes: int = 1 << 20) -> list[StepInputs | None]:
+def through(*messages: bytes, num_bytes: int = 1 << 20) -> list[Any]:
     """What is received of messages that come `num_bytes` at a time, until their sender leaves."""
     ours, theirs = socket.socketpair()
     data = b"".join(messages)
@@ -100,3 +103,24 @@ def test_a_leader_that_leaves_in_the_middle_of_a_step_is_one_that_left() -> None
     message = encode_step(a_step((1, 17)), BLOCK_SIZE)
     for length in (0, 5, 60, len(message) - 1):
         assert through(message[:length]) == [None]
+
+
+@pytest.mark.parametrize("num_bytes", [7, 1 << 20])
+def test_adapters_come_and_go_between_steps_that_name_them(num_bytes: int) -> None:
+    step = replace(a_step((1, 5)), adapters=np.array([0, 7], np.int32))
+    matrices = {
+        "layers.0.mlp.up_proj": (torch.randn(3, 5).bfloat16(), torch.randn(4, 3).bfloat16()),
+        "layers.0.mlp.down_proj": (torch.randn(3, 4).bfloat16(), torch.randn(5, 3).bfloat16()),
+    }
+    arrival = Arrival(7, Kind(8, tuple(sorted(matrices))), 3, matrices)
+    messages = encode_news(arrival), encode_step(step, BLOCK_SIZE), encode_news(Departure(7))
+    come, heard, gone, end = through(*messages, num_bytes=num_bytes)
+    assert isinstance(come, Arrival)
+    assert (come.handle, come.kind, come.num_slots) == (7, arrival.kind, 3)
+    assert list(come.matrices) == list(matrices)
+    assert all(torch.equal(a, b) for name in matrices for a, b in zip(come.matrices[name], matrices[name], strict=True))
+    assert_same(heard, step)
+    assert heard is not None
+    assert heard.adapters is not None
+    assert heard.adapters.tolist() == [0, 7]
+    assert (gone, end) == (Departure(7), None)

@@ -25,7 +25,8 @@ from engine.replica import Output, Replica, ReplicaLoadError
 from engine.sequence import SequenceRequest
 from engine.tokenizer import Tokenizer
 from engine.zygote import Zygote
-from tests.engine.checkpoints import KINDS, save_random
+from tests.engine.adapters.made import random_matrices, save_adapter
+from tests.engine.checkpoints import KINDS, runner_of, save_random
 from tests.engine.constraints.schemas import INTEGER, STRING, record
 from tests.engine.constraints.speaker import NAMESPACE, SPARK
 from tests.engine.processes import children_of, cpu_ticks, is_running, is_sleeping
@@ -87,6 +88,35 @@ async def test_a_quantised_model_is_divided_after_it_is_expanded(compare: Compar
     await check(compare, path)
 
 
+# The kind, and whether there is room for one adapter at a time or for all.
+ADAPTED = [
+    ("tied, with biases", False),
+    pytest.param("phi3", True, marks=pytest.mark.full),
+    pytest.param("deepseek v3", True, marks=pytest.mark.full),
+    pytest.param("qwen2 moe", True, marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("kind", "is_roomy"), ADAPTED)
+async def test_two_ranks_have_their_parts_of_adapters_that_come_and_go(
+    compare: Compare, kind: str, is_roomy: bool, tmp_path: Path
+) -> None:
+    save_random(kind, tmp_path / "base")
+    bank = runner_of(tmp_path / "base").adapters
+    assert bank is not None
+    made = [random_matrices(bank.sites, 4, seed) for seed in range(3)]
+    folders = [save_adapter(tmp_path / str(seed), each).folder for seed, each in enumerate(made)]
+    size_bytes = 8 * 4 * sum(map(sum, bank.sites.values()))  # padded to a rank of 8, float32
+    room = size_bytes * 8 if is_roomy else size_bytes * 3 // 2
+    parity = await compare(tmp_path / "base", adapters=folders, adapter_memory_bytes=room)
+    assert parity.error == ""
+    assert parity.shared_tokens == parity.whole_tokens
+    alone = await compare(tmp_path / "base")
+    assert parity.shared_tokens[0] != alone.shared_tokens[0], "the adapter changes what is said"
+    is_served = [len(tokens) > 0 for tokens in parity.shared_tokens]
+    assert all(is_served) if is_roomy else all(is_served[5:]), "one at a time there is room for each"
+
+
 # ── the group as one replica ──
 
 
@@ -130,7 +160,7 @@ async def opened(zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "en
         await replica.close()
 
 
-async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Zygote) -> None:
+async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Zygote, tmp_path: Path) -> None:
     questions = [
         "What is the capital of France?",
         "Count to ten.",
@@ -148,11 +178,12 @@ async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Z
         status = replica.status()
         assert (status.num_ranks, status.num_guessed > 0) == (num_ranks, speculation != "off")
         assert f"-tp{num_ranks}-" in replica.info.layout_tag
-        if num_ranks > 1:
-            adapter = LocalAdapter("a" * 64, "/nowhere")
-            assert (await door.ask("Hello!", adapter=adapter))[1] == "bad_adapter"
+        adapter = save_adapter(tmp_path, random_matrices(replica.info.adapter_sites, 4, seed=3))
+        answers[-1].append(await door.ask("Hello!", adapter=adapter))
+        assert (await door.ask("Hello!", adapter=LocalAdapter("a" * 64, "/nowhere")))[1] == "bad_adapter"
         await replica.close()
     assert answers[0] == answers[1] == answers[2]
+    assert answers[0][5][1] in ("stop", "length")
     assert json.loads(answers[1][3][0])["age"] is not None
 
 
