@@ -40,12 +40,12 @@ from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from telemetry.steady_clock import SteadyClock
 from tenants.allowance import Allowance
-from tenants.api_tokens import TokenVerifier
 from tenants.cache_namespace import cache_namespace, fairness_id
 from tenants.conditions import AddressCondition
 from tenants.ledger import UsageLedger
 from tenants.limits import Limits, parse_rules
 from tenants.quota import LEASE_MARGIN_S, Quota
+from tenants.token_verifier import TokenVerifier
 from tenants.usage_upkeep import Kept, UsageUpkeep
 
 if TYPE_CHECKING:

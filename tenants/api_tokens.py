@@ -16,27 +16,13 @@ from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants import audit, decision_epoch
 from tenants.accounts import checked_name
-from tenants.api_token_text import keyed_hash, mint, parse_secret
+from tenants.api_token_text import keyed_hash, mint
 from tenants.conditions import AddressCondition, decode_condition
 from tenants.policies import Policy, decode_policies
 from tenants.principal import TokenKind
 from tenants.residency import RegionRule, decode_rule
 from tenants.scopes import find_group
 from tenants.tables import accounts, api_tokens, memberships
-from tenants.token_verifier import TokenVerifier
-
-__all__ = [
-    "ApiToken",
-    "CreatedToken",
-    "TokenVerifier",
-    "create",
-    "find",
-    "list_all",
-    "may_be_used_on",
-    "parse_secret",
-    "revoke",
-    "set_disabled",
-]
 
 TokenStatus = Literal["active", "disabled", "revoked", "expired"]
 

@@ -65,6 +65,17 @@ def test_every_place_that_prose_links_to_exists():
             assert not heading or heading in headings(page), f"{file.relative_to(ROOT)} links to {target}"
 
 
+def test_every_file_that_prose_names_exists():
+    """Those of the packages, by their whole path."""
+    packages = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+    for file in [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]:
+        if file == ROOT / "CHANGELOG.md":
+            continue  # it tells of what was
+        named = set(re.findall(rf"`((?:{packages})/[\w./-]+\.[a-z]+|(?:{packages})(?:/[\w-]+)*/)`", file.read_text()))
+        missing = {path for path in named if not (ROOT / path).exists()}
+        assert not missing, f"{file.name} names {sorted(missing)}"
+
+
 def headings(page: Path) -> set[str]:
     """As links name them: small letters, dashes for spaces, no other signs."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)

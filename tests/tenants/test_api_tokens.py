@@ -14,6 +14,7 @@ from storage.errors import Missing
 from tenants import accounts, api_tokens, audit
 from tenants.principal import Principal
 from tenants.scopes import WORKERS_AI_GROUPS
+from tenants.token_verifier import TokenVerifier
 from tests.tenants.conftest import PEPPER
 from tests.tenants.hand_clock import HandClock
 
@@ -95,7 +96,7 @@ async def test_no_store_log_or_memory_holds_a_usable_secret(
     ephemeral = Ephemeral.connect(redis_url, timeout_s=2.0)
     listener = ephemeral.subscribe("api-tokens-changed")
     assert await anext(listener) == b""
-    verifier = api_tokens.TokenVerifier(database, PEPPER)
+    verifier = TokenVerifier(database, PEPPER)
     created = await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS)
     assert isinstance(await verifier.verify(created.secret), Principal)
     memory = repr(verifier._good)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from storage.database import Database
 from tenants import accounts, api_tokens, audit, held_tokens
-from tenants.api_tokens import TokenVerifier
 from tenants.held_tokens import Holder, TokenSpec
 from tenants.policies import Policy
 from tenants.principal import Principal
@@ -29,6 +28,7 @@ from tenants.residency import (
     read_rule,
     residency_of,
 )
+from tenants.token_verifier import TokenVerifier
 from tests.tenants.conftest import PEPPER
 
 NAMES = st.sampled_from(["DE", "FR", "US", "eu", "fedramp"])

@@ -7,12 +7,12 @@ import pytest
 from storage.database import Database
 from storage.errors import Missing
 from tenants import accounts, held_tokens, users
-from tenants.api_tokens import TokenVerifier
 from tenants.held_tokens import Holder, TokenSpec
 from tenants.policies import Policy
 from tenants.principal import AccountTerms, Principal
 from tenants.roles import ROLES, bounded, parse_role
 from tenants.scopes import ALL_SCOPES, GROUPS
+from tenants.token_verifier import TokenVerifier
 from tests.tenants.conftest import PEPPER
 
 READING = frozenset(scope for scope in ALL_SCOPES if scope.endswith(":read"))

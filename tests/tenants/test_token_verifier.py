@@ -389,7 +389,7 @@ async def test_another_process_refuses_a_revoked_token_within_five_seconds(
     program = (
         "import asyncio, sys\n"
         "from storage.database import Database\n"
-        "from tenants.api_tokens import TokenVerifier\n"
+        "from tenants.token_verifier import TokenVerifier\n"
         "async def main():\n"
         "    verifier = TokenVerifier(Database.connect(sys.argv[1]), bytes.fromhex(sys.argv[2]))\n"
         "    watch = asyncio.create_task(verifier.watch())\n"
