@@ -100,6 +100,27 @@ class SamplingInputs:
 
 
 @dataclass(frozen=True, eq=False)
+class ScoredTokens:
+    """P tokens of prompts whose log-probabilities are wanted: the logits of the tokens before them are computed beside
+    those of the K rows that sample, L = K + P in all, in the order of the step's tokens."""
+
+    sampled: Longs  # [K], the sampling rows' places among the L
+    rows: Longs  # [P], those of the tokens before the wanted ones
+    token_ids: Ints  # [P]
+    num_tops: int  # the likeliest tokens that are wanted with each
+    sequences: tuple[tuple[int, int, int], ...]  # slot, sequence id and how many of the P, in their order
+
+
+@dataclass(frozen=True, eq=False)
+class TokenScores:
+    """The log-probabilities of P tokens, and the likeliest at each of their places."""
+
+    logprobs: Floats  # [P]
+    top_ids: Ints  # [P, most wanted]
+    top_logprobs: Floats  # [P, most wanted]
+
+
+@dataclass(frozen=True, eq=False)
 class StepInputs:
     """Everything one forward pass needs beside weights and KV cache. Rows keep the order of the scheduled step.
 
@@ -111,7 +132,7 @@ class StepInputs:
     token_ids: torch.Tensor  # int64 [T]
     positions: torch.Tensor  # int64 [T]
     slot_mapping: torch.Tensor  # int64 [T], block id × block size + offset of each token's own KV
-    logit_rows: torch.Tensor  # int64 [K], index into T of each sampling row's last token
+    logit_rows: torch.Tensor  # int64 [K], index into T of each sampling row's last token; [L] with `scored`
     query_starts: Ints  # [R + 1], where each row's tokens begin in T
     context_lens: Ints  # [R], tokens with KV once this step is done
     block_tables: Ints  # [R, max blocks], only the first ceil(context_len / block size) of a row mean anything
@@ -121,6 +142,7 @@ class StepInputs:
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
     is_guessed: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
     block_copies: Ints | None = None  # [C, 2], from and to: done before anything is read or written
+    scored: ScoredTokens | None = None
 
     @property
     def num_rows(self) -> int:
@@ -145,6 +167,7 @@ class StepOutput:
     logprobs: Floats | None = None  # [K]
     top_ids: Ints | None = None  # [K, most asked]
     top_logprobs: Floats | None = None  # [K, most asked]
+    scores: TokenScores | None = None  # of the step's `scored`
 
     def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> StepOutput:
         """Of those of the K rows that are marked or listed; a copy."""
@@ -202,10 +225,13 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
     block_size = table.block_size
     block_ids = table.block_table[token_slots, positions // block_size]  # int32 [T]
     slot_mapping = block_ids.astype(np.int64) * block_size + positions % block_size
+    scored = None
     if step.num_drafts is None:
         sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is in here
         logit_rows = query_starts[sampled + 1].astype(np.int64) - 1
         sampling = _sampling(slots[sampled], table.length[slots[sampled]], table, constraints)
+        if table.num_scored:
+            logit_rows, scored = _scored(step, query_starts, logit_rows, table)
     else:  # every row decodes, and draws at each of its tokens
         logit_rows = np.arange(len(positions))
         sampling = _sampling(token_slots, (positions + 1).astype(np.int32), table, constraints)
@@ -223,7 +249,33 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         adapters=_adapters(slots, table) if table.has_adapters else None,
         is_guessed=step.num_drafts is not None,
         block_copies=step.block_copies,
+        scored=scored,
     )
+
+
+def _scored(
+    step: ScheduledStep, query_starts: Ints, sampled: Longs, table: SlotTable
+) -> tuple[Longs, ScoredTokens | None]:
+    """The rows of T whose logits are needed, `sampled` [K] and those before wanted tokens, and what they are for."""
+    rows, token_ids, sequences, num_tops = [], [], [], 0
+    for index, slot in enumerate(step.slots.tolist()):
+        known = table.num_scored.get(slot)
+        if known is None:
+            continue
+        start = int(table.num_computed[slot])
+        first = max(start, known - 1)  # a token is scored at the position before it
+        last = min(start + int(step.num_tokens[index]), int(table.num_prompt[slot]) - 1)
+        if first < last:
+            rows.append(int(query_starts[index]) + np.arange(first - start, last - start))
+            token_ids.append(table.token_ids[slot, first + 1 : last + 1].copy())
+            sequences.append((slot, int(table.sequence_id[slot]), last - first))
+            num_tops = max(num_tops, int(table.num_logprobs[slot]))
+    if not rows:
+        return sampled, None
+    scored = np.concatenate(rows)
+    every = np.sort(np.concatenate([sampled, scored]))  # [L]
+    places = np.searchsorted(every, sampled), np.searchsorted(every, scored)
+    return every, ScoredTokens(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
 
 
 def _placed(positions: Longs, token_slots: Ints, table: SlotTable) -> Longs:

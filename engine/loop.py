@@ -7,6 +7,7 @@ text, no sockets, and of time only how long its steps take: each is charged to t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import Any, Protocol
@@ -34,6 +35,7 @@ from engine.report import (
     UNCLOSED,
     EngineInfo,
     EngineStatus,
+    ScoredPrompt,
     StepReport,
 )
 from engine.scheduler import ScheduledStep, Scheduler
@@ -44,6 +46,7 @@ _MAX_NAMESPACE_BYTES = 64
 _MAX_LOGPROBS = 20
 _MAX_STOP_TOKENS = 16
 _MAX_BIASES = 1024
+_MAX_SCORED_BYTES = 1 << 26  # of the logits that a step computes for tokens of prompts
 _MAX_WAIT_S = 0.005  # for a matcher, when there is nothing else to do
 _NO_ROWS = np.empty(0, dtype=np.int32)
 
@@ -112,6 +115,7 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             max_waiting=config.max_waiting,
             make_hasher=make_hasher if config.is_prefix_cache_enabled else None,
+            max_scored_tokens=_MAX_SCORED_BYTES // (4 * runner.vocab_size),
         )
         self.num_computed_tokens = 0
         self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
@@ -223,12 +227,30 @@ class Engine:
         self.num_computed_tokens += num_tokens
         self._charge(scheduled, num_tokens)
         num_ephemeral = self._num_ephemeral
+        prompts = self._take_scores(step.scored, output.scores) if step.scored is not None else ()
         report = self._commit(scheduled, output)
+        if prompts:
+            report = dataclasses.replace(report, prompts=prompts)
         if num_ephemeral:
             self._wipe()
         if not self._sequences:
             self._charged_s = 0.0
         return report
+
+    def _take_scores(self, scored: inputs.ScoredTokens, scores: inputs.TokenScores | None) -> tuple[ScoredPrompt, ...]:
+        """What the step found out of prompts, to be told; what is told is counted."""
+        assert scores is not None, "a runner scores what it is asked to"
+        told, first = [], 0
+        for slot, sequence_id, count in scored.sequences:
+            part = slice(first, first + count)
+            told.append(
+                ScoredPrompt(sequence_id, scores.logprobs[part], scores.top_ids[part], scores.top_logprobs[part])
+            )
+            first += count
+            self.table.num_scored[slot] += count
+            if self.table.num_scored[slot] == self.table.num_prompt[slot]:
+                del self.table.num_scored[slot]
+        return tuple(told)
 
     def _charge(self, step: ScheduledStep, num_tokens: int) -> None:
         """Share the time since the last charge among the step's rows, as their tokens are."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.local_adapter import LocalAdapter
 from engine.protocol.tasks import Constraint, Sampling
-from engine.report import EngineInfo, EngineStatus, StepReport
+from engine.report import EngineInfo, EngineStatus, ScoredPrompt, StepReport
 from engine.sequence import SequenceRequest
 
 
@@ -45,6 +45,15 @@ class Work(Struct, frozen=True, tag="work"):
     aborts: list[int] = []
 
 
+class _Scored(Struct, frozen=True, array_like=True):
+    """A ScoredPrompt's arrays, little-endian."""
+
+    sequence_id: int
+    logprobs: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+
 class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
     """A StepReport's columns, little-endian, and the engine's numbers after it. `num_top` is the width of the top
     columns."""
@@ -59,6 +68,7 @@ class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
     top_ids: bytes | None = None
     top_logprobs: bytes | None = None
     device_us: bytes = b""
+    prompts: tuple[_Scored, ...] = ()
 
 
 class _Add(Struct, frozen=True, array_like=True):
@@ -153,8 +163,12 @@ def sequence_id_of(raw: Raw) -> int:
 
 def encode_report(report: StepReport, status: EngineStatus) -> bytes:
     """The frame a rank sends after a step."""
+    prompts = tuple(
+        _Scored(each.sequence_id, each.logprobs.tobytes(), each.top_ids.tobytes(), each.top_logprobs.tobytes())
+        for each in report.prompts
+    )
     if not report.num_entries:
-        return encode_frame(Stepped(status))
+        return encode_frame(Stepped(status, prompts=prompts))
     top_ids, top_logprobs = report.top_ids, report.top_logprobs
     return encode_frame(
         Stepped(
@@ -168,6 +182,7 @@ def encode_report(report: StepReport, status: EngineStatus) -> bytes:
             top_ids=None if top_ids is None else top_ids.tobytes(),
             top_logprobs=None if top_logprobs is None else top_logprobs.tobytes(),
             device_us=b"" if report.device_us is None else report.device_us.tobytes(),
+            prompts=prompts,
         )
     )
 
@@ -190,6 +205,18 @@ def decode_report(message: Stepped) -> StepReport:
         top_ids=None if message.top_ids is None else np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
         top_logprobs=None if top_logprobs is None else top_logprobs.reshape(shape),
         device_us=np.frombuffer(message.device_us, dtype=np.int64) if message.device_us else None,
+        prompts=tuple(_scored_prompt(each) for each in message.prompts),
+    )
+
+
+def _scored_prompt(message: _Scored) -> ScoredPrompt:
+    logprobs = np.frombuffer(message.logprobs, dtype=np.float32)
+    shape = (len(logprobs), -1 if message.top_ids else 0)
+    return ScoredPrompt(
+        message.sequence_id,
+        logprobs,
+        np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
+        np.frombuffer(message.top_logprobs, dtype=np.float32).reshape(shape),
     )
 
 

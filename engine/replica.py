@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 from engine import rank_wire
 from engine.child_link import ChildLink
 from engine.config import EngineConfig
-from engine.report import FINISHES, EngineInfo, EngineStatus, StepReport
+from engine.report import FINISHES, EngineInfo, EngineStatus, ScoredPrompt, StepReport
 from engine.sequence import SequenceRequest
 from engine.zygote import Zygote
 from telemetry.child_process import Child
@@ -55,7 +55,8 @@ class Output(Struct, frozen=True, gc=False):
 
     `num_cached_tokens` is the part of the prompt that came from the prefix cache, `device_us` what it has had of the
     devices' time until now, in microseconds. `logprobs` matches `token_ids`, and
-    is empty unless asked for.
+    is empty unless asked for. `prompt_logprobs` are those of the next tokens of the prompt, from its second one on; all
+    of them come before any token.
     """
 
     token_ids: tuple[int, ...]
@@ -63,6 +64,7 @@ class Output(Struct, frozen=True, gc=False):
     num_cached_tokens: int = 0
     logprobs: tuple[TokenIdLogprob, ...] = ()
     device_us: int = 0
+    prompt_logprobs: tuple[TokenIdLogprob, ...] = ()
 
 
 Sink = Callable[[Output], None]
@@ -197,7 +199,7 @@ class Replica:
         news = rank_wire.decode_news(payload)
         if isinstance(news, rank_wire.Stepped):
             self._status = news.status
-            if news.sequence_ids:
+            if news.sequence_ids or news.prompts:
                 self._deliver(rank_wire.decode_report(news))
         elif isinstance(news, rank_wire.Loaded):
             self._status = news.status
@@ -208,6 +210,10 @@ class Replica:
             self._loaded.set_exception(ReplicaLoadError(news.message))
 
     def _deliver(self, report: StepReport) -> None:
+        for prompt in report.prompts:
+            if prompt.sequence_id in self._sinks:
+                output = Output((), prompt_logprobs=_prompt_logprobs(prompt))
+                self._call(prompt.sequence_id, self._sinks[prompt.sequence_id], output)
         has_logprobs, num_entries = report.logprobs is not None, report.num_entries
         has_runs = num_entries > 1 and bool((report.sequence_ids[1:] == report.sequence_ids[:-1]).any())
         columns = zip(
@@ -271,6 +277,11 @@ class Replica:
 def _is_one_run(report: StepReport, row: int) -> bool:
     """Whether the entry after `row` brings one more token of the same sequence."""
     return bool(report.sequence_ids[row + 1] == report.sequence_ids[row]) and bool(report.token_ids[row + 1] >= 0)
+
+
+def _prompt_logprobs(prompt: ScoredPrompt) -> tuple[TokenIdLogprob, ...]:
+    columns = zip(prompt.logprobs.tolist(), prompt.top_ids.tolist(), prompt.top_logprobs.tolist(), strict=True)
+    return tuple(TokenIdLogprob(logprob, tuple(zip(ids, tops, strict=True))) for logprob, ids, tops in columns)
 
 
 def _logprobs(report: StepReport, row: int) -> tuple[TokenIdLogprob, ...]:

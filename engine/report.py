@@ -39,10 +39,21 @@ FINISHES = (
 
 
 @dataclass(frozen=True, eq=False)
+class ScoredPrompt:
+    """The log-probabilities of the next N tokens of a sequence's prompt, from its second one on, and the likeliest in
+    each one's place."""
+
+    sequence_id: int
+    logprobs: NDArray[np.float32]  # [N]
+    top_ids: NDArray[np.int32]  # [N, most asked]
+    top_logprobs: NDArray[np.float32]  # [N, most asked]
+
+
+@dataclass(frozen=True, eq=False)
 class StepReport:
     """E entries, those of one sequence after each other. `token_ids` is -1 where an entry brings no token; a finish
     code other than RUNNING is the sequence's last entry. The logprob columns are there only when some row asked; they
-    are NaN and -1 where a row did not."""
+    are NaN and -1 where a row did not. `prompts` come before what their sequences say in the entries."""
 
     sequence_ids: NDArray[np.int64]  # [E]
     token_ids: NDArray[np.int32]  # [E]
@@ -52,6 +63,7 @@ class StepReport:
     top_ids: NDArray[np.int32] | None = None  # [E, most asked]
     top_logprobs: NDArray[np.float32] | None = None  # [E, most asked]
     device_us: NDArray[np.int64] | None = None  # [E], microseconds of devices that the sequence has had until now
+    prompts: tuple[ScoredPrompt, ...] = ()
 
     @property
     def num_entries(self) -> int:

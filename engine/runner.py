@@ -28,7 +28,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
-from engine.sampler import sample, sample_from_device
+from engine.sampler import sample, sample_from_device, score
 from engine.weight_formats.placement import Placed
 
 _LIBRARY_BYTES = 256 << 20  # of cuBLAS and NCCL, roughly
@@ -110,7 +110,11 @@ class Runner:
         logits = self._logits(inputs)  # float32 [K, V]
         self.num_forward_tokens += inputs.num_tokens
         self.num_steps += 1
-        return self._sample(logits, inputs.sampling)
+        if inputs.scored is None:
+            return self._sample(logits, inputs.sampling)
+        scores = score(logits, inputs.scored)
+        sampled = logits[torch.from_numpy(inputs.scored.sampled).to(logits.device)]
+        return replace(self._sample(sampled, inputs.sampling), scores=scores)
 
     def forward(self, inputs: StepInputs) -> torch.Tensor:
         """The logits themselves, float32 [K, V]: what parity is measured on, and all that ranks behind a leader do."""

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from engine.inputs import Floats, Ints, SamplingInputs, StepOutput, TokenHistory
+from engine.inputs import Floats, Ints, SamplingInputs, ScoredTokens, StepOutput, TokenHistory, TokenScores
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
 _MOST_CHOSEN = 8192  # tokens that a constraint leaves, up to which they are drawn from one row at a time
+_ROWS_AT_ONCE = 64  # of which prompts' tokens are scored
 _SPAN = 128  # ids summed together when the whole vocabulary is drawn from
 _SECOND = np.uint64(0x5851F42D4C957F2D)  # makes the seed of a second draw
 _ALL_BITS = (1 << 64) - 1
@@ -74,6 +75,26 @@ def sample_from_device(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutp
     token_ids, is_finite = torch.stack((logits.argmax(1), logits.sum(-1).isfinite().long())).cpu().numpy()
     is_failed = is_finite == 0  # [K]
     return StepOutput(token_ids.astype(np.int32), is_failed if is_failed.any() else None)
+
+
+def score(logits: torch.Tensor, wanted: ScoredTokens) -> TokenScores:
+    """Of float32 logits [L, V], the log-probabilities of the tokens that are wanted."""
+    num_wanted, most = len(wanted.rows), min(wanted.num_tops, logits.shape[1])
+    found = TokenScores(
+        np.empty(num_wanted, np.float32),
+        np.empty((num_wanted, most), np.int32),
+        np.empty((num_wanted, most), np.float32),
+    )
+    for first in range(0, num_wanted, _ROWS_AT_ONCE):
+        part = slice(first, first + _ROWS_AT_ONCE)
+        rows, token_ids = torch.from_numpy(wanted.rows[part]), torch.from_numpy(wanted.token_ids[part]).long()
+        logprobs = torch.log_softmax(logits[rows.to(logits.device)], -1)  # [≤ 64, V]
+        own = logprobs.gather(1, token_ids.to(logits.device).unsqueeze(1))  # [≤ 64, 1]
+        found.logprobs[part] = own.squeeze(1).cpu().numpy()
+        if most:
+            values, ids = logprobs.topk(most)
+            found.top_logprobs[part], found.top_ids[part] = values.cpu().numpy(), ids.cpu().numpy()
+    return found
 
 
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> Reals:

@@ -56,6 +56,7 @@ class Scheduler:
         max_step_tokens: int,
         max_waiting: int,
         make_hasher: Callable[[SequenceRequest], PrefixHasher] | None,
+        max_scored_tokens: int = 512,
     ) -> None:
         self.table = table
         self.blocks = blocks
@@ -64,6 +65,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_steps = 0
         self._max_step_tokens = max_step_tokens
+        self._max_scored_tokens = max_scored_tokens  # of prompts whose log-probabilities are wanted, in a step
         self._make_hasher = make_hasher
         self._sequences: list[Sequence | None] = [None] * table.num_slots
         self._hashers: list[PrefixHasher | None] = [None] * table.num_slots
@@ -264,6 +266,7 @@ class Scheduler:
                 del self._computing[name]
         table.logit_biases.pop(slot, None)
         table.held_ends.pop(slot, None)
+        sequence.num_scored = table.num_scored.pop(slot, sequence.num_prompt)
         sequence.device_us = float(table.device_us[slot])
         self._sequences[slot] = None
         self._hashers[slot] = None
@@ -308,7 +311,7 @@ class Scheduler:
         twin = sequence.twin
         if twin is not None and not twin.is_over and not self._has_prompt(twin):
             return True
-        if self._make_hasher is None or not self._computing:
+        if self._make_hasher is None or not self._computing or sequence.is_unscored:
             return False
         for name in self._names(sequence):
             if self.blocks.find(name) is None:
@@ -325,7 +328,8 @@ class Scheduler:
         table, twin = self.table, sequence.twin
         is_alike = twin is not None and len(sequence.token_ids) == sequence.num_prompt and self._has_prompt(twin)
         if twin is None or not is_alike or table.is_outgrown[twin.slot] != table.has_outgrown(sequence.num_prompt):
-            matched = self.blocks.match(self._names(sequence))
+            names = self._names(sequence)
+            matched = self.blocks.match([] if sequence.is_unscored else names)
             return matched, len(matched) * table.block_size, -1
         num_known = sequence.num_prompt - 1
         num_full, num_more = divmod(num_known, table.block_size)
@@ -400,6 +404,8 @@ class Scheduler:
         table, running, budget = self.table, self.running, self._max_step_tokens
         remaining = table.length[running] - table.num_computed[running]
         is_decode = remaining == 1
+        if table.num_scored:
+            remaining = self._held_back(remaining)
         num_decode = int(np.count_nonzero(is_decode))
         if num_decode == len(running) <= budget:
             return ScheduledStep(running.copy(), remaining)
@@ -415,6 +421,13 @@ class Scheduler:
         order = order[granted[order] > 0]
         slots = np.concatenate([running[is_decode], prefill[order]])
         return ScheduledStep(slots, np.concatenate([remaining[is_decode], granted[order]]))
+
+    def _held_back(self, remaining: Ints) -> Ints:
+        """`remaining` of the running rows, less where every token's logits are wanted: those of a step take memory."""
+        scored = self.table.num_scored
+        is_scored = np.array([slot in scored for slot in self.running.tolist()])
+        most = max(2, self._max_scored_tokens // len(scored))  # a chunk of one token would be a decode row
+        return np.where(is_scored, np.minimum(remaining, most), remaining).astype(np.int32)
 
     def _take_turns(self, remaining: Ints, chunk: int) -> ScheduledStep:
         """More rows than tokens: those that have waited longest, with one token or a small chunk each."""

@@ -78,6 +78,7 @@ class Sequence:
     twin: Sequence | None = None  # whose prompt it shares
     is_over: bool = False
     device_us: float = 0.0  # what it had of the devices' time until it last gave its slot back
+    num_scored: int = 1  # of its prompt's first tokens, those whose log-probability was told, or is not to be
     prefix_hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -87,6 +88,11 @@ class Sequence:
     @property
     def num_prompt(self) -> int:
         return len(self.request.prompt)
+
+    @property
+    def is_unscored(self) -> bool:
+        """Whether log-probabilities of its prompt are still to be told: those positions cannot come from a cache."""
+        return self.request.sampling.scores_prompt and self.num_scored < self.num_prompt
 
 
 def draw_seed(seed: int | None) -> int:
@@ -143,6 +149,7 @@ class SlotTable:
         self.held_ends: dict[
             int, tuple[int, Ints]
         ] = {}  # slot -> the length before which it cannot end, its end tokens
+        self.num_scored: dict[int, int] = {}  # slot -> see Sequence; only of those with prompts still to be scored
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
         """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
@@ -169,6 +176,8 @@ class SlotTable:
         if sampling.min_tokens and request.constraint is None:
             ends = np.array(sequence.stop_token_ids, dtype=np.int32)
             self.held_ends[slot] = len(request.prompt) + sampling.min_tokens, ends
+        if sequence.is_unscored:
+            self.num_scored[slot] = sequence.num_scored
         self.seed[slot] = sequence.seed
         self.device_us[slot] = sequence.device_us
 

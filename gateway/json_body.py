@@ -71,7 +71,10 @@ def _check_members(value: Any, num_members: int) -> None:
         inner = stack.pop()
         if isinstance(inner, dict):
             found += len(inner)
-            if len(inner) > MAX_MEMBERS and not (len(inner) <= MAX_BIASES and any(inner is each for each in biases)):
+            if len(inner) > MAX_MEMBERS and any(inner is each for each in biases):
+                if len(inner) > MAX_BIASES:
+                    raise Refusal(Reason.INPUT_INVALID, f"'/logit_bias' must have <= {MAX_BIASES} properties")
+            elif len(inner) > MAX_MEMBERS:
                 raise _invalid(f"an object with more than {MAX_MEMBERS} members")
             if "logit_bias" in inner:
                 biases.append(inner["logit_bias"])

@@ -45,7 +45,7 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
         if not _is_nothing(body.get(name)):
             raise BadInput(f"'/{name}' {why}")
     if body.get("prompt_logprobs") is not None:
-        raise BadInput("'/prompt_logprobs' is not supported: only the answer's tokens have log-probabilities")
+        raise BadInput("'/prompt_logprobs' is not supported: ask /v1/completions for '/echo' and '/logprobs'")
     if not boolean(body, "add_generation_prompt", True):
         raise BadInput("'/add_generation_prompt' must be true")
 

@@ -5,6 +5,7 @@ Reading raises `BadInput`. What they share with chat is in `openai.py`. Knows no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from engine.protocol.tasks import Constraint, Sampling, TextGeneration
 MAX_PROMPTS = 1024
 MAX_SEQUENCES = 2048  # of one body: prompts × best_of
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_MAX_SKIPPED = 8  # characters of a prompt that tokens before may not have told
 
 Prompt = str | tuple[int, ...]
 
@@ -30,7 +32,7 @@ _encode = msgspec.json.Encoder().encode
 @dataclass(frozen=True)
 class Completions:
     """What a body asks for: for each prompt `num_choices` texts, the best of `num_tries`. `has_echo`: each begins with
-    its prompt."""
+    its prompt, which the tasks see to where they `echo`, and whoever shows the answers where not."""
 
     prompts: tuple[Prompt, ...]
     sampling: Sampling
@@ -38,6 +40,12 @@ class Completions:
     num_tries: int
     has_echo: bool
     constraint: Constraint | None
+
+    @property
+    def tasks_echo(self) -> bool:
+        """Only who has the model can tell a prompt's tokens, or the text of token ids."""
+        is_known = self.sampling.logprobs is None and all(isinstance(prompt, str) for prompt in self.prompts)
+        return self.has_echo and (not is_known or not self.sampling.max_tokens)
 
     def tasks(self) -> list[TextGeneration]:
         """One for each prompt, with all its tries."""
@@ -47,11 +55,16 @@ class Completions:
         sampling, tries = self.sampling, self.num_tries
         if self.num_tries > self.num_choices and sampling.logprobs is None:
             sampling = msgspec.structs.replace(sampling, logprobs=0)  # what the best is chosen by
-        if isinstance(prompt, str):
-            return TextGeneration(
-                prompt=prompt, raw=True, sampling=sampling, constraint=self.constraint, num_choices=tries
-            )
-        return TextGeneration(prompt_token_ids=prompt, sampling=sampling, constraint=self.constraint, num_choices=tries)
+        is_text = isinstance(prompt, str)
+        return TextGeneration(
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=None if isinstance(prompt, str) else prompt,
+            raw=is_text,
+            sampling=sampling,
+            constraint=self.constraint,
+            num_choices=tries,
+            echoes=self.tasks_echo,
+        )
 
 
 def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int) -> Completions:
@@ -69,12 +82,17 @@ def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int
         raise BadInput("'/best_of' must be '/n' where '/stream' is true")
     num_tops = integer(body, "logprobs", None, minimum=0, maximum=openai.MAX_TOP_LOGPROBS)
     has_echo = boolean(body, "echo", False)
-    if has_echo and num_tops is not None:
-        raise BadInput("'/echo' cannot be combined with '/logprobs': a prompt's tokens have no log-probabilities here")
+    if has_echo and num_tries > num_choices:
+        raise BadInput("'/best_of' must be '/n' where '/echo' is true")
     if not boolean(body, "add_special_tokens", True):
         raise BadInput("'/add_special_tokens' must be true: send token ids to choose every token")
     words = dict(body) | {"logprobs": num_tops is not None, "top_logprobs": num_tops}
-    sampling = openai.sampling(words, default_max_tokens=DEFAULT_MAX_TOKENS, context_window=context_window)
+    sampling = openai.sampling(
+        words,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        context_window=context_window,
+        min_max_tokens=0 if has_echo else 1,
+    )
     constraint = output_constraint(body)
     sampling = alone.with_min_tokens(body, sampling, is_held=constraint is not None)
     return Completions(
@@ -146,22 +164,40 @@ def choice_object(
     index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None, offset: int = 0
 ) -> dict[str, Any]:
     """One choice, or a piece of it in a stream; `offset` is how many characters of its text came before."""
-    shown = None if logprobs is None else logprobs_object(logprobs, offset)
+    shown = None if logprobs is None else logprobs_object(logprobs, offset, text)
     return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
 
 
-def logprobs_object(logprobs: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
-    """`logprobs` in the older form: columns. Among a token's likeliest is always the token itself."""
-    offsets = []
-    for entry in logprobs:
-        offsets.append(offset)
-        offset += len(entry.text)
+def logprobs_object(logprobs: Sequence[TokenLogprob], offset: int = 0, text: str = "") -> dict[str, Any]:
+    """`logprobs` of a text in the older form: columns. Among a token's likeliest is always the token itself. A prompt's
+    first token has null for both."""
+    has_one = [not math.isnan(entry.logprob) for entry in logprobs]
     return {
-        "text_offset": offsets,
-        "token_logprobs": [entry.logprob for entry in logprobs],
+        "text_offset": _text_offsets(text, logprobs, offset),
+        "token_logprobs": [entry.logprob if has else None for entry, has in zip(logprobs, has_one, strict=True)],
         "tokens": [entry.text for entry in logprobs],
-        "top_logprobs": [{entry.text: entry.logprob} | dict(entry.top) for entry in logprobs],
+        "top_logprobs": [
+            {entry.text: entry.logprob} | dict(entry.top) if has else None
+            for entry, has in zip(logprobs, has_one, strict=True)
+        ],
     }
+
+
+def _text_offsets(text: str, logprobs: Sequence[TokenLogprob], offset: int) -> list[int]:
+    """Where each token's text begins. A prompt's first tokens may have more text than is seen of them (a mark of the
+    beginning, a space that the tokenizer puts there), and so may a character that is several tokens: there they are
+    looked for."""
+    offsets, at = [], 0
+    is_of_prompt = bool(logprobs) and math.isnan(logprobs[0].logprob)
+    for entry in logprobs:
+        length = len(entry.text)
+        if is_of_prompt and not text.startswith(entry.text, at):
+            seen = entry.text if at else entry.text.lstrip()
+            place = text.find(seen, at, at + len(seen) + _MAX_SKIPPED) if seen else -1
+            at, length = (at, 0) if place < 0 else (place, len(seen))
+        offsets.append(offset + at)
+        at += length
+    return offsets
 
 
 class CompletionChunks:
@@ -182,7 +218,7 @@ class CompletionChunks:
         self, index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None, offset: int
     ) -> bytes:
         """A piece with log-probabilities, or the last one of a choice."""
-        shown = _encode(None if logprobs is None else logprobs_object(logprobs, offset))
+        shown = _encode(None if logprobs is None else logprobs_object(logprobs, offset, text))
         before = self._before + b"%d" % index + b',"text":' + _encode(text)
         return before + b',"logprobs":' + shown + b',"finish_reason":' + _encode(reason) + self._tail
 

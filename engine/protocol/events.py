@@ -40,7 +40,8 @@ class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """One token's text, natural-log probability, and the likeliest alternatives as (text, logprob)."""
+    """One token's text, natural-log probability, and the likeliest alternatives as (text, logprob). The first token
+    of a prompt has none: its `logprob` is NaN."""
 
     text: str
     logprob: float
@@ -56,7 +57,7 @@ class Started(Struct, frozen=True, tag="started", omit_defaults=True):
 
 class Token(Struct, frozen=True, tag="token", omit_defaults=True):
     """Text of one or more newly generated tokens; never ends inside a character. May be empty. `is_reasoning`: what the
-    model thought, not what it answered."""
+    model thought, not what it answered. The prompt, where it is echoed, comes first and counts no tokens."""
 
     text: str
     num_tokens: int = 1

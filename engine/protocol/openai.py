@@ -96,7 +96,12 @@ def refuse_unsafe_fields(body: Mapping[str, Any]) -> None:
 
 
 def sampling(
-    body: Mapping[str, Any], limit_name: str = "max_tokens", *, default_max_tokens: int, context_window: int
+    body: Mapping[str, Any],
+    limit_name: str = "max_tokens",
+    *,
+    default_max_tokens: int,
+    context_window: int,
+    min_max_tokens: int = 1,
 ) -> Sampling:
     """How to sample, from either family's field names. Raises BadInput."""
     logprobs = None
@@ -109,7 +114,7 @@ def sampling(
     seed = integer(body, "seed", None, minimum=-(2**63), maximum=2**64 - 1)
     return Sampling(
         max_tokens=integer(
-            body, limit_name, min(default_max_tokens, context_window), minimum=1, maximum=context_window
+            body, limit_name, min(default_max_tokens, context_window), minimum=min_max_tokens, maximum=context_window
         ),
         must_fit=body.get(limit_name) is not None,
         temperature=number(body, "temperature", 0.6, minimum=0, maximum=5),

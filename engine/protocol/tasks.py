@@ -21,6 +21,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gives none, k >= 0 gives that of the sampled token and of the k likeliest. `must_fit` says that `max_tokens` is the
     caller's own word: it is refused when the prompt leaves less of the context, where a default would be shortened.
     A token of `stop_token_ids` ends the text as the model's own end tokens do, and shows in it no more than they.
+    With `scores_prompt`, `logprobs` are given of the prompt's tokens as well, each after those before it.
     `logit_bias` has (token id, what is added to its logit) pairs, each id once. Before `min_tokens`, no such token and
     no end token is drawn; a constraint that has nothing left to say ends a text all the same.
     """
@@ -41,6 +42,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
+    scores_prompt: bool = False
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -107,6 +109,9 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     `num_choices` answers are given to the one prompt. The first is what a call for one would get; with a seed, the
     others have seeds that follow it.
 
+    `echoes`: each answer begins with the prompt's text, and its log-probabilities, if asked for, with those of the
+    prompt's tokens; `max_tokens` may then be 0.
+
     `only_counts`: nothing is generated; the Started of such a call has the number of the prompt's tokens.
 
     `template_kwargs` are variables of the template that a caller may set (`enable_thinking`). `tells_reasoning`: what
@@ -128,6 +133,7 @@ class TextGeneration(Struct, frozen=True, tag="text-generation", omit_defaults=T
     template_kwargs: dict[str, bool | str] = {}
     tells_reasoning: bool = False
     only_counts: bool = False
+    echoes: bool = False
 
 
 class TextEmbeddings(Struct, frozen=True, tag="text-embeddings", omit_defaults=True, kw_only=True):

@@ -151,7 +151,7 @@ class OpenAIDoor:
             int(time.time()),
             self._shown_name(body),
             asked,
-            await bodies.echoes(asked, generator),
+            bodies.echoes(asked),
             has_usage_chunk=openai.wants_usage_chunk(body),
         )
         await self._tell(request, body, asked.tasks(), shape)

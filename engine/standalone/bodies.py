@@ -57,18 +57,11 @@ def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
     return Chat(task, openai.wants_usage_chunk(body), tools.is_legacy(body))
 
 
-async def echoes(asked: completions.Completions, generator: TextGenerator) -> list[str]:
-    """What the choices of each prompt begin with; nothing for one that is longer than the context, and refused."""
-    if not asked.has_echo:
+def echoes(asked: completions.Completions) -> list[str]:
+    """What the choices of each prompt begin with, beside what its task tells."""
+    if not asked.has_echo or asked.tasks_echo:
         return [""] * len(asked.prompts)
-    texts = []
-    for prompt in asked.prompts:
-        if isinstance(prompt, str):
-            texts.append(prompt)
-        else:
-            is_long = len(prompt) > generator.info.max_model_len
-            texts.append("" if is_long else await decoded(prompt, generator))
-    return texts
+    return [str(prompt) for prompt in asked.prompts]
 
 
 async def decoded(token_ids: Sequence[int], generator: TextGenerator) -> str:

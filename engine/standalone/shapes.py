@@ -159,7 +159,7 @@ class CompletionShape:
         if reason is not None:
             self._told_ends.add(choice)
         offset = self._offsets[choice]
-        self._offsets[choice] += sum(len(entry.text) for entry in token.logprobs)
+        self._offsets[choice] += len(token.text)
         return _frame(self._chunks.choice(choice, token.text, reason, logprobs, offset))
 
     def end(self, usage: Usage) -> bytes:

@@ -17,6 +17,7 @@ from engine.protocol.events import Failed, Finished, FinishReason, Started, Toke
 from engine.replica import Output, Replica, TokenIdLogprob
 from engine.sequence import SequenceRequest
 from engine.tasks.answer import Answer
+from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit
 from engine.tokenizer import Tokenizer
 from engine.tool_calls.parser import CallPiece, Piece, Thought
@@ -54,10 +55,12 @@ class Generation:
         *,
         may_be_cut: bool,
         choice: int = 0,
+        echo: PromptEcho | None = None,
+        is_silent: bool = False,
     ) -> None:
         """`may_be_cut`: what the limit cut short is an answer, as a call of a tool is; an output format is not.
-        `choice` numbers the answers to one prompt. A sequence that is held to a constraint ends with `length` only
-        where what it says is whole."""
+        `choice` numbers the answers to one prompt, which begin with `echo`; a silent one says nothing else. A sequence
+        that is held to a constraint ends with `length` only where what it says is whole."""
         self._replica = replica
         self._tokenizer = tokenizer
         self._sequence_id = request.sequence_id
@@ -69,6 +72,9 @@ class Generation:
         self._may_be_cut = may_be_cut
         self._is_held = request.constraint is not None
         self._choice = choice
+        self._echo = echo
+        self._is_silent = is_silent
+        self._held: list[Output] = []  # until the prompt can be told
         self._num_cached = 0
         self._num_tokens = 0
         self._num_thought = 0  # tokens of thoughts
@@ -90,15 +96,38 @@ class Generation:
         if self._is_over:
             return
         try:
-            self._tell(output)
+            if output.prompt_logprobs and self._echo is not None:
+                self._echo.add(output.prompt_logprobs)
+            elif self._is_waiting(output):
+                self._held.append(output)
+            else:
+                self._tell(output)
         except Exception as error:
             logger.exception("an answer could not be told: %s", type(error).__name__)
             self._replica.abort(self._sequence_id)
             self._end(msgspec.structs.replace(_FAILURES["error"], usage=self._usage()))
 
+    def _is_waiting(self, output: Output) -> bool:
+        """Whether it is to be told once the prompt is; failures are told at once."""
+        if self._echo is None or self._echo.is_ready or output.finish not in (None, "stop", "length", "unclosed"):
+            return False
+        if not self._held:
+            self._echo.when_ready(self._tell_held)
+        return True
+
+    def _tell_held(self) -> None:
+        held, self._held = self._held, []
+        for output in held:
+            self.on_output(output)
+
     def _tell(self, output: Output) -> None:
         self._num_cached = output.num_cached_tokens or self._num_cached
         self._device_us = output.device_us or self._device_us
+        if self._is_silent and output.token_ids:
+            self._start()
+            self._end(Finished("length", self._usage()))
+            self._replica.abort(self._sequence_id)
+            return
         if output.token_ids:
             self._start()
             self._say(self._take(output))
@@ -147,6 +176,8 @@ class Generation:
         if not self._is_started:
             self._is_started = True
             self._emit(Started(self._num_prompt, self._num_cached))
+            if self._echo is not None:
+                self._emit(self._echo.token(self._choice))
 
     def _say(self, pieces: Sequence[Piece]) -> None:
         """Emit what can be said: neighbouring texts as one, with the log-probabilities until now."""

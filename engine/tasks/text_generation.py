@@ -29,6 +29,7 @@ from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
 from engine.tasks.generation import Generation
+from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit, Refused, Run, Work
 from engine.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
@@ -39,6 +40,7 @@ from engine.tool_calls.reasoning import REASONINGS, find_reasoning
 from engine.zygote import Zygote
 
 _LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread, where they hold up nobody
+_MANY_TOKENS = 10_000  # likewise, the other way
 _CHARS_PER_MESSAGE = 100  # what a turn costs beside its text, in characters of text
 _NAMESPACE_BYTES = 32
 _PROMPT_END_TOKENS = 16  # of which may be marks of a thought
@@ -157,7 +159,11 @@ class TextGenerator:
         request = SequenceRequest(
             sequence_id=next(self._sequence_ids),
             prompt=np.asarray(prompt, dtype=np.int32),
-            sampling=msgspec.structs.replace(task.sampling, max_tokens=min(task.sampling.max_tokens, room)),
+            sampling=msgspec.structs.replace(
+                task.sampling,
+                max_tokens=max(1, min(task.sampling.max_tokens, room)),
+                scores_prompt=task.echoes and task.sampling.logprobs is not None,
+            ),
             namespace=work.namespace,
             tenant=work.tenant,
             stop_token_ids=(*controls, *task.sampling.stop_token_ids),
@@ -165,6 +171,8 @@ class TextGenerator:
             adapter=work.adapter,
             is_ephemeral=work.is_ephemeral,
         )
+
+        echo = await self._echo(task, prompt) if task.echoes else None
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
             generation = Generation(
@@ -176,6 +184,8 @@ class TextGenerator:
                 emit,
                 may_be_cut=task.constraint is None,
                 choice=choice,
+                echo=echo,
+                is_silent=not task.sampling.max_tokens,
             )
             self._replica.add(request, generation.on_output)
             return generation
@@ -194,9 +204,20 @@ class TextGenerator:
         return dataclasses.replace(
             request,
             sequence_id=next(self._sequence_ids),
-            sampling=of_choice(request.sampling, choice),
+            sampling=msgspec.structs.replace(of_choice(request.sampling, choice), scores_prompt=False),
             twin_of=request.sequence_id,
         )
+
+    async def _echo(self, task: TextGeneration, prompt: Sequence[int]) -> PromptEcho:
+        say = self._tokenizer.token_text
+
+        def decode() -> tuple[str, list[str]]:
+            text = self._tokenizer.decode(prompt) if task.prompt is None else task.prompt
+            return text, [say(token_id) for token_id in prompt]
+
+        is_short = len(prompt) < _MANY_TOKENS
+        text, token_texts = decode() if is_short else await asyncio.to_thread(decode)
+        return PromptEcho(text, token_texts, task.sampling.logprobs, say)
 
     async def _first_sound(self, plan: Plan, namespace: bytes, field: str) -> Constraint | None:
         """The first of the constraints that sequences can be held to; `field` is where the caller's own is. Raises
@@ -303,7 +324,8 @@ def _refuse_unsound(work: Work, task: TextGeneration) -> None:
         "messages, prompt or prompt_token_ids": [task.messages, task.prompt, task.prompt_token_ids].count(None) == 2,
         "namespace": len(work.namespace) == _NAMESPACE_BYTES,
         "tenant": 0 <= work.tenant < 1 << 63,
-        "max_tokens": sampling.max_tokens >= 1,
+        "max_tokens": sampling.max_tokens >= (0 if task.echoes else 1),
+        "echoes": not task.echoes or task.messages is None,
         "min_tokens": 0 <= sampling.min_tokens <= sampling.max_tokens,
         "temperature": sampling.temperature >= 0,
         "top_p": 0 < sampling.top_p <= 1,

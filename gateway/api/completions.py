@@ -46,11 +46,9 @@ def read_completion(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> 
 
 
 def _echoes(asked: Completions) -> list[str]:
-    """What the choices of each prompt begin with. Raises BadInput for prompts whose text only a node could tell."""
-    if not asked.has_echo:
+    """What the choices of each prompt begin with, beside what its task tells."""
+    if not asked.has_echo or asked.tasks_echo:
         return [""] * len(asked.prompts)
-    if not all(isinstance(prompt, str) for prompt in asked.prompts):
-        raise BadInput("'/echo' needs prompts that are texts")
     return [str(prompt) for prompt in asked.prompts]
 
 

@@ -41,6 +41,7 @@ class Driver:
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, str | None] = {}
         self.num_cached: dict[int, int] = {}
+        self.prompt_scores: dict[int, list[tuple[float, list[int]]]] = defaultdict(list)  # (logprob, likeliest ids)
         self.borrowed: list[np.ndarray] = []  # blocks taken from the pool by the test itself
         self._next_id = 0
 
@@ -85,6 +86,10 @@ class Driver:
         before = self.engine.num_computed_tokens
         report = self.engine.step()
         assert self.engine.num_computed_tokens - before <= self.config.max_step_tokens, "a step over its budget"
+        for prompt in report.prompts:
+            assert not self.tokens[prompt.sequence_id], "of the prompt, after an answer"
+            scores = zip(prompt.logprobs.tolist(), prompt.top_ids.tolist(), strict=True)
+            self.prompt_scores[prompt.sequence_id] += scores
         rows = zip(report.sequence_ids, report.token_ids, report.finishes, report.num_cached, strict=True)
         for sequence_id, token_id, code, num_cached in ((int(a), int(b), int(c), int(d)) for a, b, c, d in rows):
             assert sequence_id not in self.finishes, "news of a sequence after its end"

@@ -119,6 +119,27 @@ def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_dri
         assert driver.engine.status().num_preemptions > 0
 
 
+def test_a_preempted_sequence_tells_each_log_probability_of_its_prompt_once_and_its_twins_none(
+    new_driver, cases: list[Case]
+):
+    scored = {"max_tokens": 40, "temperature": 0.0, "logprobs": 2, "scores_prompt": True, "ignore_eos": True}
+    alone = new_driver(num_blocks=60)
+    expected = alone.add(cases[5].prompt, **scored)
+    alone.run()
+    driver = new_driver(num_blocks=14, max_step_tokens=17)
+    ids = [driver.add(cases[5].prompt, namespace=bytes([number + 1]) * 32, **scored) for number in range(8)]
+    twin = driver.add(cases[5].prompt, twin_of=ids[0], **GREEDY)
+    driver.run()
+    assert driver.engine.status().num_preemptions > 0
+    for sequence_id in ids:
+        found, tops = zip(*driver.prompt_scores[sequence_id], strict=True)
+        assert found == pytest.approx([each[0] for each in alone.prompt_scores[expected]], abs=1e-4)
+        assert list(tops) == [each[1] for each in alone.prompt_scores[expected]]
+        assert driver.tokens[sequence_id] == alone.tokens[expected]
+    assert not driver.prompt_scores[twin]
+    assert not driver.engine.table.num_scored
+
+
 def test_seeded_draws_do_not_depend_on_batch_mates_or_interruptions(new_driver, cases: list[Case]):
     sampled = {"max_tokens": 40, "temperature": 0.9, "top_p": 0.95, "seed": 11, "ignore_eos": True}
     penalised = sampled | {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2, "seed": 12}

@@ -36,7 +36,13 @@ class Model:
             mask = torch.ones_like(ids)
             whole = model.generate(ids, attention_mask=mask, max_new_tokens=NUM_GREEDY, do_sample=False, pad_token_id=0)
         self.greedy = whole[0, PROMPT_LEN:].tolist()
+        self._model = model
         self.runner = runner_of(folder)
+
+    def logprobs(self, ids: list[int]) -> torch.Tensor:
+        """float32 [T, V]"""
+        with torch.no_grad():
+            return torch.log_softmax(self._model(torch.tensor([ids])).logits[0].float(), -1)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +58,30 @@ def test_greedy_tokens_are_the_same_whatever_the_chunks(kind: str, chunk: int, m
     sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
     driver.run()
     assert driver.tokens[sequence_id] == model.greedy
+
+
+@pytest.mark.parametrize("budget", [3, 16, 512])
+def test_a_prompt_s_log_probabilities_are_those_of_transformers_cached_or_not_and_beside_others(
+    budget: int, model_of: Any
+) -> None:
+    """Every position once, in order, though half of the prompt is in the prefix cache and others come and go."""
+    model = model_of("mistral")
+    ids = [*model.prompt, *model.greedy]
+    driver = Driver(runner_of(model.folder, num_blocks=64), max_step_tokens=budget)
+    driver.add(model.prompt, max_tokens=1, temperature=0.0)
+    driver.run()
+    wanted = {"max_tokens": 2, "temperature": 1.0, "logprobs": 3, "scores_prompt": True, "ignore_eos": True}
+    scored = [driver.add(ids, **wanted), driver.add(ids[:50], **wanted), driver.add(ids[:1], **wanted)]
+    for length in (9, 30, 41):
+        driver.add(ids[:length], max_tokens=8, temperature=1.0, ignore_eos=True)
+    driver.run()
+    expected = model.logprobs(ids)  # [T, V]
+    for sequence_id, length in zip(scored, (len(ids), 50, 1), strict=True):
+        found = driver.prompt_scores[sequence_id]
+        assert len(found) == length - 1
+        for place, (logprob, tops) in enumerate(found):
+            assert logprob == pytest.approx(expected[place, ids[place + 1]].item(), abs=1e-4)
+            assert expected[place, tops].tolist() == pytest.approx(expected[place].topk(3).values.tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["llama 3 with scaled positions", "mistral"])

@@ -61,6 +61,35 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
     assert (sampling.max_tokens, sampling.temperature, sampling.stop, sampling.logprobs) == (5, 0, ("y",), 2)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [{"guided_regex": "[a-z]+"}, {"guided_choice": ["a", "b"]}, {"guided_grammar": 'start: "a"'},
+     {"structured_outputs": {"regex": "[a-z]+"}}, {"response_format": {"type": "regex", "regex": "[a-z]+"}}],
+    ids=json.dumps,
+)  # fmt: skip
+def test_an_output_format_that_chat_takes_holds_a_text_too(client: httpx.Client, running: Running, body: dict):
+    task = running.site.execute_of(complete(client, running, body | {"model": HANDY, "prompt": "x"})).task
+    assert task.constraint is not None
+
+
+def test_where_words_end_reaches_the_node(client: httpx.Client, running: Running):
+    body = {"prompt": "x", "max_tokens": 5, "stop_token_ids": [3, 4], "min_tokens": 2}
+    sampling = running.site.execute_of(complete(client, running, body)).task.sampling
+    assert (sampling.stop_token_ids, sampling.min_tokens) == ((3, 4), 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_told"),
+    [({"prompt": "x"}, False), ({"prompt": [5]}, True), ({"prompt": "x", "logprobs": 1}, True),
+     ({"prompt": "x", "max_tokens": 0}, True)],
+    ids=json.dumps,
+)  # fmt: skip
+def test_an_echo_that_only_a_node_can_tell_is_asked_of_it(
+    client: httpx.Client, running: Running, body: dict, is_told: bool
+):
+    assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes == is_told
+
+
 def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running):
     broken = "!" + json.dumps({"then_after": 2, "then": "die", "gap_s": 0.03})
     frames = complete(client, running, {"prompt": broken, "stream": True}).text.split("\n\n")
@@ -71,11 +100,13 @@ def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running
     "body",
     [{}, {"prompt": ""}, {"prompt": []}, {"prompt": ["a", 2]}, {"prompt": [1, -2]}, {"prompt": [[1], "a"]},
      {"prompt": 1},
-     {"prompt": [[]]}, {"prompt": ["a", ""]}, {"prompt": ["a"] * 129}, {"prompt": [1], "echo": True}, {"prompt": [1.5]},
+     {"prompt": [[]]}, {"prompt": ["a", ""]}, {"prompt": ["a"] * 129}, {"prompt": [1.5]},
      {"prompt": "x", "best_of": 2, "n": 2}, {"model": CHATTY, "prompt": "x", "best_of": 2, "n": 3},
      {"model": CHATTY, "prompt": "x", "best_of": 2, "stream": True},
      {"prompt": "x", "max_tokens": 0}, {"prompt": "x", "suffix": "y"}, {"prompt": "x", "best_of": 9},
-     {"prompt": "x", "echo": True, "logprobs": 1}, {"prompt": "x", "logprobs": 21}, {"prompt": "x", "n": 2}],
+     {"model": CHATTY, "prompt": "x", "echo": True, "best_of": 2}, {"prompt": "x", "logprobs": 21},
+     {"prompt": "x", "stop_token_ids": [-1]}, {"prompt": "x", "stop_token_ids": [1] * 17},
+     {"prompt": "x", "min_tokens": 17}, {"prompt": "x", "min_tokens": 1, "stop": "y"}, {"prompt": "x", "n": 2}],
     ids=json.dumps,
 )  # fmt: skip
 def test_what_does_not_fit_is_named(client: httpx.Client, running: Running, body: dict):

@@ -35,8 +35,19 @@ async def test_many_ids_are_decoded_in_a_thread(generator: Any):
     assert generator.tokenizer.decoded == [(10, True), (10_000, False)]
 
 
-async def test_a_prompt_that_will_be_refused_for_its_length_is_not_decoded_for_an_echo(generator: Any):
-    body = {"prompt": [[1] * 5, [1] * 20_001], "echo": True}
+@pytest.mark.parametrize(
+    ("body", "echoes", "is_told"),
+    [
+        ({"prompt": ["a", "b"], "echo": True}, ["a", "b"], False),
+        ({"prompt": "a", "echo": True, "logprobs": 0}, [""], True),
+        ({"prompt": "a", "echo": True, "max_tokens": 0}, [""], True),
+        ({"prompt": [1, 2], "echo": True}, [""], True),
+        ({"prompt": [1, 2], "logprobs": 1}, [""], False),
+    ],
+)
+def test_a_prompt_is_echoed_where_its_text_is_known_or_by_who_has_the_model(
+    body: dict[str, Any], echoes: list[str], is_told: bool
+):
     asked = completions(body, context_window=20_000, vocab_size=100)
-    assert await bodies.echoes(asked, generator) == ["xxxxx", ""]
-    assert generator.tokenizer.decoded == [(5, True)]
+    assert bodies.echoes(asked) == echoes
+    assert {task.echoes for task in asked.tasks()} == {is_told}

@@ -150,6 +150,52 @@ def test_an_echo_puts_the_prompt_before_its_answer(client: OpenAI):
     assert "".join(chunk.choices[0].text for chunk in chunks) == "Tim had a" + plain
 
 
+def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_as_an_answer(
+    client: OpenAI, cases: list[dict[str, Any]]
+):
+    """What a model's evaluation asks: `echo`, `logprobs` and at most one token more; no answer at all with 0."""
+    case = next(case for case in cases if case["prompt"])
+    asked = {"model": MODEL, "prompt": case["prompt_ids"], "logprobs": 2, "temperature": 0}
+    made = client.completions.create(**asked, max_tokens=20, extra_body={"ignore_eos": True}).choices[0]
+    assert made.logprobs is not None
+    ids = [*case["prompt_ids"], *case["greedy_ids"][:20]]
+    for max_tokens in (0, 1):
+        echoed = client.completions.create(**asked | {"prompt": ids}, echo=True, max_tokens=max_tokens)
+        (choice,) = echoed.choices
+        assert choice.logprobs is not None
+        assert echoed.usage is not None
+        assert (echoed.usage.prompt_tokens, echoed.usage.completion_tokens) == (len(ids), max_tokens)
+        assert choice.text.startswith(case["prompt"] + made.text)
+        columns = choice.logprobs
+        assert columns.token_logprobs[0] is columns.top_logprobs[0] is None
+        assert columns.tokens[len(case["prompt_ids"]) : len(ids)] == made.logprobs.tokens
+        found = columns.token_logprobs[len(case["prompt_ids"]) : len(ids)]
+        assert found == pytest.approx(made.logprobs.token_logprobs, abs=1e-4)
+        seen = zip(columns.text_offset[2:], columns.tokens[2:], strict=True)
+        assert all(choice.text.startswith(token, offset) for offset, token in seen)
+
+
+def test_an_echo_s_log_probabilities_are_the_same_streamed_and_of_each_of_many_answers(client: OpenAI):
+    asked = {"model": MODEL, "prompt": ["One day a", "Tom"], "logprobs": 1, "echo": True, "max_tokens": 4, "seed": 1}
+    whole = client.completions.create(**asked, n=2, temperature=1)
+    texts, logprobs, offsets = ({index: [] for index in range(4)} for _ in range(3))
+    for chunk in client.completions.create(**asked, n=2, temperature=1, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index].append(choice.text)
+            if choice.logprobs is not None:
+                logprobs[choice.index] += choice.logprobs.token_logprobs
+                offsets[choice.index] += choice.logprobs.text_offset
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        assert "".join(texts[choice.index]) == choice.text
+        assert logprobs[choice.index] == choice.logprobs.token_logprobs
+        assert offsets[choice.index] == choice.logprobs.text_offset
+    first, second = (whole.choices[index].logprobs for index in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert first.token_logprobs[:-4] == second.token_logprobs[:-4]
+
+
 def test_a_stop_token_ends_the_text_and_does_not_show(client: OpenAI, cases: list[dict[str, Any]]):
     case = next(case for case in cases if case["prompt"])
     stop = case["greedy_ids"][3]
@@ -247,7 +293,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
     ({"prompt": "a", "logprobs": 21}, "logprobs"),
     ({"prompt": "a", "logprobs": True}, "logprobs"),
-    ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
+    ({"prompt": "a", "echo": True, "logprobs": 21}, "logprobs"),
+    ({"prompt": "a", "echo": True, "best_of": 2}, "best_of"),
+    ({"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens"),
     ({"prompt": "a", "suffix": "b"}, "suffix"),
     ({"prompt": "a", "n": 129}, "n"),
     ({"prompt": "a", "logit_bias": {"512": 1}}, "logit_bias"),
