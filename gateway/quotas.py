@@ -106,8 +106,8 @@ def headers_of(standings: Sequence[Standing]) -> Headers:
     for kind, name in (("r", "default"), ("t", "tokens")):
         nearest = nearest_of(standings, kind)
         if nearest is not None:
-            item, remaining, reset_s = nearest
-            now.append(f'"{name}";r={remaining};t={reset_s}')
+            item = nearest.item
+            now.append(f'"{name}";r={nearest.remaining};t={nearest.reset_s}')
             policy.append(f'"{name}";q={item.limit};w={item.span_ms // 1000}')
     if not now:
         return []

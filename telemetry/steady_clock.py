@@ -20,12 +20,10 @@ class SteadyClock:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.monotonic_s = clock.monotonic_s
         self._wall = clock.now()
         self._at_s = clock.monotonic_s()
         self._jumped_at_s: float | None = None
-
-    def monotonic_s(self) -> float:
-        return self._clock.monotonic_s()
 
     def now(self) -> datetime:
         """Aware UTC; at most a minute off the wall clock unless that has just jumped."""

@@ -16,7 +16,9 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
+
+from msgspec import Struct
 
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -51,7 +53,7 @@ class QuotaExceeded(Exception):
         self.standings = standings
 
 
-class Standing(NamedTuple):
+class Standing(Struct, frozen=True, gc=False):
     """How a window stands: so much of it is left, for so long (whole seconds, at least 1)."""
 
     item: Item
