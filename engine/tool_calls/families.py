@@ -21,7 +21,7 @@ HERMES = JsonCalls(
     between="\n</tool_call>\n<tool_call>\n",
     tail="\n</tool_call>",
     end_mark="</tool_call>",
-    hint="</tool_call>",
+    hints=("</tool_call>",),
 )
 MISTRAL = JsonCalls(
     name="mistral",  # up to its tokenizer v3
@@ -69,7 +69,17 @@ LFM2 = PythonCalls(
     next_marks=(",",),
     skips=("]",),
     end_mark="<|tool_call_end|>",
-    hint="<|tool_list_start|>",
+    hints=("<|tool_list_start|>", "List of tools: ["),
+)
+OLMO3 = PythonCalls(
+    name="olmo3",
+    opening="<function_calls>",
+    head="\n",
+    between="\n",
+    tail="\n</function_calls>",
+    has_next_unmarked=True,
+    end_mark="</function_calls>",
+    has_json_words=True,
 )
 GRANITE = JsonCalls(
     name="granite",  # 3.x
@@ -79,7 +89,69 @@ GRANITE = JsonCalls(
     tail="]",
     next_marks=(",",),
     end_mark="]",
-    hint="<|tool_call|>",
+    hints=("<|tool_call|>",),
+)
+GRANITE_20B = JsonCalls(
+    name="granite_20b_fc",
+    opening="<function_call>",
+    head=" ",
+    between="<function_call> ",
+    has_free_line_between=True,
+    hints=("<function_call>",),
+)
+PHI4_MINI = JsonCalls(
+    name="phi4_mini_json",
+    opening="functools",
+    head="[",
+    between=", ",
+    tail="]",
+    next_marks=(",",),
+    end_mark="]",
+    hints=("<|tool|>",),
+)
+INTERNLM = JsonCalls(
+    name="internlm",  # 2, 2.5 and 3: one call a turn
+    opening="<|action_start|><|plugin|>",
+    head="\n",
+    between="<|action_end|>\n<|action_start|><|plugin|>\n",
+    tail="<|action_end|>",
+    arguments_field="parameters",
+    end_mark="<|action_end|>",
+    inner_marks=("<|action_start|>", "<|plugin|>"),
+    hints=("<|plugin|>",),
+)
+NEMOTRON_NANO = JsonCalls(
+    name="nemotron_nano",  # Nano v2
+    opening="<TOOLCALL>",
+    head="[",
+    between=", ",
+    tail="]</TOOLCALL>",
+    next_marks=(",",),
+    skips=("]",),
+    end_mark="</TOOLCALL>",
+    hints=("<TOOLCALL>",),
+)
+GIGACHAT = JsonCalls(
+    name="gigachat3",  # 3
+    opening="function call<|role_sep|>",
+    head="\n",
+    between="<|message_sep|>\n\nfunction call<|role_sep|>\n",
+    inner_marks=("<|role_sep|>", "<|message_sep|>"),
+)
+GIGACHAT_MARKED = JsonCalls(
+    name="gigachat31",  # 3.1
+    opening="<|function_call|>",
+    between="<|function_call|>",
+)
+XLAM = JsonCalls(
+    name="xlam",
+    opening="[TOOL_CALLS]",
+    head="[",
+    between=", ",
+    tail="]",
+    next_marks=(",",),
+    end_mark="]",
+    bare_begin="[",
 )
 COHERE = JsonCalls(
     name="cohere",  # Command R7B and A
@@ -93,7 +165,7 @@ COHERE = JsonCalls(
     next_marks=(",",),
     skips=("]",),
     end_mark="<|END_ACTION|>",
-    hint="<|START_ACTION|>",
+    hints=("<|START_ACTION|>",),
 )
 APRIEL = JsonCalls(
     name="apriel",
@@ -192,6 +264,63 @@ QWEN3_CODER = PairCalls(
     line="\n",
     end_mark="</tool_call>",
 )
+LONGCAT = PairCalls(
+    name="longcat",
+    opening="<longcat_tool_call>",
+    between="<longcat_tool_call>",
+    has_free_line_between=True,
+    before_key="<longcat_arg_key>",
+    after_key="</longcat_arg_key>",
+    before_value="<longcat_arg_value>",
+    after_value="</longcat_arg_value>",
+    call_end="</longcat_tool_call>",
+    line="\n",
+    is_line_free=True,
+    inner_marks=(
+        "<longcat_arg_key>",
+        "</longcat_arg_key>",
+        "<longcat_arg_value>",
+        "</longcat_arg_value>",
+        "</longcat_tool_call>",
+    ),
+)
+MINIMAX_M2 = PairCalls(
+    name="minimax_m2",
+    opening="<minimax:tool_call>",
+    head="\n",
+    between="",
+    tail="</minimax:tool_call>",
+    before_name='<invoke name="',
+    after_name='">',
+    before_key='<parameter name="',
+    after_key='">',
+    after_value="</parameter>",
+    call_end="</invoke>\n",
+    line="\n",
+    has_next_unmarked=True,
+    end_mark="</minimax:tool_call>",
+)
+STEP3 = PairCalls(
+    name="step3",
+    opening="<｜tool_calls_begin｜>",
+    head="<｜tool_call_begin｜>",
+    closing="<｜tool_call_end｜>",
+    between="<｜tool_call_begin｜>",
+    has_free_line_between=True,
+    tail="<｜tool_calls_end｜>",
+    before_name='function<｜tool_sep｜><steptml:invoke name="',
+    after_name='">',
+    before_key='<steptml:parameter name="',
+    after_key='">',
+    after_value="</steptml:parameter>",
+    call_end="</steptml:invoke>",
+    line="\n",
+    is_line_free=True,
+    next_marks=("<｜tool_call_begin｜>",),
+    skips=("<｜tool_call_end｜>",),
+    end_mark="<｜tool_calls_end｜>",
+    inner_marks=("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
+)
 SEED_OSS = PairCalls(
     name="seed_oss",
     opening="<seed:tool_call>",
@@ -247,7 +376,8 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         HERMES, MISTRAL, MISTRAL_NAMED, LLAMA3_JSON, COHERE, APRIEL, APERTUS, DEEPSEEK_V3, DEEPSEEK_V31, DEEPSEEK_V32,
-        DEEPSEEK_V4, KIMI_K2, GLM, QWEN3_CODER, SEED_OSS, GEMMA4, FUNCTIONARY, GRANITE, LFM2,
-        LLAMA4_PYTHONIC, HARMONY,
+        DEEPSEEK_V4, KIMI_K2, GLM, QWEN3_CODER, SEED_OSS, GEMMA4, MINIMAX_M2, STEP3, LONGCAT, OLMO3, FUNCTIONARY,
+        GRANITE, GRANITE_20B, PHI4_MINI, INTERNLM, NEMOTRON_NANO, GIGACHAT, GIGACHAT_MARKED, LFM2, LLAMA4_PYTHONIC,
+        XLAM, HARMONY,
     )
 }  # fmt: skip

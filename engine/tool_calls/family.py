@@ -69,8 +69,8 @@ class Family(ABC):
     Behind a call, `skips` may stand in any number; one of `next_marks` says that another call follows, `end_mark` that
     none does; text may follow both. `has_next_unmarked`: another call may follow without a mark. `inner_marks` may be
     control tokens as `opening` and `end_mark` may. `bare_begin`: an answer may begin with a call without the opening,
-    and this is its first character. `hint`: what a template spells that shows no calls, but whose model writes them in
-    this way. `shown_ids`: how templates of this family want ids of calls, `short` for nine letters and digits,
+    and this is its first character. `hints`: what a template may spell that shows no calls, but whose model writes
+    them in this way. `shown_ids`: how templates of this family want ids of calls, `short` for nine letters and digits,
     `numbered` for `functions.NAME:NUMBER`.
     """
 
@@ -87,7 +87,7 @@ class Family(ABC):
     end_mark: str = ""
     inner_marks: tuple[str, ...] = ()
     bare_begin: str = ""
-    hint: str = ""
+    hints: tuple[str, ...] = ()
     shown_ids: ShownIds = "given"
 
     @property

@@ -43,14 +43,15 @@ def find_form(render: Render, family_name: str | None = None, words: Collection[
     """The form of a model's calls; None when its template writes none that is known. `family_name` says the family
     where the template does not show it; otherwise, where a template tells the model in words how to write calls, one
     of its `words` may."""
+    bare_last = sorted(FAMILIES.values(), key=lambda family: family.is_bare)  # they are read behind any mark
     for takes_text in (False, True):
-        for family in FAMILIES.values():
+        for family in bare_last:
             if _is_read_back(render, Form(family, takes_text), _PROBED[:1]):
                 several = _is_read_back(render, Form(family, takes_text), _PROBED)
                 return Form(FAMILIES[family_name] if family_name else family, takes_text, several)
     if family_name:
         return Form(FAMILIES[family_name])
-    hinted = (family for family in FAMILIES.values() if family.hint and any(family.hint in word for word in words))
+    hinted = (family for family in FAMILIES.values() if any(hint in word for hint in family.hints for word in words))
     return next(map(Form, hinted), None)
 
 

@@ -43,7 +43,7 @@ class JsonCalls(Family):
 
     def begin_of(self, name: str) -> str:
         numbered = f'"{self.id_field}": "0", ' if self.id_field else ""
-        return f'{{{numbered}"{self.name_field}": "{name}", "{self.arguments_field}"'
+        return f'{self.head}{{{numbered}"{self.name_field}": "{name}", "{self.arguments_field}"'
 
     def reader(self, tools: Tools) -> JsonReader:
         return JsonReader(self, tools)

@@ -33,7 +33,9 @@ _UNREAD = (
 
 @dataclass(frozen=True, kw_only=True)
 class PythonCalls(Family):
-    """Nothing but how a list of calls is opened and closed differs."""
+    """`has_json_words`: true, false and null are written as in JSON; either is read."""
+
+    has_json_words: bool = False
 
     def reader(self, tools: Tools) -> PythonCallReader:
         return PythonCallReader(tools)
@@ -54,13 +56,24 @@ class PythonCalls(Family):
                 continue
             argument = f"argument_{index}_{number}"
             rules += [f"{argument}: {quoted(key + '=')} value_{index}_{number}"]
-            rules += _value_rules(f"value_{index}_{number}", part, schema, writer)
+            rules += self._value_rules(f"value_{index}_{number}", part, schema, writer)
             (required if key in schema.get("required", ()) else others).append(argument)
         if not rules:
             return [f"call_{index}: {quoted(name + '()')}"]
         arguments = f"arguments_{index}" + ("" if required else "?")
         listed = _listed(required, others)
         return [f'call_{index}: {quoted(name + "(")} {arguments} ")"', f"arguments_{index}: {listed}", *rules]
+
+    def _value_rules(self, name: str, part: Any, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
+        """JSON is Python too, but for three words."""
+        types = types_of(part, schema)
+        if not self.has_json_words:
+            if types == frozenset({"boolean"}) and not {"enum", "const"} & resolved(part, schema).keys():
+                return [f'{name}: "True" | "False"']
+            if types == frozenset({"null"}):
+                return [f'{name}: "None"']
+        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        return [f"{name}: {writer.json({**definitions, **resolved(part, schema)})}"]
 
 
 def _listed(required: list[str], others: list[str]) -> str:
@@ -72,17 +85,6 @@ def _listed(required: list[str], others: list[str]) -> str:
     if required:
         return ' ", " '.join(required) + " " + more(others)
     return " | ".join(f"{name} {more(others[place + 1 :])}" for place, name in enumerate(others))
-
-
-def _value_rules(name: str, part: Any, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
-    """JSON is Python too, but for three words."""
-    types = types_of(part, schema)
-    if types == frozenset({"boolean"}) and not {"enum", "const"} & resolved(part, schema).keys():
-        return [f'{name}: "True" | "False"']
-    if types == frozenset({"null"}):
-        return [f'{name}: "None"']
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    return [f"{name}: {writer.json({**definitions, **resolved(part, schema)})}"]
 
 
 class PythonCallReader(ArgumentReader):

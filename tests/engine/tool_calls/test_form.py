@@ -13,6 +13,8 @@ from engine.chat_template import ChatTemplate
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
 from engine.tool_calls.families import (
     FAMILIES,
+    GEMMA4,
+    GIGACHAT,
     GRANITE,
     HARMONY,
     HERMES,
@@ -48,6 +50,9 @@ def form_of(source: str, name: str | None = None) -> Form | None:
         ("openai-gpt-oss-120b", Form(HARMONY, takes_several=False)),
         ("ibm-granite-granite-3.3-2B-Instruct", Form(GRANITE)),
         ("LFM2-8B-A1B", Form(LFM2)),
+        ("LFM2.5-Instruct", Form(LFM2)),
+        ("GigaChat3-10B-A1.8B", Form(GIGACHAT, takes_several=False)),
+        ("google-gemma-4-31B-it-interleaved", Form(GEMMA4)),
         ("Kimi-K2-Instruct", Form(KIMI_K2)),
         ("Kimi-K2-Thinking", Form(KIMI_K2)),
         ("google-gemma-2-2b-it", None),
