@@ -63,10 +63,7 @@ class Runner:
         checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
         kernels = kernels or _kernels_for(device)
         empty = self._check(checkpoint)
-        if config.dtype == "auto" and has_packed(empty, checkpoint, kernels, torch.bfloat16):
-            self.dtype = torch.bfloat16
-        else:
-            self.dtype = _choose_dtype(config.dtype, checkpoint.dtype, self.model_config, share, device)
+        self.dtype = _choose_dtype(config.dtype, checkpoint, self.model_config, share, kernels, device)
         free_bytes = free_memory_bytes(device) - memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
         if free_bytes < 0:
             raise MemoryError(f"in {self.dtype}, the weights take {_gib(-free_bytes)} more than are free")
@@ -86,8 +83,7 @@ class Runner:
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{share.size}-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0
-        # What is packed is divided only once it is expanded.
-        packed = keep_packed(self._model, checkpoint, kernels) if share.is_whole else {}
+        packed = keep_packed(self._model, checkpoint, kernels)
         destinations = {**self._model.destinations(checkpoint.entries), **packed}
         # By threads, which inference mode does not reach.
         weights.load(checkpoint, destinations, is_whole=share.is_whole)
@@ -210,9 +206,9 @@ def settle_dtype(config: EngineConfig, share: Share) -> EngineConfig:
     """`config` with its precision decided, so that every rank has the same. Raises as Runner does."""
     if config.dtype != "auto":
         return config
-    model_config = read_config(config.model_dir)
-    stored, device = weights.open_checkpoint(config.model_dir).dtype, device_of(config.device, share.rank, share.size)
-    dtype = _choose_dtype("auto", stored, model_config, share, device)
+    model_config, device = read_config(config.model_dir), device_of(config.device, share.rank, share.size)
+    checkpoint = weights.open_checkpoint(config.model_dir).without(model_config.ignored)
+    dtype = _choose_dtype("auto", checkpoint, model_config, share, _kernels_for(device), device)
     return replace(config, dtype=str(dtype).removeprefix("torch."))
 
 
@@ -234,16 +230,24 @@ def _kernels_for(device: torch.device) -> Kernels:
 
 
 def _choose_dtype(
-    wanted: str, stored: torch.dtype, config: ModelConfig, share: Share, device: torch.device
+    wanted: str,
+    checkpoint: weights.Checkpoint,
+    config: ModelConfig,
+    share: Share,
+    kernels: Kernels,
+    device: torch.device,
 ) -> torch.dtype:
-    """ "auto" keeps float32 checkpoints exact and gives 16-bit ones whichever of the two is fast on this machine."""
+    """ "auto" takes bfloat16 where weights can stay packed, keeps float32 checkpoints exact and gives 16-bit ones
+    whichever of the two is fast on this machine."""
     if wanted in _DTYPES:
         return _DTYPES[wanted]
     if wanted != "auto":
         raise ValueError(f"dtype={wanted!r}: expected auto, float32 or bfloat16")
-    if stored == torch.float32:
+    empty = Decoder(config, torch.float32, torch.device("meta"), share)
+    if has_packed(empty, checkpoint, kernels, torch.bfloat16):
+        return torch.bfloat16
+    if checkpoint.dtype == torch.float32:
         return torch.float32
     if device != CPU:
         return torch.bfloat16
-    shapes = Decoder(config, torch.float32, torch.device("meta"), share).linear_shapes()
-    return fastest_dtype(shapes)
+    return fastest_dtype(empty.linear_shapes())

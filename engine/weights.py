@@ -297,7 +297,7 @@ def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
         while not progress.is_cancelled and (piece := pieces.take()) is not None:
             source, destination, first, last, num_bytes = piece
             if isinstance(destination, PackedSlot):
-                destination.matrix = _read_packed(source, files)
+                destination.put(_read_packed(source, files))
             elif destination.device.type != "cpu":
                 fill_through_host(source, files, destination)
             else:

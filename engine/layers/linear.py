@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 
 from engine.kernels.interface import Kernels, Operator
 from engine.weight_formats.part import Cut, Destination, part_of
-from engine.weight_formats.quantized import PackedSlot, joined
+from engine.weight_formats.quantized import PackedForm, PackedSlot, joined
 
 NO_CUTS: Mapping[str, Cut | None] = {}
 
@@ -26,6 +27,7 @@ class Linear:
     """
 
     forward: Operator
+    is_packed = False  # whether the weight stayed so, once it is bound
 
     def __init__(
         self,
@@ -65,6 +67,17 @@ class Linear:
             shapes[name] = (sizes[1], sizes[0])
         return shapes
 
+    def own_form(self, form: PackedForm) -> PackedForm | None:
+        """How what is here of a weight in this form is packed; None where a group of inputs would be cut in two."""
+        for cut in self._cuts.values():
+            if cut is None or cut.dim == 0:
+                continue
+            if form.group_size == cut.total and cut.is_of_units(8 // form.bits):
+                return replace(form, group_size=cut.size)
+            if not cut.is_of_units(form.group_size):
+                return None
+        return form
+
     def own_low_rank(self, name: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of what is added to a whole part, a [r, in] and b [out, r], that which is added to what is here of it."""
         cut = self._cuts.get(name)
@@ -74,7 +87,8 @@ class Linear:
 
     def keep_packed(self) -> dict[str, PackedSlot]:
         """Have the weight loaded as it is packed: its parts by name, and where each goes."""
-        self._slots = [PackedSlot((num_out, self.shape[1])) for num_out in self.parts.values()]
+        shapes = self.whole_shapes.items()
+        self._slots = [PackedSlot((num_out, num_in), self._cuts.get(name)) for name, (num_in, num_out) in shapes]
         self._weight = self._weight.new_empty(0)
         return dict(zip(self.names, self._slots, strict=True))
 
@@ -104,6 +118,7 @@ class Linear:
 
     def bind(self, kernels: Kernels) -> None:
         """Hand the weight to the device's operator; this layer then no longer holds it."""
+        self.is_packed = bool(self._slots)
         if self._slots:
             self.forward = kernels.packed_linear(self._join().matrix, self._bias, self._weight.dtype)
             self._slots = []

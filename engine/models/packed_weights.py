@@ -18,7 +18,8 @@ from engine.weights import Checkpoint
 
 
 def has_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> bool:
-    """Whether any matrix would stay packed if the model ran in `dtype`. Raises WeightsError."""
+    """Whether any matrix, or this rank's part of it, would stay packed if the model ran in `dtype`. Raises
+    WeightsError."""
     return any(True for _ in _taken(model, checkpoint, kernels, dtype))
 
 
@@ -54,4 +55,5 @@ def _taken(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torc
 
 def _common_form(linear: Linear, checkpoint: Checkpoint) -> PackedForm | None:
     forms = {checkpoint.packed_form(name) for name in linear.names}
-    return forms.pop() if len(forms) == 1 else None
+    form = forms.pop() if len(forms) == 1 else None
+    return None if form is None else linear.own_form(form)

@@ -24,6 +24,19 @@ class Cut:
     spans: tuple[Span, ...]
     total: int
 
+    @property
+    def size(self) -> int:
+        """What is left of the dimension."""
+        return sum(last - first for first, last in self.spans)
+
+    def is_of_units(self, size: int) -> bool:
+        """Whether each span begins and ends with a unit of so many numbers."""
+        return all(edge % size == 0 for span in self.spans for edge in span)
+
+    def of_units(self, size: int) -> Cut:
+        """The same of a dimension that has one number for a unit."""
+        return Cut(self.dim, tuple((first // size, last // size) for first, last in self.spans), self.total // size)
+
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """What it leaves of a tensor."""
         return torch.cat([whole.narrow(self.dim, first, last - first) for first, last in self.spans], self.dim)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from engine.weight_formats.part import Cut
+
 
 @dataclass(frozen=True)
 class PackedForm:
@@ -59,6 +61,18 @@ class QuantizedTensor:
         zeros = None if self.zeros is None else self.zeros[order]
         return replace(self, packed=self.packed[order], scales=self.scales[order], zeros=zeros)
 
+    def part(self, cut: Cut) -> QuantizedTensor:
+        """What `cut` leaves. Inputs are cut between groups, or all are of one."""
+        if cut.dim == 0:
+            zeros = None if self.zeros is None else cut.of(self.zeros)
+            return replace(self, packed=cut.of(self.packed), scales=cut.of(self.scales), zeros=zeros)
+        packed = cut.of_units(8 // self.bits).of(self.packed)
+        if self.group_size == cut.total:
+            return replace(self, packed=packed, group_size=cut.size)
+        of_groups = cut.of_units(self.group_size)
+        zeros = None if self.zeros is None else of_groups.of(self.zeros)
+        return replace(self, packed=packed, scales=of_groups.of(self.scales), zeros=zeros)
+
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [out, in], computed in float32 and rounded once."""
         zeros = torch.full((1, 1), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
@@ -66,11 +80,14 @@ class QuantizedTensor:
 
 
 class PackedSlot:
-    """Where a loader leaves a matrix of `shape` that stays packed."""
+    """Where a loader leaves a matrix of `shape` that stays packed, or what `cut` leaves of it."""
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.shape = shape
+    def __init__(self, shape: tuple[int, int], cut: Cut | None = None) -> None:
+        self.shape, self._cut = shape, cut
         self.matrix: QuantizedTensor
+
+    def put(self, whole: QuantizedTensor) -> None:
+        self.matrix = whole if self._cut is None else whole.part(self._cut)
 
 
 def joined(matrices: list[QuantizedTensor]) -> QuantizedTensor:

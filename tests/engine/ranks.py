@@ -39,6 +39,7 @@ class Parity(Struct):
     largest_logit: float = 0.0
     shared_tokens: list[list[int]] = []
     whole_tokens: list[list[int]] = []
+    num_packed: list[int] = []  # matrices that stayed packed, in a rank's part and in the whole
 
 
 def main(connection: socket.socket, _arguments: bytes) -> None:
@@ -105,7 +106,7 @@ def _follow(channel: socket.socket, group: Group) -> None:
 
 def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Parity:
     """Logits of a prompt in chunks; greedy answers to several, with a pool so small that some are preempted."""
-    parity, rng = Parity(), np.random.default_rng(7)
+    parity, rng = Parity(num_packed=[_num_packed(shared), _num_packed(whole)]), np.random.default_rng(7)
     prompt = rng.integers(0, shared.vocab_size, 45).tolist()
     one, other = Pusher(shared), Pusher(whole)
     for chunk in (prompt[:20], prompt[20:37], *([token_id] for token_id in prompt[37:])):
@@ -115,6 +116,10 @@ def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Par
     prompts = [rng.integers(0, shared.vocab_size, length).tolist() for length in (70, 30, 90, 50, 40)]
     parity.shared_tokens, parity.whole_tokens = (_greedy(each, prompts, adapters) for each in (shared, whole))
     return parity
+
+
+def _num_packed(runner: Runner) -> int:
+    return sum(linear.is_packed for linear in runner._model.linears)
 
 
 def _greedy(runner: Runner, prompts: list[list[int]], adapters: list[LocalAdapter]) -> list[list[int]]:

@@ -12,6 +12,7 @@ import torch
 
 from engine import weights
 from engine.weight_formats.part import Cut, Part, narrowed
+from engine.weight_formats.quantized import quantized
 from engine.weight_formats.stored import Files, StoredTensor
 from engine.weights import Checkpoint
 from tests.engine import one_thread  # noqa: F401
@@ -129,3 +130,24 @@ def test_narrowing_reads_nothing_and_says_its_shape(tmp_path: Path) -> None:
             shape = list(source.shape)
             shape[dim] = 5
             assert narrowed(source, dim, 2, 7).shape == tuple(shape), kind
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        Cut(0, ((1, 3), (5, 6)), 6),
+        Cut(1, ((32, 96),), 128),
+        Cut(1, ((0, 32), (96, 128)), 128),
+    ],
+)
+@pytest.mark.parametrize("group_size", [32, 128])
+def test_a_part_of_a_packed_matrix_is_that_part_of_its_numbers(bits: int, cut: Cut, group_size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(0, 1 << bits, (6, 128), generator=generator, dtype=torch.uint8)
+    scales = torch.rand(6, 128 // group_size, generator=generator)
+    for zeros in (None, torch.randint(0, 1 << bits, scales.shape, generator=generator, dtype=torch.uint8)):
+        whole = quantized(levels, bits, scales, zeros, group_size, None)
+        part = whole.part(cut)
+        assert part.shape == ((cut.size, 128) if cut.dim == 0 else (6, cut.size))
+        assert torch.equal(part.dequantize(torch.float32), cut.of(whole.dequantize(torch.float32)))
