@@ -360,9 +360,14 @@ class NodeLink:
         self._connection = connection
         self._on_change()
         loop = asyncio.get_running_loop()
+        due_s = loop.time()
         try:
             while not connection.is_closed.done():
-                if loop.time() - connection.heard_s > wire.KEEPALIVE_TIMEOUT_S:
+                now_s = loop.time()
+                # A process that stood still does not take its own lateness for the node's silence.
+                connection.heard_s += max(0.0, now_s - due_s)
+                due_s = now_s + wire.KEEPALIVE_INTERVAL_S
+                if now_s - connection.heard_s > wire.KEEPALIVE_TIMEOUT_S:
                     log.warning("node is silent", extra={"node_id": self.node_id})
                     break
                 if not connection.still_holds:

@@ -83,9 +83,12 @@ class Outgoing:
 
     async def _find(self, host: str, port: int) -> Address:
         """The first address of the host that may be connected to. Raises NotSent, OSError."""
-        lookup = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._lookups, lookup)
-        addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
+        try:
+            addresses = [ipaddress.ip_address(host)]  # need not wait for a name server that answers nobody
+        except ValueError:
+            lookup = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            found = await asyncio.get_running_loop().run_in_executor(self._lookups, lookup)
+            addresses = [ipaddress.ip_address(str(each[4][0]).partition("%")[0]) for each in found]
         allowed = [address for address in addresses if self.may_reach(address)]
         if not allowed:
             raise NotSent("address not allowed")

@@ -49,6 +49,7 @@ USAGE_BACKLOG = _gauge("hearth_usage_backlog", "Usage entries in the spool and n
 BUDGET_ALERTS = _counter("hearth_budget_alerts", "Times that a share of a monthly budget was passed")
 INTERNAL_ERRORS = _counter("hearth_internal_errors", "Requests answered 500: each one is a defect")
 QUOTA_LOCAL = _counter("hearth_quota_local", "Calls let in by this gateway's own share of limits, Redis being away")
+GATEWAYS = _gauge("hearth_gateways", "Gateways alive, this one included: limits are shared among so many without Redis")
 
 # node
 NODE_CALLS = _gauge("hearth_node_calls", "Calls being executed by this node")

@@ -505,6 +505,7 @@ class Quota:
             with contextlib.suppress(StoreUnavailable):
                 self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S))
                 self._local.num_gateways = max(1, len(await self._ephemeral.present(_KIND)))
+                metrics.GATEWAYS.set(self._local.num_gateways)
             await asyncio.sleep(PRESENCE_S)
 
     def _compare_clocks(self, redis_s: float) -> None:

@@ -58,6 +58,7 @@ class Connection(asyncio.Protocol):
         self._is_proven = False
         self._num_handshake_bytes = 0
         self._made_s = self._heard_s = self._loop.time()
+        self._look_due_s = self._made_s
         self._paused_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
@@ -68,7 +69,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass of asyncio's
         self._connections.add(self)
-        self._timer = self._loop.call_later(wire.KEEPALIVE_INTERVAL_S, self._watch)
+        self._look_again(self._loop.time())
         self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce))
 
     def data_received(self, data: bytes) -> None:
@@ -195,6 +196,8 @@ class Connection(asyncio.Protocol):
     def _watch(self) -> None:
         """Each second: has the peer proven itself, does that still count, is it alive, does it read?"""
         now = self._loop.time()
+        # A process that stood still does not take its own lateness for the gateway's silence.
+        self._heard_s += max(0.0, now - self._look_due_s)
         silent_s = now - self._heard_s
         if not self._is_proven and now - self._made_s > HANDSHAKE_TIMEOUT_S:
             self.drop("no handshake")
@@ -205,4 +208,8 @@ class Connection(asyncio.Protocol):
         elif self._paused_s is not None and now - self._paused_s > MAX_UNREAD_S:
             self.drop(f"read nothing for {MAX_UNREAD_S:g} s")
         else:
-            self._timer = self._loop.call_later(wire.KEEPALIVE_INTERVAL_S, self._watch)
+            self._look_again(now)
+
+    def _look_again(self, now: float) -> None:
+        self._look_due_s = now + wire.KEEPALIVE_INTERVAL_S
+        self._timer = self._loop.call_at(self._look_due_s, self._watch)

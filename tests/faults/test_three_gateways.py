@@ -66,6 +66,7 @@ def three(new_site: Callable[..., Site]) -> Iterator[Three]:
     site.add_node("n1")
     settings = {"HEARTH_RATE_LIMITS": f"account={LIMIT}/{WINDOW_S}", "HEARTH_QUOTA_TIMEOUT_S": "5"}
     gateways = [site.gateway(**settings).start() for _ in range(3)]
+    wait_until_blocking(lambda: all(gateway.metric("hearth_gateways") == 3 for gateway in gateways))
     yield Three(site, gateways)
     for gateway in gateways:
         assert gateway.stop() == 0

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -180,6 +181,23 @@ async def test_a_silent_node_is_dropped(node: FakeNode, monkeypatch: pytest.Monk
         monkeypatch.setattr(connections.wire, "KEEPALIVE_TIMEOUT_S", 0.1)
         with pytest.raises(NodeLost):
             await asyncio.wait_for(inbox.take(), 10)
+
+
+async def test_a_gateway_that_stood_still_takes_no_node_for_silent(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections.wire, "KEEPALIVE_INTERVAL_S", 0.02)
+    monkeypatch.setattr(connections.wire, "KEEPALIVE_TIMEOUT_S", 0.8)
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        link.execute(execute('!{"first_s": 60}'), inbox)
+        await wait_until(lambda: node.executes)
+        node.is_deaf = True  # as one that stood still with it: nothing has come meanwhile
+        await asyncio.sleep(0.1)
+        time.sleep(1.0)  # noqa: ASYNC251 - the event loop stands still: that is the point
+        node.is_deaf = False
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(inbox.take(), 0.3)
+        assert link.is_open
 
 
 async def test_without_the_cluster_secret_no_connection_opens(node: FakeNode, caplog: pytest.LogCaptureFixture):
