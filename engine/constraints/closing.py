@@ -94,7 +94,8 @@ class _Walk:
 
     def __init__(self, matcher: LLMatcher, view: TokenView, words: tuple[str, ...]) -> None:
         self.path: list[int] = []
-        self._words = list(words)
+        self._words = [word for word in words if len(word) > 1]
+        self._signs = [ord(word) for word in words if len(word) == 1]
         self._matcher = matcher
         self._view = view
         self._byte_ids: list[int] = view.byte_ids.tolist()
@@ -129,18 +130,25 @@ class _Walk:
 
         is_quote_allowed, num_letters = is_allowed(_QUOTE), sum(map(is_allowed, _LOWERCASE))
         is_free = num_letters == 26 or (is_quote_allowed and num_letters > 13)
-        if self._words and is_free and not is_quote_allowed and self._spell():
+        must_spell = is_free and not is_quote_allowed  # something, before the string can end
+        if must_spell and self._words and self._spell():
             return _SPELLED
+        endings = b"" if must_spell else _ENDINGS
+        if must_spell and self._signs:
+            sign = min(filter(is_allowed, self._signs), key=self._uses.__getitem__, default=-1)
+            if sign >= 0 and self._uses[sign] < _PATIENCE:
+                self._uses[sign] += 1
+                return ids[sign]
         chosen, fewest = -1, _MAX_USES
         for byte in filter(is_allowed, _WITHIN_STRING if is_free else _BETWEEN):
-            num_uses = max(0, self._uses[byte] - _PATIENCE) if byte in _ENDINGS else self._uses[byte]
+            num_uses = max(0, self._uses[byte] - _PATIENCE) if byte in endings else self._uses[byte]
             if num_uses < fewest:
                 chosen, fewest = byte, num_uses
             if not num_uses:
                 break
         if chosen < 0:
             return self._first_other(np.frombuffer(mask, dtype=np.uint8))
-        if chosen in _ENDINGS:
+        if chosen in endings:
             self._uses = [uses if byte in _ENDINGS else 0 for byte, uses in enumerate(self._uses)]
         self._uses[chosen] += 1
         return ids[chosen]

@@ -97,7 +97,7 @@ class Hold:
             self.slack = remaining - bound - _LEAST_MARGIN
             return
         if not self._is_current:
-            self._look_for_close()
+            self._look_for_close(remaining)
         self._margin = max(self._margin, self._closing.largest_step + _LEAST_MARGIN)
         room = remaining - len(self._close) if self._close is not None else -1
         self._is_tight = 0 <= room <= self._margin
@@ -188,7 +188,7 @@ class Hold:
     def _take_if_it_closes(self, token_id: int, remaining: int) -> int:
         """Of a text that could be closed with the `remaining` when it was looked at last."""
         if not self._is_current:
-            self._look_for_close()
+            self._look_for_close(remaining)
         if not self._consumes(token_id):
             return token_id if self.is_failed else REFUSED
         known, self.slack = self._close, 0
@@ -198,15 +198,17 @@ class Hold:
         if known and token_id == known[0]:
             self._close = known[1:]
         elif not closes(self.matcher, known):
-            self._look_for_close()
+            self._look_for_close(remaining)
         if self._close is not None and len(self._close) < remaining:
             return token_id
         instead, *self._close = known or self._view.eos_token_ids[:1]
         self.is_failed = not (self.matcher.rollback(1) and self.matcher.consume_token(instead))
         return instead
 
-    def _look_for_close(self) -> None:
-        if self._close is None or not closes(self.matcher, self._close):
+    def _look_for_close(self, remaining: int) -> None:
+        """One that fits into `remaining` tokens, if there is one; what closed the text before may have become longer
+        than it need be."""
+        if self._close is None or len(self._close) > remaining or not closes(self.matcher, self._close):
             self._close = find_close(self.matcher, self._view, self._closing.words)
         self._is_current = True
         self._margin = max(self._margin, len(self._close or ()))

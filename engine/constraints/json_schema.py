@@ -30,7 +30,9 @@ _STRING_LIMITS = {
 }
 _REFERENCE = re.compile(r"#(/(\$defs|definitions|properties)/[^/]+)*")
 _WORD = re.compile(r"(?<![\\])[A-Za-z0-9@_./: -]{2,}")
+_NOT_SPELLED = re.compile(r"\{\d+(?:,\d*)?\}|\\[A-Za-z0-9]|\\(?=.)|(?<!\\)[\^$.*+?()\[\]|\0]", re.DOTALL)
 _MAX_WORDS = 32
+_MAX_SIGNS = 16
 _MAX_LEVELS = 100  # of parts in parts, references followed
 _MAX_CHARS = 4_000
 _FORMAT_CHARS = 72  # of a UUID, the longest; it counts double, like all that is spelled a token a character
@@ -74,8 +76,10 @@ def words_of_patterns(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def words_of_regex(pattern: str) -> tuple[str, ...]:
-    """Runs of plain characters in a regular expression."""
-    return tuple(dict.fromkeys(_WORD.findall(pattern)))[:_MAX_WORDS]
+    """Runs of plain characters in a regular expression, and then each of its characters by itself."""
+    words = tuple(dict.fromkeys(_WORD.findall(pattern)))[:_MAX_WORDS]
+    signs = _NOT_SPELLED.sub("", pattern)
+    return words + tuple(dict.fromkeys(sign for sign in signs if sign.isascii() and sign.isprintable()))[:_MAX_SIGNS]
 
 
 def has_free_strings_only(schema: dict[str, Any]) -> bool:

@@ -69,6 +69,37 @@ def test_a_pattern_s_own_words_are_spelled() -> None:
     assert VIEW.tokenizer.decode_str(found).startswith('acole":')
 
 
+@pytest.mark.parametrize(
+    ("pattern", "close"),
+    [(".*=.*", '"="'), ("^(.*a){20}$", '"' + "a" * 20 + '"'), (".*[%&].*/", '"%&/"')],
+)
+def test_signs_that_a_pattern_asks_for_among_any_are_spelled(pattern: str, close: str) -> None:
+    constraint = schema({"type": "string", "pattern": pattern})
+    found = find_close(compile_matcher(constraint, VIEW), VIEW, words_of(constraint))
+    assert found is not None
+    assert VIEW.tokenizer.decode_str(found) == close
+
+
+def test_a_close_that_has_become_shorter_is_found() -> None:
+    """What would have closed the text at first is longer than what is left of it, and closes it still."""
+    constraint = schema({"type": "string", "pattern": "^(.*a){60}$"})
+    hold = hold_of(constraint)
+    close = find_close(hold.matcher, VIEW, words_of(constraint))
+    assert close is not None
+    num_tokens = len(close) - 8
+    said: list[int] = []
+    banana, other = (VIEW.tokenizer.greedy_tokenize(text) for text in (" banana", "b"))
+    assert len(banana) == len(other) == 1  # three at once, and none
+    wish = iter([*VIEW.tokenizer.greedy_tokenize('"'), *other * 20, *banana * 20, *other * 100])
+    while (remaining := num_tokens - len(said)) > 0 and not hold.is_over:
+        hold.prepare(remaining)
+        if not hold.forced:
+            said.append(hold.take(next(wish), remaining))
+        said += hold.forced
+        hold.spend(len(hold.forced))
+    assert hold.is_match, VIEW.tokenizer.decode_str(said)
+
+
 def test_where_nothing_ends_none_is_found_in_bounded_time() -> None:
     for constraint in [
         schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}),
