@@ -1,0 +1,93 @@
+"""The engine alone with the one setting: two ranks answer as one does, and a rank that is killed under load ends its
+group cleanly: callers are told, the server lives, the next call is answered by a group made anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engine.constraints.speaker import SPARK
+from tests.engine.processes import children_of, is_running
+from tests.engine.standalone.serve_process import ServeProcess, serving
+from tests.waiting import wait_until_blocking
+
+BODIES: list[dict[str, Any]] = [
+    {"prompt": "The capital of France is", "max_tokens": 24, "temperature": 0, "logprobs": 2},
+    {"prompt": ["Once upon a time", "Count to ten:"], "max_tokens": 24, "temperature": 0.8, "seed": 11},
+    {"prompt": "A person:", "max_tokens": 60, "temperature": 0, "guided_regex": "[A-Z][a-z]{3,9} is [0-9]{2}"},
+]
+LONG = {"prompt": "Once upon a time", "stream": True, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+
+
+def ranks_of(server: ServeProcess) -> list[int]:
+    """Leader and follower: of what the warm parent forked, the one that has forked."""
+    forked = [child for parent in children_of(server.process.pid) for child in children_of(parent)]
+    (group,) = [[leader, *children_of(leader)] for leader in forked if children_of(leader)]
+    return group
+
+
+def answers_of(server: ServeProcess) -> list[list[Any]]:
+    found = []
+    for body in BODIES:
+        response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        choices = response.json()["choices"]
+        tokens = [each["logprobs"]["tokens"] if each["logprobs"] else None for each in choices]
+        found.append([[each["text"] for each in choices], tokens, [each["finish_reason"] for each in choices]])
+    return found
+
+
+@pytest.mark.full
+def test_a_rank_killed_under_load_ends_its_group_and_the_next_call_is_answered_as_before(tmp_path: Path) -> None:
+    settings = (str(SPARK), "--dtype", "float32", "--max-model-len", "512")
+    with serving(tmp_path, *settings) as server:
+        expected = answers_of(server)
+    with serving(tmp_path, *settings, "--tensor-parallel", "2") as server:
+        assert answers_of(server) == expected
+        for victim in (1, 0):  # a follower, and then the leader of the group that came after
+            ranks = ranks_of(server)
+            assert len(ranks) == 2
+            begun = threading.Barrier(5)
+            with ThreadPoolExecutor(4) as callers:
+                calls = [callers.submit(end_of_stream, server.url, begun) for _ in range(4)]
+                begun.wait(60)
+                os.kill(ranks[victim], signal.SIGKILL)
+                assert {call.result() for call in calls} == {"server_error"}
+            for rank in ranks:
+                wait_until_blocking(partial(is_gone, rank))
+            assert answers_of(server) == expected
+
+
+def is_gone(pid: int) -> bool:
+    return not is_running(pid)
+
+
+def end_of_stream(url: str, begun: threading.Barrier) -> str:
+    """The kind of the error that an answer ends with, once all have begun."""
+    with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as response:
+        lines = response.iter_lines()
+        assert "text" in next(lines)
+        begun.wait(60)
+        rest = [line for line in lines if line]
+    return str(json.loads(rest[-1].removeprefix("data: "))["error"]["type"])
+
+
+@pytest.mark.full
+def test_more_ranks_than_gpus_is_told_and_what_hides_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    server = ServeProcess(tmp_path, str(SPARK), "--device", "cuda", "--tensor-parallel", "2").start()
+    try:
+        assert server.exit_code() == 1
+        refusal = "device='cuda': tensor_parallel=2 takes 2 GPUs from number 0 on; 0 found (CUDA_VISIBLE_DEVICES='')"
+        assert refusal in server.told
+    finally:
+        server.stop()
