@@ -208,7 +208,7 @@ class _Front:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._router = Router(ROUTES, services.test_tenant.words_for_accounts)
+        self._router = Router(ROUTES, services.echo_tenant.words_for_accounts)
         self._guard = HeadGuard(_listed(services.settings.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -251,7 +251,7 @@ class _Front:
         scope["hearth.route"] = route.path
         if isinstance(route.endpoint, Door):
             account_id, model = parameters.get("account_id", account_id), parameters.get("model")
-            serve = pipeline.echo if self._services.test_tenant.echoes(account_id, model) else pipeline.serve
+            serve = pipeline.echo if self._services.echo_tenant.echoes(account_id, model) else pipeline.serve
             await serve(self._services, route.endpoint, exchange, account_id, model)
             return
         if route.access not in (Access.PUBLIC, Access.PROVES_ITSELF):

@@ -22,13 +22,13 @@ from gateway import (
     background,
     batch_body,
     batch_now,
+    echo_tenant,
     envelope,
     idempotency,
     json_body,
     placement,
     quotas,
     streaming,
-    test_tenant,
 )
 from gateway.admission import Place
 from gateway.asked_again import RETRY_HEADER, body_hash
@@ -126,7 +126,7 @@ async def echo(services: Services, _door: Door, exchange: Exchange, account_id: 
     exchange.trust_client()
     authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
     body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
-    await exchange.answer(200, test_tenant.echo(body), [(b"cf-ai-req-id", exchange.request_id.encode())])
+    await exchange.answer(200, echo_tenant.echo(body), [(b"cf-ai-req-id", exchange.request_id.encode())])
 
 
 class Order(Struct, frozen=True):

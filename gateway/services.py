@@ -23,6 +23,7 @@ from gateway.batches import Batches
 from gateway.blocked_inputs import BlockedInputs
 from gateway.client_address import ClientAddress
 from gateway.documents import Documents
+from gateway.echo_tenant import EchoTenant
 from gateway.finetunes import Finetunes
 from gateway.idempotency import IdempotencyKeys
 from gateway.nodes import Nodes
@@ -30,7 +31,6 @@ from gateway.outgoing import Outgoing
 from gateway.residency import Places
 from gateway.sealed import Sealer
 from gateway.settings import GatewaySettings, networks_in
-from gateway.test_tenant import TestTenant
 from gateway.threads import Threads
 from storage.database import Database
 from storage.ephemeral import Ephemeral
@@ -82,7 +82,7 @@ class Services:
     batches: Batches
     idempotency_keys: IdempotencyKeys
     outgoing: Outgoing
-    test_tenant: TestTenant
+    echo_tenant: EchoTenant
     cache_identity: Callable[[str], tuple[bytes, int]]
     places: Places
     trusted_proxies: AddressCondition | None = None
@@ -188,7 +188,7 @@ def _built(settings: GatewaySettings) -> Services:
             ttl_s=settings.idempotency_ttl_s,
         ),
         outgoing=Outgoing(networks_in(settings.webhook_networks)),
-        test_tenant=TestTenant(settings.test_tenant),
+        echo_tenant=EchoTenant(settings.test_tenant),
         cache_identity=_cache_identity(settings.cache_secret),
         places=places,
         trusted_proxies=AddressCondition(within=proxies) if proxies else None,

@@ -36,7 +36,7 @@ async def create(services: Services, request: Request) -> Response:
         if not text[field]:
             raise Refusal(Reason.INPUT_INVALID, f"required properties at '/' are '{field}'")
     account_id = request.path_params["account_id"]
-    model = services.test_tenant.tuned_model(account_id, text["model"]) or await _base_model(services, text["model"])
+    model = services.echo_tenant.tuned_model(account_id, text["model"]) or await _base_model(services, text["model"])
     try:
         made = await finetunes.create(
             services.finetunes.database,
@@ -143,7 +143,7 @@ async def _take_file(services: Services, request: Request, finetune: Finetune, f
         stall_timeout_s=services.settings.body_timeout_s,
     )
     file_name, path = _file_in(form)
-    if services.test_tenant.ignores_file(finetune.account_id, file_name):
+    if services.echo_tenant.ignores_file(finetune.account_id, file_name):
         return
     if file_name not in FILES:
         raise Refusal(Reason.INPUT_INVALID, f"'/file_name' must be one of {', '.join(FILES)}")

@@ -30,7 +30,7 @@ from sqlalchemy import delete, insert, update
 
 from catalog.finetunes import Finetune
 from catalog.tables import finetunes
-from gateway.test_tenant import ECHOING_MODEL, WORD_FOR_AN_ACCOUNT
+from gateway.echo_tenant import ECHOING_MODEL, WORD_FOR_AN_ACCOUNT
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.migrate import migrate

@@ -22,9 +22,9 @@ from gateway import app as gateway_app
 from gateway import openapi
 from gateway.app import ROUTES
 from gateway.call import Door
+from gateway.echo_tenant import ECHOING_MODEL
 from gateway.services import Services, open_services
 from gateway.settings import GatewaySettings
-from gateway.test_tenant import ECHOING_MODEL
 from storage.database import Database
 from telemetry.settings import read_settings
 from tenants import api_tokens, held_tokens, service_ring, service_tokens, users
