@@ -30,7 +30,7 @@ REFUSED = -1
 _LEAST_MARGIN = 8  # tokens to spare, below which every token is tried
 _LEAST_SLACK = 3  # tokens to spare, below which those that only go on are tried too
 _COST = 4  # of slack for a token that may change what closing needs; 1 for one that only goes on
-_HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was found that fits
+_HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was found that fits; fewer near the limit
 
 
 class Hold:
@@ -102,7 +102,7 @@ class Hold:
         room = remaining - len(self._close) if self._close is not None else -1
         self._is_tight = 0 <= room <= self._margin
         if room < 0:
-            self.slack = _HOPELESS_PAUSE * _COST
+            self.slack = min(_HOPELESS_PAUSE * _COST, max(_COST, remaining // 2))
         else:
             self.slack = max(0, room - _LEAST_SLACK) if self._is_tight else room - self._margin + _COST - 1
 
