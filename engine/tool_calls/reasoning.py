@@ -49,7 +49,16 @@ COHERE = Reasoning("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>
 SEED = Reasoning("<seed:think>", "</seed:think>")
 APERTUS = Reasoning("<|inner_prefix|>", "<|inner_suffix|>")
 GEMMA = Reasoning("<|channel>thought", "<channel|>", words="thought")
-REASONINGS = (GRANITE, COHERE, MISTRAL, SEED, APERTUS, GEMMA, THINK)
+HUNYUAN = Reasoning("<think>", "</think>", "<answer>", "</answer>")
+KIMI_VL = Reasoning("◁think▷", "◁/think▷")
+_STEPS = "Here are my reasoning steps:"
+APRIEL = Reasoning(_STEPS, "[BEGIN FINAL RESPONSE]", words=_STEPS)
+APRIEL_ENDED = Reasoning(_STEPS, "[BEGIN FINAL RESPONSE]", "", "[END FINAL RESPONSE]", words=_STEPS)  # 1.5
+_PROCESS = "Here is my thought process:"
+GRANITE_SPOKEN = Reasoning(_PROCESS, "Here is my response:", words=_PROCESS)  # 3.2
+REASONINGS = (
+    GRANITE, HUNYUAN, COHERE, MISTRAL, SEED, APERTUS, GEMMA, KIMI_VL, APRIEL_ENDED, APRIEL, GRANITE_SPOKEN, THINK
+)  # fmt: skip
 
 
 def find_reasoning(words: Collection[str]) -> Reasoning | None:

@@ -457,8 +457,9 @@ def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, view: 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_all_accepted_calls_are_read_back_and_most_can_be_written(test_data: Path, view: TokenView, name: str) -> None:
-    num_read, num_written = check_round_trip(test_data, name, view, 400)
-    assert num_read >= 590
+    is_own = name in OWN_TEMPLATES
+    num_read, num_written = check_round_trip(test_data, name, view, 100 if is_own else 400)
+    assert num_read >= (390 if is_own else 590)
     # A few answers are not of the type that their schema says; Seed's template writes lists as Python does, which are
     # read, but a call that is held has JSON.
     assert num_written >= (0.85 if name == "ByteDance-Seed-OSS" else 0.9) * num_read
