@@ -171,7 +171,7 @@ def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]
 
         async def fetch() -> tuple[ModelCard, Path]:
             async with stores(data) as (database, objects):
-                return await fetch_base(database, objects, request.model, staging)
+                return await fetch_base(database, objects, request, staging)
 
         base, base_folder = asyncio.run(fetch())
         made = make_variant(request, recipe, text, base, base_folder, staging / "variant")

@@ -6,20 +6,24 @@ Fetches, has `engine.variants` write and compare, publishes; whatever ends it be
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cli.output import CommandFailed
 
 if TYPE_CHECKING:
     from catalog.card import CardFacts, ModelCard
     from catalog.manifest import Recipe as PublishedRecipe
+    from catalog.registry import Registry
     from engine.variants.comparison import Quality, Speed
     from engine.variants.recipe import Recipe
     from engine.variants.variant import Plan, Written
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 _SAMPLE_TEXT = "text/tinyshakespeare.txt"  # in HEARTH_TEST_DATA
 _MAX_TEXT_BYTES = 4 * 1024 * 1024
+_STAGING_PREFIX = "hearth-quantize-"
 _CACHE_BYTES = 1 << 50  # of a folder that lives as long as the command
 
 
@@ -43,6 +48,10 @@ class Request:
     staging: Path | None
     output: Path | None
     num_threads: int
+
+    def name_of(self, base: str) -> str:
+        """The variant's id."""
+        return self.name or f"{base}-{self.number_format}"
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,9 @@ def check_request(request: Request) -> tuple[Recipe, str]:
     _check_name(request.name)
     if request.num_threads < 1:
         raise CommandFailed(f"--threads: {request.num_threads} is less than 1", exit_code=2)
+    num_cores = os.cpu_count() or 1
+    if request.num_threads > num_cores:
+        raise CommandFailed(f"--threads: {request.num_threads} is more than the {num_cores} cores here", exit_code=2)
     if request.output is not None and request.output.exists():
         raise CommandFailed(f"--output: {request.output} exists", exit_code=2)
     return recipe, _read_text(request.text)
@@ -101,7 +113,7 @@ def variant_facts(base: ModelCard, request: Request, made: Made) -> CardFacts:
         return msgspec.convert(
             values
             | {
-                "name": request.name or f"{base.name}-{request.number_format}",
+                "name": request.name_of(base.name),
                 "description": f"{base.description} ({request.number_format})",
                 "created_at": SYSTEM_CLOCK.now(),
                 "tags": tuple(dict.fromkeys(tags)),
@@ -114,21 +126,35 @@ def variant_facts(base: ModelCard, request: Request, made: Made) -> CardFacts:
         raise CommandFailed(f"--name: {error}", exit_code=2) from None
 
 
-async def fetch_base(database: Database, objects: Objects, name: str, staging: Path) -> tuple[ModelCard, Path]:
+async def fetch_base(database: Database, objects: Objects, request: Request, staging: Path) -> tuple[ModelCard, Path]:
     """The model that a name or alias means, and a folder with its files, verified. Raises CommandFailed."""
     from catalog.registry import Registry
 
     registry = Registry(database)
     await registry.refresh()
-    found = registry.find(name)
+    found = registry.find(request.model)
     if found is None:
-        raise CommandFailed(f"{name} is no model of this catalog", exit_code=2)
+        raise CommandFailed(f"{request.model} is no model of this catalog", exit_code=2)
     base = found.card
+    _refuse_taken(registry, base, request)
     if base.task != "Text Generation":
         raise CommandFailed(f"{base.name} is for {base.task}; only models of Text Generation have variants", 2)
     size_bytes = sum(file.size_bytes for file in base.files)
     _require_room(staging, size_bytes if base.source == "builtin" else 2 * size_bytes)
     return base, await _fetch(base, objects, staging)
+
+
+def _refuse_taken(registry: Registry, base: ModelCard, request: Request) -> None:
+    """Only an earlier version of the same variant gives way to a new one. Raises CommandFailed."""
+    name = request.name_of(base.name)
+    found = registry.find(name)
+    if found is None:
+        return
+    is_alias, properties = found.alias_of is not None, found.card.properties
+    wanted = (base.name, request.number_format)
+    if is_alias or (properties.get("base_model"), properties.get("format")) != wanted:
+        what = f"an alias of {found.card.name}" if is_alias else "another model"
+        raise CommandFailed(f"--name: {name} is {what} already", exit_code=2)
 
 
 def make_variant(request: Request, recipe: Recipe, text: str, base: ModelCard, base_folder: Path, folder: Path) -> Made:
@@ -179,11 +205,33 @@ def _report(plan: Plan, written: Written, quality: Quality, speed: Speed) -> dic
 
 @contextlib.contextmanager
 def staging_folder(parent: Path | None) -> Iterator[Path]:
-    """A folder of this command's own, removed when it ends, also by Ctrl-C."""
+    """A folder of this command's own, removed when it ends, also by Ctrl-C or a polite signal. What one that was killed
+    has left goes first."""
     if parent is not None:
         parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="hearth-quantize-", dir=parent) as folder:
-        yield Path(folder)
+    _remove_abandoned(parent or Path(tempfile.gettempdir()))
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix=_STAGING_PREFIX, dir=parent) as folder,
+            (Path(folder) / "lock").open("w") as lock,
+        ):
+            fcntl.flock(lock, fcntl.LOCK_EX)  # held for as long as this process lives
+            yield Path(folder)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Folders of commands that are no more: nobody holds their lock."""
+    for lock_path in parent.glob(f"{_STAGING_PREFIX}*/lock"):
+        with contextlib.suppress(OSError), lock_path.open("w") as lock:  # another's, or just going
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock_path.parent, ignore_errors=True)
 
 
 async def _fetch(base: ModelCard, objects: Objects, staging: Path) -> Path:

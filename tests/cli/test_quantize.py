@@ -14,10 +14,12 @@ import pytest
 
 from catalog.manifest import decode_manifest, manifest_key
 from cli.main import run
+from cli.quantize import staging_folder
 from engine.variants import comparison
 
 TEXT = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 3
 MODEL = "@cf/hearth/spark"
+TAKEN = "@cf/acme/taken"
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +62,9 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
     assert manifest.recipe.base == listed(capsys)[MODEL]["revision"]
     assert {file.path for file in manifest.files} == {path.name for path in (tmp_path / "kept").iterdir()}
     assert quantized(capsys, tmp_path, "--format", "int8")["revision"] == first["revision"]
+    taken = ["--format", "int4", "--name", first["name"], "--text", str(tmp_path / "text.txt")]
+    assert run(["model", "quantize", MODEL, *taken]) == 2
+    assert f"--name: {first['name']} is another model already" in capsys.readouterr().err
     assert run(["audit", "list", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert [(entry["action"], entry["detail"]) for entry in entries] == [("model.publish", first["name"])] * 2
@@ -78,7 +83,9 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
         ([MODEL, "--format", "int8", "--text", os.devnull], "--text: the text has 0 tokens; at least 64 are needed"),
         ([MODEL, "--format", "int8", "--name", "plain"], "--name: "),
         ([MODEL, "--format", "int8", "--name", "@cf/hearth/minilm"], "--name: @cf/hearth/minilm is built in"),
+        ([MODEL, "--format", "int8", "--name", TAKEN], f"--name: {TAKEN} is an alias of {MODEL} already"),
         ([MODEL, "--format", "int8", "--threads", "0"], "--threads: 0 is less than 1"),
+        ([MODEL, "--format", "int8", "--threads", "100000"], "--threads: 100000 is more than the "),
         ([MODEL, "--format", "int8", "--output", "/"], "--output: / exists"),
     ],
 )
@@ -86,13 +93,35 @@ def test_every_refusal_is_one_line_that_names_the_field_and_leaves_nothing(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     text = [] if "--text" in arguments else ["--text", str(tmp_path / "text.txt")]
+    if TAKEN in arguments:
+        assert run(["model", "alias", TAKEN, MODEL]) == 0
+        capsys.readouterr()
     assert run(["model", "quantize", *arguments, *text]) in (1, 2)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
-    assert listed(capsys).keys() == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm"}
+    assert listed(capsys).keys() - {TAKEN} == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm"}
     assert not list((tmp_path / "objects").rglob("*.json"))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
+
+
+def test_what_a_killed_one_left_goes_with_the_next_and_a_living_one_s_stays(tmp_path: Path) -> None:
+    with staging_folder(tmp_path) as mine:
+        abandoned = tmp_path / "hearth-quantize-dead"
+        abandoned.mkdir()
+        (abandoned / "lock").touch()
+        (abandoned / "model.safetensors").write_bytes(b"half")
+        with staging_folder(tmp_path) as other:
+            assert sorted(path for path in tmp_path.iterdir() if path.is_dir()) == sorted([mine, other])
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
+
+
+def test_a_polite_end_is_taken_like_ctrl_c(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended, staging_folder(tmp_path):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
 def test_without_a_text_it_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
