@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import msgspec
+
 from engine.tool_calls.family import Tools
 
 
@@ -47,6 +49,14 @@ class ArgumentReader(ABC):
         told = self._arguments + self._begun()
         news, self._told = told[self._told :], len(told)
         return name, news
+
+    def call(self) -> tuple[str, str] | None:
+        """Name and arguments of a whole call; None where these are none that JSON has."""
+        try:
+            msgspec.json.decode(self._arguments)
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            return None
+        return self._name, self._arguments
 
     def _enter(self, name: str) -> bool:
         """The name has come. Returns whether a tool has it: else this is no call."""

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from engine.constraints.json_schema import with_finite_numbers
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import properties_of, resolved, types_of
@@ -65,13 +63,6 @@ class BareKeyReader(ArgumentReader):
         self._begin = family.before_name
         self._open: list[str] = []
         self._is_fresh = False  # whether nothing has come in the object or list that is open
-
-    def call(self) -> tuple[str, str] | None:
-        try:
-            msgspec.json.decode(self._arguments)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return None
-        return self._name, self._arguments
 
     def _step(self, text: str) -> int:
         steps: dict[str, Callable[[str], int]] = {

@@ -172,9 +172,6 @@ class PairReader(ArgumentReader):
         self._awaits_line = False  # whether a value's own line may still begin
         self._value: list[str] = []  # of a value that is no text, or may be none
 
-    def call(self) -> tuple[str, str] | None:
-        return self._name, self._arguments
-
     def _step(self, text: str) -> int:
         steps = {"header": self._in_header, "between": self._between, "key": self._in_key, "value": self._in_value}
         return steps[self._state](text)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
@@ -94,13 +92,6 @@ class PythonCallReader(ArgumentReader):
         super().__init__(tools)
         self._state = "name"
         self._value: PythonReader | None = None
-
-    def call(self) -> tuple[str, str] | None:
-        try:
-            msgspec.json.decode(self._arguments)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            return None
-        return self._name, self._arguments
 
     def _begun(self) -> str:
         return self._value.json if self._value is not None else ""

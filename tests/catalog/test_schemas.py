@@ -234,6 +234,28 @@ def test_an_able_model_takes_tools_of_both_kinds_within_bounds() -> None:
     assert wrong.message.startswith("oneOf at '/tools/0' not met, 0 matches: required properties at '/tools/0'")
 
 
+def test_a_tool_of_a_chat_may_say_that_it_has_no_parameters() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
+    assert admit({"messages": [USER], "tools": tools}, ABLE, "openai")["tools"] == tools
+    functions = [{"name": "f", "parameters": None}]
+    assert admit({"messages": [USER], "functions": functions}, ABLE, "openai")["functions"] == functions
+
+
+@pytest.mark.parametrize("face", ["native", "openai", "completions"])
+def test_an_able_model_takes_every_output_format_on_every_face(face: Face) -> None:
+    asked: dict[str, Any] = {"prompt": "a"} if face == "completions" else {"messages": [USER]}
+    formats: list[dict[str, Any]] = [
+        {"guided_regex": "a+"},
+        {"guided_choice": ["a"]},
+        {"guided_grammar": 'start: "a"'},
+        {"structured_outputs": {"regex": "a+"}},
+        {"response_format": {"type": "regex", "regex": "a+"}},
+        {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+    ]
+    for form in formats:
+        assert form.items() <= admit(asked | form, ABLE, face).items()
+
+
 def test_an_able_model_takes_images_inside_the_body_only() -> None:
     def turn(url: str) -> dict[str, Any]:
         return {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
