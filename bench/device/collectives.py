@@ -34,6 +34,10 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=50)
     options = parser.parse_args()
+    try:
+        device_of(options.device, 0, options.ranks)
+    except ValueError as refusal:
+        raise SystemExit(f"skipped: {refusal}") from None
     meeting, context = Meeting(0, options.ranks), get_context("spawn")
     others = []
     for rank in range(1, options.ranks):

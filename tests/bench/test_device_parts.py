@@ -1,0 +1,62 @@
+"""The scripts to run first on a machine with a GPU are tried where there is none, and run where there is one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from bench.device import __main__ as everything
+from bench.device import attention
+from bench.device.facts import Timer
+
+CPU = torch.device("cpu")
+
+
+def said_by(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_attention_s_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = attention.error_of("window", "mixed", CPU)
+    assert all(good[str(dtype)] < most for dtype, most in attention.MOST.items())
+    right = attention.PagedAttention.attend
+
+    def wrong(self: Any, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        return right(self, layer, qkv) * (1.05 if qkv.dtype == torch.bfloat16 else 1.0)
+
+    monkeypatch.setattr(attention.PagedAttention, "attend", wrong)
+    assert attention.error_of("window", "mixed", CPU)["torch.bfloat16"] > attention.MOST[torch.bfloat16]
+    assert attention.timed(1, 1, 20, CPU, Timer(CPU, 0.001), 1.0)["us"] > 0
+
+
+def test_every_part_is_a_module_that_takes_the_arguments_it_is_given() -> None:
+    for command in everything.parts("cuda").values():
+        assert command[0] == "-m"
+        assert command[1].startswith("bench.device.") or command[1] == "pytest"
+    assert "two ranks" in everything.parts("cpu")
+
+
+@pytest.mark.full
+def test_a_model_by_two_ranks_says_what_it_says_by_one() -> None:
+    options = ("--device", "cpu", "--shape", "tiny", "--streams", "2", "--tokens", "4")
+    found = said_by("bench.device.ranks", *options)
+    assert found["is_equal"]
+    assert set(found["by_ranks"]) == {"1", "2"}
+    assert said_by("bench.device.collectives", "--device", "cpu", "--repeats", "2")["is_right"]
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+def test_on_a_gpu_the_kernel_is_right_nccl_joins_and_a_model_says_what_it_says_here() -> None:
+    assert said_by("bench.device.attention", "--seconds", "0.01")["is_right"]
+    assert said_by("bench.device.collectives", "--ranks", "1", "--repeats", "5")["backend"] == "nccl"
+    found = said_by("bench.device.ranks", "--shape", "tiny", "--streams", "2", "--tokens", "4")
+    assert found["is_equal"]
+    assert found["by_ranks"]["1"]["is_equal"]
