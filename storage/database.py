@@ -67,6 +67,8 @@ class Database:
         self.dialect = engine.dialect.name
         # SQLite takes one writer at a time. Waiting here is fair and free; its own busy handler sleeps and polls.
         self._writer = asyncio.Lock() if self.dialect == "sqlite" else None
+        # Postgres would be asked to begin and to end a transaction that guards nothing: two trips for each read.
+        self._to_read = {READ_ONLY: True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
 
     @classmethod
     def connect(
@@ -99,10 +101,11 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to read with; on SQLite it never waits for a writer. Raises StoreUnavailable."""
+        """A connection to read with, each statement for itself; on SQLite it never waits for a writer. Raises
+        StoreUnavailable."""
         with _translated():
             async with self._engine.connect() as connection:
-                await connection.execution_options(**{READ_ONLY: True})
+                await connection.execution_options(**self._to_read)
                 yield connection
 
     async def ping(self) -> None:

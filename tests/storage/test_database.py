@@ -236,6 +236,21 @@ async def test_a_frozen_postgres_is_unavailable_within_the_timeout(outage: tuple
     await wait_until(answers)
 
 
+async def test_a_read_on_postgres_begins_no_transaction(postgres_url: str) -> None:
+    database = Database.connect(postgres_url)
+    try:
+        for opened, is_one in (
+            (database.connection(), False),
+            (database.transaction(), True),
+            (database.connection(), False),
+        ):
+            async with opened as connection:
+                began = [(await connection.execute(text("SELECT now()"))).scalar_one() for _ in range(2)]
+            assert (began[0] == began[1]) == is_one, "now() is when a transaction began"
+    finally:
+        await database.close()
+
+
 async def test_when_every_connection_is_in_use_the_wait_is_bounded(postgres_url: str) -> None:
     small = Database.connect(postgres_url, pool_size=1, pool_timeout_s=0.05)
     async with small.connection(), small.connection():
