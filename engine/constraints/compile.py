@@ -190,6 +190,12 @@ def compile_matcher(constraint: Constraint, view: TokenView) -> LLMatcher:
     return matcher
 
 
+def complaint_of(constraint: Constraint, matcher: LLMatcher) -> str:
+    """What the library has against the first step of a matcher that has compiled, for the caller; "" if nothing."""
+    matcher.compute_ff_tokens()
+    return str(_refusal(constraint, matcher.get_error())) if matcher.is_error() else ""
+
+
 def _choices(text: str) -> list[str]:
     choices = _parsed(text, "the list of choices")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, str) for choice in choices):

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.constraints.closing import find_close
-from engine.constraints.compile import ConstraintRefused, compile_matcher, name_of, words_of
+from engine.constraints.compile import ConstraintRefused, compile_matcher, complaint_of, name_of, words_of
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
 
@@ -72,7 +72,8 @@ def judge(constraint: Constraint, view: TokenView) -> str:
     except ConstraintRefused as refusal:
         return str(refusal)
     if find_close(matcher, view, words_of(constraint), _MAX_CHOICES) is None:
-        return f"{name_of(constraint)} cannot be used: no text short enough to generate matches it"
+        none_found = f"{name_of(constraint)} cannot be used: no text short enough to generate matches it"
+        return complaint_of(constraint, matcher) or none_found
     return ""
 
 

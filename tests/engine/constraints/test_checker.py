@@ -122,6 +122,7 @@ async def test_what_is_just_inside_the_limits_is_passed(checker: ConstraintCheck
         ),
         (Constraint("grammar", "start: a\na: a"), "the grammar cannot be used"),
         (Constraint("grammar", "hello"), "the grammar cannot be used"),
+        (Constraint("grammar", "start: " + " | ".join(f'"w{n}"' for n in range(2001))), "has 2002 items; max is 2000"),
         (Constraint("grammar", "x" * 300_000), "the grammar is larger than 262144 bytes"),
     ],
 )
