@@ -23,6 +23,7 @@ MAX_NUMBER_CHARS = 20
 
 _BOM = b"\xef\xbb\xbf"
 _LONG_NUMBER = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER_CHARS + 1))
+_LONG_FIELD = re.compile(rb'"([A-Za-z_][A-Za-z0-9_]{0,63})"\s*:\s*[-+.0-9eE]{%d}' % (MAX_NUMBER_CHARS + 1))
 _NOT_BRACKETS = re.compile(rb"[^\[\]{}]+")
 _CONTAINERS = (dict, list)  # asked of every value: a union would be made anew each time
 _decode = msgspec.json.Decoder().decode
@@ -42,7 +43,9 @@ def parse(body: bytes) -> dict[str, Any]:
     if num_objects + num_arrays > MAX_DEPTH and _depth(skeleton) > MAX_DEPTH:
         raise _invalid(f"nested deeper than {MAX_DEPTH}")
     if _LONG_NUMBER.search(skeleton):
-        raise _invalid(f"a number of more than {MAX_NUMBER_CHARS} characters")
+        field = _LONG_FIELD.search(body)
+        place = f" in '{field[1].decode()}'" if field else ""
+        raise _invalid(f"a number of more than {MAX_NUMBER_CHARS} characters{place}")
     try:
         value = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -67,6 +67,22 @@ def test_a_body_is_an_object(body: bytes):
     assert refusal_of(body) is Reason.INPUT_INVALID
 
 
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b'{"a": "\\"b\\": 1", "top_k" : 123456789012345678901}', " in 'top_k'"),
+        (b'{"logit_bias": {"5": -0.12345678901234567890}}', ""),
+        (b"[123456789012345678901]", ""),
+    ],
+)
+def test_a_number_that_is_too_long_is_refused_by_its_limit_and_its_field_where_that_has_a_plain_name(
+    body: bytes, place: str
+):
+    with pytest.raises(Refusal) as refused:
+        json_body.parse(body)
+    assert refused.value.detail == f"a number of more than 20 characters{place}"
+
+
 def test_too_many_biases_are_refused_by_their_name_and_limit():
     with pytest.raises(Refusal) as refused:
         json_body.parse(json.dumps({"logit_bias": {str(i): i for i in range(301)}}).encode())
