@@ -191,8 +191,9 @@ def compile_matcher(constraint: Constraint, view: TokenView) -> LLMatcher:
 
 
 def complaint_of(constraint: Constraint, matcher: LLMatcher) -> str:
-    """What the library has against the first step of a matcher that has compiled, for the caller; "" if nothing."""
-    matcher.compute_ff_tokens()
+    """What the library has against the first tokens that must come, though the constraint has compiled, in a caller's
+    words; "" if nothing."""
+    matcher.try_consume_tokens(matcher.compute_ff_tokens())
     return str(_refusal(constraint, matcher.get_error())) if matcher.is_error() else ""
 
 
