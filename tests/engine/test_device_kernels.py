@@ -38,11 +38,14 @@ from engine.weight_formats.stored import Files
 from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random
 from tests.engine.test_kernels import NUM_LAYERS, SHAPES, Life, pool_of, sinks_of
 from tests.engine.test_sampler import inputs_of
-from tests.engine.test_tensor_parallel import DIVIDED
 
 GPU = torch.device("cuda", 0)
-QUICK = ("deepseek v3", "gemma2", "gpt-oss", "llama4", "olmo2")
-EACH_KIND = [pytest.param(kind, marks=[] if kind in QUICK else pytest.mark.full) for kind in KINDS]
+QUICK = ("deepseek v3", "gpt-oss", "olmo2")
+
+
+def each_kind(*quick: str) -> list[Any]:
+    """All kinds, but for these only with the full tests."""
+    return [pytest.param(kind, marks=[] if kind in quick else pytest.mark.full) for kind in KINDS]
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -70,7 +73,7 @@ def test_blocks_cover_every_token_once_and_none_has_two_rows() -> None:
     assert [position for _, _, position in tokens] == [6, 0, *range(23, 40), *range(5)]
 
 
-@pytest.mark.parametrize("kind", EACH_KIND)
+@pytest.mark.parametrize("kind", each_kind(*QUICK))
 def test_a_model_through_the_device_s_operators_gives_the_same_logits(kind: str, tmp_path: Path) -> None:
     transformers.logging.disable_progress_bar()
     save_random(kind, tmp_path)
@@ -172,13 +175,13 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, num_tensors: list[int]) -> It
         yield
 
 
-@pytest.mark.parametrize("share", [WHOLE, Share(0, 2, _Ranks())], ids=["alone", "one of two"])
-@pytest.mark.parametrize("kind", EACH_KIND)
+@pytest.mark.parametrize(
+    "share", [Share(0, 2, _Ranks()), pytest.param(WHOLE, marks=pytest.mark.full)], ids=["one of two", "alone"]
+)
+@pytest.mark.parametrize("kind", each_kind(*QUICK))
 def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(
     kind: str, share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind not in DIVIDED and not share.is_whole and kind in QUICK:
-        pytest.skip("told by another kind")
     transformers.logging.disable_progress_bar()
     save_random(kind, tmp_path)
     num_tensors: list[int] = []

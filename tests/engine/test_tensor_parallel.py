@@ -91,7 +91,9 @@ async def test_a_quantised_model_is_divided_after_it_is_expanded(compare: Compar
     await check(compare, path)
 
 
-@pytest.mark.parametrize(("number_format", "num_packed"), [("int4", [18, 19]), ("int8", [24, 25])])
+@pytest.mark.parametrize(
+    ("number_format", "num_packed"), [pytest.param("int4", [18, 19], marks=pytest.mark.full), ("int8", [24, 25])]
+)
 async def test_a_variant_stays_packed_on_each_rank(
     compare: Compare, number_format: str, num_packed: list[int], tmp_path: Path
 ) -> None:
