@@ -10,6 +10,7 @@ Letters: R rows (sequences in this step), T tokens given to forward, K rows that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -45,7 +46,10 @@ class LogitBias:
 
 class ConstrainedRows(Protocol):
     """Those of the K sampling rows whose text is held to a constraint. A mask is [bytes], a bit for each token that may
-    be drawn, the lowest first, at least V of them."""
+    be drawn, the lowest first, at least V of them. None of `end_ids` is allowed in the rows `unending`."""
+
+    unending: list[int]
+    end_ids: tuple[int, ...]
 
     def allowed(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
         """The R rows that have to draw under a mask at once, and their masks [R, bytes]. `is_filtered` [K]: whose draw
@@ -97,6 +101,11 @@ class SamplingInputs:
     @property
     def num_rows(self) -> int:
         return len(self.temperature)
+
+    @cached_property
+    def is_filtered(self) -> NDArray[np.bool_]:
+        """[K], whose draw is from some of the likeliest tokens only."""
+        return (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from engine.inputs import Floats, Ints, SamplingInputs, ScoredTokens, StepOutput, TokenHistory, TokenScores
+from engine.inputs import (
+    ConstrainedRows,
+    Floats,
+    Ints,
+    SamplingInputs,
+    ScoredTokens,
+    StepOutput,
+    TokenHistory,
+    TokenScores,
+)
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
@@ -46,6 +55,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     asked = np.flatnonzero(inputs.num_logprobs >= 0)
     raw = torch.log_softmax(logits[asked], -1) if len(asked) else None  # [rows asked, V]
     if inputs.constrained is not None:
+        _rule_out_ends(logits.numpy(), inputs.constrained)
         _rule_out(logits, *inputs.constrained.allowed(_looks_further(inputs)))
     for bias in inputs.biases:
         logits[bias.row].numpy()[bias.token_ids] += bias.values
@@ -113,8 +123,17 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _looks_further(inputs: SamplingInputs) -> NDArray[np.bool_]:
     """[K], whose filters have to see what a constraint leaves. All other draws may be made without, and again if the
     constraint refuses the token: both ways a token comes as often as it is likely among those allowed."""
-    is_filtered = (inputs.top_k > 0) | (inputs.top_p < 1) | (inputs.min_p > 0)
-    return is_filtered & (inputs.temperature >= _LEAST_TEMPERATURE)
+    return inputs.is_filtered & (inputs.temperature >= _LEAST_TEMPERATURE)
+
+
+def _rule_out_ends(logits: Floats, constrained: ConstrainedRows) -> None:
+    """From rows of logits [K, V] that cannot end: an end is what a model says most of what they would refuse."""
+    rows: list[int] | slice = constrained.unending
+    if len(constrained.unending) == len(logits):
+        rows = slice(None)
+    for token_id in constrained.end_ids if constrained.unending else ():
+        if token_id < logits.shape[1]:
+            logits[rows, token_id] = -np.inf
 
 
 def _rule_out(logits: torch.Tensor, rows: list[int], bits: NDArray[np.uint8]) -> None:
@@ -138,7 +157,7 @@ def _draw_again(logits: torch.Tensor, inputs: SamplingInputs, rows: list[int], b
         allowed = allows[place].nonzero()[0]
         temperature = float(inputs.temperature[row])
         is_few = 0 < len(allowed) <= _MOST_CHOSEN
-        if is_few and (temperature < _LEAST_TEMPERATURE or not _is_filtered(inputs, row)):
+        if is_few and (temperature < _LEAST_TEMPERATURE or not inputs.is_filtered[row]):
             number = _second_number(int(inputs.seeds[row]), int(inputs.positions[row]))
             token_ids[place] = allowed[_choose(every[row, allowed], temperature, number)]
         else:
@@ -151,10 +170,6 @@ def _draw_again(logits: torch.Tensor, inputs: SamplingInputs, rows: list[int], b
         if len(drawn):
             token_ids[np.array(wide)[drawn]] = _draw(logits, inputs, left[drawn], inputs.seeds ^ _SECOND)
     return token_ids
-
-
-def _is_filtered(inputs: SamplingInputs, row: int) -> bool:
-    return bool(inputs.top_k[row] > 0 or inputs.top_p[row] < 1 or inputs.min_p[row] > 0)
 
 
 def _second_number(seed: int, position: int) -> float:
@@ -210,8 +225,8 @@ def _draw(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows, seeds: NDArr
     weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()  # [K, V], the likeliest has 1
     uniforms = uniform(seeds[rows], inputs.positions[rows])
     top_k, top_p, min_p = inputs.top_k[rows], inputs.top_p[rows], inputs.min_p[rows]
-    is_filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    if not is_filtered.any():
+    is_filtered = inputs.is_filtered[rows]
+    if not np.count_nonzero(is_filtered):
         return _draw_by_weight(weights, uniforms)
     filters = _Filters(top_k, top_p.astype(np.float64), min_p.astype(np.float64))
     most = np.where(top_k <= _NUM_CANDIDATES, _NUM_CANDIDATES, _MANY_CANDIDATES)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.constraints.compile import closing_bound_of, largest_step_of, probe_of, words_of
+from engine.constraints.compile import closing_bound_of, ends_itself, largest_step_of, probe_of, words_of
 from engine.constraints.token_view import TokenView
 from engine.protocol.tasks import Constraint
 
@@ -43,13 +43,16 @@ _LOWERCASE = b"abcdefghijklmnopqrstuvwxyz"
 class Closing:
     """What is known of closing the texts of one constraint. `bound`: tokens that close any of them wherever it stands
     in what a schema describes, None if unknown. `probe`: tokens that may come within a string of any text and nowhere
-    else, [] if there are none. All else is found when first asked for."""
+    else, [] if there are none. `ends_itself`: whether nothing can follow a text, so far as is known. All else is found
+    when first asked for.
+    """
 
     def __init__(self, constraint: Constraint, matcher: LLMatcher, view: TokenView) -> None:
         """`matcher` has consumed nothing, and never will."""
         self.bound = closing_bound_of(constraint, view)
         probe = probe_of(constraint)
         self.probe = view.spell(probe) if probe else []
+        self.ends_itself = ends_itself(constraint)
         self._constraint = constraint
         self._matcher = matcher
         self._view = view
@@ -71,20 +74,31 @@ class Closing:
 
 
 def find_close(
-    matcher: LLMatcher, view: TokenView, words: tuple[str, ...] = (), max_choices: int = _MAX_CHOICES
+    matcher: LLMatcher,
+    view: TokenView,
+    words: tuple[str, ...] = (),
+    max_choices: int = _MAX_CHOICES,
+    *,
+    is_in_string: bool = False,
 ) -> list[int] | None:
-    """Tokens after which `matcher` accepts, [] if it does already; None if none were found. Leaves it as it was."""
+    """Tokens after which `matcher` accepts, [] if it does already; None if none were found. Leaves it as it was.
+    `is_in_string`: the text is known to stand in a JSON string that may be any, and that a quote ends."""
     walk = _Walk(matcher.deep_copy(), view, words)
+    if is_in_string:
+        walk.end_string()
     if not walk.go(max_choices):
         return None
     joined = _join(walk.path, view)
-    return joined if len(joined) < len(walk.path) and closes(matcher, joined) else walk.path
+    return joined if len(joined) < len(walk.path) and closes(matcher, joined, view.eos_token_ids) else walk.path
 
 
-def closes(matcher: LLMatcher, token_ids: list[int]) -> bool:
-    """Whether `matcher` accepts after these tokens. Leaves it as it was."""
+def closes(matcher: LLMatcher, token_ids: list[int], end_ids: tuple[int, ...] = ()) -> bool:
+    """Whether `matcher` accepts after these tokens. Leaves it as it was. With one of `end_ids`, which may come where a
+    text is complete, that is asked in one call."""
     if not token_ids:
         return bool(matcher.is_accepting())
+    if end_ids:
+        return bool(matcher.validate_tokens([*token_ids, end_ids[0]]) > len(token_ids))
     trial = matcher.deep_copy()
     return trial.try_consume_tokens(token_ids) == len(token_ids) and bool(trial.is_accepting())
 
@@ -98,8 +112,8 @@ class _Walk:
         self._signs = [ord(word) for word in words if len(word) == 1]
         self._matcher = matcher
         self._view = view
-        self._byte_ids: list[int] = view.byte_ids.tolist()
-        self._uses = [0] * 256
+        self._byte_ids = view.ids_of_bytes
+        self._uses: dict[int, int] = {}  # by byte
 
     def go(self, max_choices: int) -> bool:
         for _ in range(max_choices):
@@ -114,11 +128,18 @@ class _Walk:
                 return False
         return False
 
+    def end_string(self) -> None:
+        """What `_choose` would come to, without a mask."""
+        self._take([self._byte_ids[_QUOTE]])
+
     def _take(self, token_ids: list[int]) -> bool:
         """Consume as many of `token_ids` as the matcher takes; whether there were any."""
         num_taken = self._matcher.try_consume_tokens(token_ids) if token_ids else 0
         self.path += token_ids[:num_taken]
         return num_taken > 0
+
+    def _num_uses(self, byte: int) -> int:
+        return self._uses.get(byte, 0)
 
     def _choose(self) -> int:
         """The next token where more than one may follow; -1 if none may; _SPELLED if a word was taken instead."""
@@ -135,13 +156,15 @@ class _Walk:
             return _SPELLED
         endings = b"" if must_spell else _ENDINGS
         if must_spell and self._signs:
-            sign = min(filter(is_allowed, self._signs), key=self._uses.__getitem__, default=-1)
-            if sign >= 0 and self._uses[sign] < _PATIENCE:
-                self._uses[sign] += 1
+            sign = min(filter(is_allowed, self._signs), key=self._num_uses, default=-1)
+            if sign >= 0 and self._num_uses(sign) < _PATIENCE:
+                self._uses[sign] = self._num_uses(sign) + 1
                 return ids[sign]
         chosen, fewest = -1, _MAX_USES
         for byte in filter(is_allowed, _WITHIN_STRING if is_free else _BETWEEN):
-            num_uses = max(0, self._uses[byte] - _PATIENCE) if byte in endings else self._uses[byte]
+            num_uses = self._num_uses(byte)
+            if byte in endings:
+                num_uses = max(0, num_uses - _PATIENCE)
             if num_uses < fewest:
                 chosen, fewest = byte, num_uses
             if not num_uses:
@@ -149,8 +172,8 @@ class _Walk:
         if chosen < 0:
             return self._first_other(np.frombuffer(mask, dtype=np.uint8))
         if chosen in endings:
-            self._uses = [uses if byte in _ENDINGS else 0 for byte, uses in enumerate(self._uses)]
-        self._uses[chosen] += 1
+            self._uses = {byte: uses for byte, uses in self._uses.items() if byte in _ENDINGS}
+        self._uses[chosen] = self._num_uses(chosen) + 1
         return ids[chosen]
 
     def _spell(self) -> bool:

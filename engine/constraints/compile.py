@@ -63,6 +63,7 @@ _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _IDS = re.compile(r"\[[\d\s,^*-]+\]")
 _MAX_MESSAGE_CHARS = 300
 _PROBES = ('q0 "', 'Zx1 "', 'w7.Qj "')
+_ENDING_TYPES = ("object", "array", "string")  # a bracket or a quote ends them
 _CHARS_PER_TOKEN = 2  # at least that many, in keys and punctuation
 _STEP_OF_GRAMMAR = 32
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
@@ -159,6 +160,13 @@ def probe_of(constraint: Constraint) -> str:
         return ""
     spelled = json.dumps(_schema(constraint.text), ensure_ascii=False)
     return next((probe for probe in _PROBES if probe[:-1] not in spelled), "")
+
+
+def ends_itself(constraint: Constraint) -> bool:
+    """Whether it is known that nothing can follow a text that is complete, so that no end token is ever allowed."""
+    if constraint.kind == "json_schema":
+        return _schema(constraint.text).get("type") in _ENDING_TYPES
+    return constraint.kind == "json_object"
 
 
 def limits() -> LLParserLimits:

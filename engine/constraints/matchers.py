@@ -55,7 +55,8 @@ class _Compiled:
 class ConstrainedRows:
     """The constrained ones among the K rows that sample in one step: C of them draw, the others get what their
     constraint forces. What a row draws is offered to its matcher; where that refuses, the row draws again, under a
-    mask. A row that failed may draw anything."""
+    mask. A row that failed may draw anything. `unending`: the rows that draw and whose texts end themselves, so that
+    none of `end_ids` is ever allowed."""
 
     def __init__(self, held: list[tuple[int, Hold]], remaining: list[int], view: TokenView) -> None:
         """`held`: rows, and whose they are. `remaining`: of all K rows. `has_forced` and `has_ended` are known when the
@@ -64,6 +65,8 @@ class ConstrainedRows:
         self.has_ended = False
         self.was_late = False
         self.rows: list[int] = []
+        self.unending: list[int] = []
+        self.end_ids = view.eos_token_ids
         self._holds: list[Hold] = []
         self._forced: list[tuple[int, Hold]] = []
         self._remaining = remaining
@@ -73,15 +76,18 @@ class ConstrainedRows:
         self._refused: list[int] = []  # indices of rows
         self._closed: list[int] = []  # indices of rows
         for row, hold in held:
-            if not hold.is_prepared:
-                _prepare(hold, remaining[row])
-            if hold.forced:
-                self._forced.append((row, hold))
-                continue
-            if not hold.is_open:
-                self._closed.append(len(self.rows))
+            if not hold.is_quick:
+                if not hold.is_prepared:
+                    _prepare(hold, remaining[row])
+                if hold.forced:
+                    self._forced.append((row, hold))
+                    continue
+                if not hold.is_open:
+                    self._closed.append(len(self.rows))
             self.rows.append(row)
             self._holds.append(hold)
+            if hold.ends_itself:
+                self.unending.append(row)
 
     def fill_beside(self, filler: ThreadPoolExecutor) -> None:
         """Have the masks of all rows filled by a thread."""
@@ -93,7 +99,7 @@ class ConstrainedRows:
         if self._filling is not None:
             self._wait(self._filling)
         chosen = self._closed
-        if is_filtered.any():
+        if np.count_nonzero(is_filtered):
             filtered: list[bool] = is_filtered.tolist()
             chosen = [index for index, row in enumerate(self.rows) if filtered[row] or index in self._closed]
         if not chosen:
@@ -117,17 +123,25 @@ class ConstrainedRows:
     def settle_again(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
         """The same for what they drew under their masks."""
         self._offer(self._refused, token_ids, is_failed)
-        is_failed[[self.rows[index] for index in self._refused]] = True
+        for index in self._refused:  # its mask allowed what it does not take: it is at one of its limits
+            self._holds[index].is_failed = is_failed[self.rows[index]] = True
 
     def _offer(self, indices: Iterable[int], token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
         """To the matchers of these rows; those that refuse are noted in `_refused`."""
         drawn: list[int] = token_ids.tolist()
-        failed: list[bool] = is_failed.tolist()
+        failed: list[bool] | None = is_failed.tolist() if np.count_nonzero(is_failed) else None
+        rows, holds, plain = self.rows, self._holds, self._view.plain
         refused = []
         for index in indices:
-            row, hold = self.rows[index], self._holds[index]
+            row, hold = rows[index], holds[index]
             token_id = drawn[row]
-            if hold.is_failed or failed[row]:
+            if hold.is_quick and plain[token_id] and failed is None:
+                hold.note(token_id)
+                hold.slack -= 1
+                if not hold.slack:
+                    hold.is_quick = False
+                continue
+            if hold.is_failed or (failed is not None and failed[row]):
                 is_failed[row] = True
                 continue
             try:
@@ -161,18 +175,19 @@ class ConstrainedRows:
         return self._masks[indices] if self._masks is not None else self._fill(indices)
 
     def _fill(self, indices: list[int]) -> Masks:
-        masks = np.full((len(indices), -(-self._view.num_tokens // 32)), -1, dtype=np.int32)
-        address, stride = masks.ctypes.data, masks.strides[0]
+        num_bytes = -(-self._view.num_tokens // 32) * 4
+        masks = np.empty((len(indices), num_bytes), dtype=np.uint8)
+        address: int = masks.__array_interface__["data"][0]
         for place, index in enumerate(indices):
             hold = self._holds[index]
             try:
-                hold.matcher.unsafe_compute_mask_ptr(address + place * stride, stride)
-                hold.is_failed = hold.is_failed or hold.matcher.is_error() or not masks[place].any()
+                hold.matcher.unsafe_compute_mask_ptr(address + place * num_bytes, num_bytes)
+                hold.is_failed = hold.is_failed or hold.matcher.is_error() or not np.count_nonzero(masks[place])
             except Exception as error:
                 _fail(hold, error)
             if hold.is_failed:
-                masks[place] = -1
-        return masks.view(np.uint8)
+                masks[place], hold.is_quick = 255, False
+        return masks
 
 
 class Matchers:
@@ -188,6 +203,8 @@ class Matchers:
         self._keys: dict[int, bytes] = {}
         self._latest: ConstrainedRows | None = None
         self._num_inline = 0
+        self._batch: list[int] = []  # the sequences of the latest step
+        self._held_in_batch: list[tuple[int, Hold]] = []
 
     @cached_property
     def _compiler(self) -> ThreadPoolExecutor:
@@ -257,6 +274,7 @@ class Matchers:
             if compiled is not None:
                 self._compiled.move_to_end(key)
                 self._holds[sequence_id] = compiled.hold()
+                self._batch = []
                 self._keys[sequence_id] = key
         while len(self._compiled) > _MAX_COMPILED:
             self._compiled.popitem(last=False)
@@ -266,17 +284,18 @@ class Matchers:
         """It ended, wherever it was. One that failed takes what it was copied from along: the next compiles anew."""
         self._preparing.pop(sequence_id, None)
         hold, key = self._holds.pop(sequence_id, None), self._keys.pop(sequence_id, b"")
+        if hold is not None:
+            self._batch, self._held_in_batch = [], []
         if hold is not None and hold.is_failed:
             self._compiled.pop(key, None)
 
     def begin(self, sequence_ids: NDArray[np.int64], remaining: Ints) -> ConstrainedRows | None:
         """The constrained rows among K that will sample, each of which may draw `remaining` [K] more tokens; None if
         there are none. Their masks are begun."""
-        holds, latest = self._holds, self._latest
-        self._latest = None
-        if not holds:
+        latest, self._latest = self._latest, None
+        if not self._holds:
             return None
-        held = [(row, holds[id_]) for row, id_ in enumerate(sequence_ids.tolist()) if id_ in holds]
+        held = self._held(sequence_ids.tolist())
         if not held:
             return None
         assert self._view is not None
@@ -288,6 +307,13 @@ class Matchers:
             rows.fill_beside(self._filler)
         self._num_inline = max(0, self._num_inline - 1)
         return rows
+
+    def _held(self, sequence_ids: list[int]) -> list[tuple[int, Hold]]:
+        """The constrained ones among K rows, and whose they are; the same list as for the step before if they are."""
+        if sequence_ids != self._batch:
+            holds, self._batch = self._holds, sequence_ids
+            self._held_in_batch = [(row, holds[id_]) for row, id_ in enumerate(sequence_ids) if id_ in holds]
+        return self._held_in_batch
 
     def _compile(self, constraint: Constraint) -> _Compiled:
         assert self._view is not None
@@ -316,4 +342,4 @@ def _prepare(hold: Hold, remaining: int) -> None:
 
 def _fail(hold: Hold, error: Exception) -> None:
     logger.error("a matcher failed: %s", type(error).__name__)
-    hold.is_failed = True
+    hold.is_failed, hold.is_quick = True, False

@@ -31,6 +31,16 @@ _PLAIN = re.compile(rb"[ !#-\[\]-~]+")
 _SPECIAL_TO_LIBRARY = re.compile(r"<.*>", re.DOTALL)  # whatever the file says of it
 
 
+class Tail:
+    """What is known of the place after a token: whether a string may have begun or ended in it, and if not, whether it
+    may have led into a number or a word."""
+
+    UNKNOWN = 0  # quotes and escapes, or no text
+    QUOTE = 1  # one quote, the last byte
+    WORD = 2  # no quote; a letter or a digit
+    SIGN = 3  # no quote; anything else
+
+
 @dataclass(frozen=True, eq=False)
 class TokenView:
     """One model's vocabulary as matchers see it. `byte_ids` [256] is the token that spells exactly that byte, -1 where
@@ -46,11 +56,19 @@ class TokenView:
     costs: bytes
     # [num_tokens], 1 for a token that any JSON string may go on with: printable ASCII, no quote and no backslash
     plain: bytes
+    # [num_tokens], how a token's last byte leaves a JSON text in which strings may be any: see `Tail`
+    tails: bytes
 
     def spell(self, text: str) -> list[int]:
         """A token for each byte of an ASCII text; [] where the vocabulary lacks one."""
         ids: list[int] = self.byte_ids[[*text.encode()]].tolist()
         return ids if min(ids) >= 0 else []
+
+    @cached_property
+    def ids_of_bytes(self) -> list[int]:
+        """`byte_ids`"""
+        ids: list[int] = self.byte_ids.tolist()
+        return ids
 
     @cached_property
     def _signs(self) -> tuple[list[int], list[int], list[int]] | None:
@@ -102,6 +120,7 @@ def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, 
         control_ids=control_ids,
         costs=bytes(map(_cost, texts, is_text)),
         plain=bytes(map(_is_plain, texts, is_text)),
+        tails=bytes(map(_tail, texts, is_text)),
     )
 
 
@@ -111,6 +130,14 @@ def _cost(text: bytes, is_text: bool) -> int:
 
 def _is_plain(text: bytes, is_text: bool) -> bool:
     return is_text and _PLAIN.fullmatch(text) is not None
+
+
+def _tail(text: bytes, is_text: bool) -> int:
+    if not is_text or not text or b"\\" in text:
+        return Tail.UNKNOWN
+    if b'"' in text:
+        return Tail.QUOTE if text.index(b'"') == len(text) - 1 else Tail.UNKNOWN
+    return Tail.WORD if text[-1:].isalnum() else Tail.SIGN
 
 
 def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.constraints.closing import Closing, closes, find_close
 from engine.constraints.closing_bound import bound_of, growth
-from engine.constraints.compile import compile_matcher, probe_of, words_of
+from engine.constraints.compile import compile_matcher, ends_itself, probe_of, words_of
 from engine.constraints.hold import REFUSED, Hold
 from engine.constraints.json_schema import has_free_strings_only
 from engine.constraints.token_view import read_token_view
@@ -121,6 +121,10 @@ def test_any_text_that_a_schema_allows_so_far_can_be_closed(name: str, data: st.
         close = find_close(matcher, VIEW, words_of(constraint))
         assert close is not None, VIEW.tokenizer.decode_str(said)
         assert closes(matcher, close)
+        for token_ids in (close, close[:-1], [*close, close[-1] if close else 0]):
+            is_end = matcher.is_stopped() and not token_ids
+            assert is_end or closes(matcher, token_ids, VIEW.eos_token_ids) == closes(matcher, token_ids)
+        assert not (ends_itself(constraint) and matcher.is_accepting())
         assert matcher.compute_bitmask() == mask
         allowed = [i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1 and i not in VIEW.eos_token_ids]
         if not allowed:
@@ -253,6 +257,7 @@ def test_a_hold_takes_what_its_mask_allows_and_refuses_all_else(name: str) -> No
         mask = hold.matcher.compute_bitmask()
         allowed = {i for i in range(VIEW.num_tokens) if mask[i >> 3] >> (i & 7) & 1}
         if hold.is_open:
+            assert not hold.matcher.compute_ff_tokens()
             for token_id in [*VIEW.eos_token_ids, *rng.sample(range(VIEW.num_tokens), 40)]:
                 if token_id not in allowed:
                     assert hold.take(token_id, 200) == REFUSED
@@ -288,9 +293,59 @@ def test_tokens_taken_within_a_free_string_are_those_that_the_matcher_would_take
                 token_id = rng.choice([each for each in range(4096) if mask[each >> 3] >> (each & 7) & 1])
             assert hold.take(token_id, remaining) == twin.take(token_id, remaining)
             num_untold += hold.num_untold > 0
+            assert not (hold.is_open and twin.matcher.compute_ff_tokens())
+            if hold.num_untold:
+                assert find_close(twin.matcher, VIEW, is_in_string=True) == find_close(twin.matcher, VIEW)
             assert (hold.forced, hold.is_over, hold.is_failed) == (twin.forced, twin.is_over, False)
         assert hold.is_match == twin.is_match
     assert num_untold or name not in ("a flat record", "a record in a record", "an optional key")
+
+
+def test_a_string_goes_on_to_the_last_token_and_is_ended_without_a_draw() -> None:
+    hold = hold_of(schema(record(a=STRING)))
+    said, letter = VIEW.tokenizer.tokenize_str('{"a":"'), VIEW.tokenizer.tokenize_str("Q")
+    for limit in (20, 40):
+        hold, draws, remaining = hold_of(schema(record(a=STRING))), [*said, *letter * limit], limit
+        while remaining and not hold.is_over:
+            hold.prepare(remaining)
+            if hold.forced:
+                del draws[: draws[:1] == hold.forced[:1]]
+                hold.spend(1)
+            else:
+                assert hold.take(draws[0], remaining) == draws.pop(0)
+            remaining -= 1
+        assert (hold.is_match, remaining) == (True, 0)
+        assert hold.is_over
+
+
+def test_with_room_for_one_token_any_choice_may_still_be_drawn() -> None:
+    for choice in ("yes", "no", "maybe"):
+        hold = hold_of(Constraint("choice", '["yes", "no", "maybe"]'))
+        token_ids = VIEW.tokenizer.tokenize_str(choice)
+        for number, token_id in enumerate(token_ids):
+            hold.prepare(len(token_ids) - number)
+            if hold.forced:
+                assert hold.forced[0] == token_id
+                hold.spend(1)
+            else:
+                assert hold.take(token_id, len(token_ids) - number) == token_id
+        assert hold.is_match
+
+
+@pytest.mark.parametrize(
+    ("constraint", "is_known"),
+    [
+        (schema(record(a=STRING)), True),
+        (schema({"type": "array"}), True),
+        (Constraint("json_object"), True),
+        (schema(INTEGER), False),  # 1 may become 12
+        (schema({"type": ["object", "integer"]}), False),
+        (schema({}), False),
+        (Constraint("regex", "a+"), False),
+    ],
+)
+def test_what_ends_itself_is_known_by_its_last_byte(constraint: Constraint, is_known: bool) -> None:
+    assert ends_itself(constraint) is is_known
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.constraints.compile import compile_matcher
-from engine.constraints.token_view import read_token_view
+from engine.constraints.token_view import Tail, _tail, read_token_view
 from engine.protocol.tasks import Constraint
 from tests.engine.constraints.speaker import SPARK
 
@@ -76,6 +76,25 @@ def test_every_byte_that_has_a_token_of_its_own_is_known_by_it() -> None:
     assert np.count_nonzero(view.byte_ids >= 0) > 240
     for byte in b'{}[]",:09az':
         assert view.tokenizer.decode_bytes([int(view.byte_ids[byte])]) == bytes([byte])
+
+
+@pytest.mark.parametrize(
+    ("text", "tail"),
+    [
+        (b'{"', Tail.QUOTE),
+        (b'"', Tail.QUOTE),
+        (b'",', Tail.UNKNOWN),
+        (b'""', Tail.UNKNOWN),
+        (b'\\"', Tail.UNKNOWN),
+        (b"", Tail.UNKNOWN),
+        (b" 1", Tail.WORD),
+        (b", ", Tail.SIGN),
+        ("é".encode(), Tail.SIGN),
+    ],
+)
+def test_a_token_s_tail_says_whether_a_string_may_have_begun(text: bytes, tail: int) -> None:
+    assert _tail(text, is_text=True) == tail
+    assert _tail(text, is_text=False) == Tail.UNKNOWN
 
 
 @pytest.mark.parametrize("name", ["gpt2", "phi-3", "gpt-neox-20b"])
