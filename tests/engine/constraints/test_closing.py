@@ -121,7 +121,7 @@ def test_any_text_that_a_schema_allows_so_far_can_be_closed(name: str, data: st.
         close = find_close(matcher, VIEW, words_of(constraint))
         assert close is not None, VIEW.tokenizer.decode_str(said)
         assert closes(matcher, close)
-        for token_ids in (close, close[:-1], [*close, close[-1] if close else 0]):
+        for token_ids in (close, close[:-1], [*close, *close[-1:]]):
             is_end = matcher.is_stopped() and not token_ids
             assert is_end or closes(matcher, token_ids, VIEW.eos_token_ids) == closes(matcher, token_ids)
         assert not (ends_itself(constraint) and matcher.is_accepting())
