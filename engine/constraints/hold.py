@@ -43,9 +43,9 @@ class Hold:
     """
 
     __slots__ = (
-        "_bound", "_close", "_closing", "_costs", "_goes_on", "_is_current", "_is_free", "_is_in_string", "_is_tight",
-        "_margin", "_matcher", "_plain", "_remembered", "_tails", "_untold", "_view", "ends_itself", "forced",
-        "is_failed", "is_open", "is_over", "is_quick", "note", "slack",
+        "_bound", "_close", "_closing", "_costs", "_goes_on", "_is_current", "_is_free", "_is_hopeless",
+        "_is_in_string", "_is_tight", "_margin", "_matcher", "_plain", "_remembered", "_tails", "_untold", "_view",
+        "ends_itself", "forced", "is_failed", "is_open", "is_over", "is_quick", "note", "slack",
     )  # fmt: skip  # a step looks at every hold, and few are in a cache by then
 
     def __init__(self, matcher: LLMatcher, closing: Closing, view: TokenView) -> None:
@@ -69,6 +69,7 @@ class Hold:
         self._remembered: list[list[int]] = []
         self._margin = _LEAST_MARGIN + len(self._close or ())
         self._is_tight = False
+        self._is_hopeless = False  # whether no close was known that fits, when it was looked for last
         self._is_in_string: bool | None = None  # of any text; None: not known
         self._goes_on: bool | None = None  # whether the text stands in what can go on and end as well; None: not known
 
@@ -107,7 +108,7 @@ class Hold:
             self._look_for_close(remaining, is_in_string=bool(self._is_in_string))
         self._margin = max(self._margin, self._closing.largest_step + _LEAST_MARGIN)
         room = remaining - len(self._close) if self._close is not None else -1
-        self._is_tight = 0 <= room <= self._margin
+        self._is_tight, self._is_hopeless = 0 <= room <= self._margin, room < 0
         if room < 0:
             self.slack = min(_HOPELESS_PAUSE * _COST, max(_COST, remaining // 2))
         else:
@@ -185,6 +186,8 @@ class Hold:
             self._goes_on = False if tail == Tail.SIGN and self._closing.probe else None
         if tail == Tail.WORD:
             self.is_open = self._does_go_on()
+            if self.is_open and self._is_hopeless:
+                self.slack = 0  # it may have come to a place where it can end
 
     def _forget(self) -> None:
         """What was known of the place where the text stood."""
