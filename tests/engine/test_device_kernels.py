@@ -83,6 +83,7 @@ def test_a_model_through_the_device_s_operators_gives_the_same_logits(kind: str,
         torch.testing.assert_close(other.push(chunk), one.push(chunk), atol=2e-5, rtol=1e-4)
 
 
+@pytest.mark.full
 def test_the_triton_kernel_interpreted_equals_its_slow_twin() -> None:
     if importlib.util.find_spec("triton") is None:
         pytest.skip("no Triton here")
