@@ -11,6 +11,7 @@ BIN := $(VENV)/bin
 # One stamp per kind of environment, so that asking for the other kind makes it anew and nothing else does.
 STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
 CLIENTS := .venv-clients/.setup
+TRITON := .cache/triton/.setup
 PACKAGES := gateway documents engine catalog tenants storage telemetry cli migrations
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
@@ -37,6 +38,9 @@ $(STAMP): pyproject.toml requirements.lock scripts/setup.sh
 $(CLIENTS): requirements-clients.lock scripts/clients.sh
 	-@sh scripts/clients.sh
 
+$(TRITON): scripts/triton.sh | $(STAMP)
+	-@sh scripts/triton.sh
+
 up: $(STAMP)  ## start the whole platform on embedded defaults and print a curl that answers
 	@$(BIN)/hearth up $(ARGS)
 
@@ -49,7 +53,7 @@ check: $(STAMP)  ## format, lint, types, floor plan, fast tests: under a minute
 test: $(STAMP)  ## every test that needs no GPU and no patience
 	@$(BIN)/python -m scripts.run_tests --in-two "not full and not gpu" $(ARGS)
 
-test-full: $(STAMP) $(CLIENTS)  ## kill campaigns, clients of other languages and houses, browsers, long runs
+test-full: $(STAMP) $(CLIENTS) $(TRITON)  ## kill campaigns, clients of other languages and houses, browsers, long runs
 	@$(BIN)/python -m scripts.fetch_node_clients
 	@$(BIN)/python -m scripts.run_tests "full and not gpu" $(ARGS)
 
