@@ -1,12 +1,14 @@
 """What constraints cost, with the built-in model: `python -m bench.constrained` prints JSON.
 
-    python -m bench.constrained [--streams 16] [--requests 96] [--repeats 5] [--threads 1] [--schemas 8]
+    python -m bench.constrained [--model spark] [--streams 16] [--requests 64] [--repeats 5] [--threads 1] [--schemas 8]
 
 "throughput": closed loop of `--streams` requests, each with a schema of its own from the functions of `data/tools`, or
-all together with `--schemas` of them, as programs ask that have a few; then the same prompts without constraints, each
-made to run for as many tokens as its constrained twin. They take turns; the loss is the median of the pairs' ratios of
-tokens per second. Compiling is part of it: each run has a new engine. Garbage is collected between the runs and not in
-them, as a rank does.
+all together with `--schemas` of them, as programs ask that have a few; beside it the same prompts without constraints,
+each made to run for as many tokens as its constrained twin. The two take turns of 16 steps, so that both see the same
+machine; the loss is the median of the pairs' ratios of tokens per second, and beside it of tokens per second of the
+engine's thread. Compiling is part of it: each run has a new engine. Garbage is collected between the runs and not in
+them, as a rank does. `--model m110` is the shape of 110 M parameters in bfloat16, with random weights (and so no habit
+of writing JSON: most of what it draws is refused) and the built-in tokenizer.
 "compile": milliseconds to compile each of those schemas, and for the front's whole check of one never seen. "met": of
 200 requests drawn from `data/structured` and `data/tools` that the compiler takes, how many answers meet their schema.
 HEARTH_TEST_DATA names the data folder.
@@ -18,17 +20,24 @@ import argparse
 import asyncio
 import gc
 import json
+import math
 import os
 import random
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import numpy as np
 import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
 
+from bench.engine_cpu import RANDOM_SHAPES
 from bench.published_schemas import function_schemas, suite_schemas
 from engine.config import EngineConfig
 from engine.constraints.checker import ConstraintChecker
@@ -37,7 +46,7 @@ from engine.constraints.token_view import TokenView, read_token_view
 from engine.constraints.worker import judge
 from engine.loop import Engine
 from engine.protocol.tasks import Constraint, Sampling
-from engine.report import FINISHES
+from engine.report import FINISHES, StepReport
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
 from engine.tokenizer import Tokenizer
@@ -45,6 +54,9 @@ from engine.tokenizer import Tokenizer
 SPARK = Path(__file__).parents[1] / "catalog/builtin/spark"
 MAX_TOKENS = 256
 NAMESPACE = b"n" * 32
+SLICE = 16  # steps that the two of a pair take in turns
+
+Request = tuple[str, Constraint | None, Sampling]
 
 
 def main() -> None:
@@ -53,7 +65,9 @@ def main() -> None:
     if not (data / "tools").is_dir():
         sys.exit(f"{data} holds no evaluation data: set HEARTH_TEST_DATA")
     torch.set_num_threads(arguments.threads)
-    runner = Runner(EngineConfig(model_dir=SPARK, num_threads=arguments.threads))
+    with tempfile.TemporaryDirectory() as folder:
+        model_dir = SPARK if arguments.model == "spark" else random_model(Path(folder))
+        runner = Runner(EngineConfig(model_dir=model_dir, num_threads=arguments.threads))
     view = read_token_view(SPARK, runner.vocab_size, runner.eos_token_ids)
     functions = [schema for schema in function_schemas(data) if not judge(constraint_of(schema), view)]
     results: dict[str, Any] = {"load_average": os.getloadavg(), "num_schemas": len(functions)}
@@ -68,20 +82,78 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=("spark", "m110"), default="spark")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=96)
+    parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--schemas", type=int, default=0, help="different ones in a run; 0: one for each request")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 
+def random_model(folder: Path) -> Path:
+    """The shape m110 with the built-in model's vocabulary."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    ends = json.loads((SPARK / "config.json").read_text())["eos_token_id"]
+    shape = RANDOM_SHAPES["m110"] | {"vocab_size": 4096}
+    LlamaForCausalLM(LlamaConfig(**shape, bos_token_id=None, eos_token_id=ends)).bfloat16().save_pretrained(folder)
+    return folder
+
+
 def constraint_of(schema: dict[str, Any]) -> Constraint:
     return Constraint("json_schema", json.dumps(schema))
 
 
+class Course:
+    """Requests kept at a fixed number in flight by an engine of their own, some steps at a time. `seconds` and
+    `cpu_seconds` (of this thread) are those of its steps; `tokens` and `ends` are of each request, end tokens left
+    out."""
+
+    def __init__(self, engine: Engine, sequences: list[SequenceRequest], num_streams: int) -> None:
+        self._engine = engine
+        self._waiting = sequences[::-1]
+        self._indices = {sequence.sequence_id: index for index, sequence in enumerate(sequences)}
+        self._num_streams = num_streams
+        self._num_open = 0
+        self.seconds = self.cpu_seconds = 0.0
+        self.tokens: list[list[int]] = [[] for _ in sequences]
+        self.ends = [""] * len(sequences)
+
+    @property
+    def is_over(self) -> bool:
+        return not (self._waiting or self._num_open)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.tokens))
+
+    def go(self, num_steps: float = math.inf) -> None:
+        """On by so many steps, and while a matcher is waited for: what compiling costs is part of it."""
+        started, cpu_started, step = time.perf_counter(), time.thread_time(), 0
+        while not self.is_over and (step < num_steps or self._engine.matchers.is_preparing):
+            while self._waiting and self._num_open < self._num_streams:
+                self._engine.add(self._waiting.pop())
+                self._num_open += 1
+            self._note(self._engine.step())
+            step += 1
+        self.seconds += time.perf_counter() - started
+        self.cpu_seconds += time.thread_time() - cpu_started
+
+    def _note(self, report: StepReport) -> None:
+        columns = zip(report.sequence_ids.tolist(), report.token_ids.tolist(), report.finishes.tolist(), strict=True)
+        for sequence_id, token_id, code in columns:
+            index = self._indices[sequence_id]
+            if token_id >= 0 and FINISHES[code] != "stop":
+                self.tokens[index].append(token_id)
+            if code:
+                self.ends[index] = FINISHES[code] or ""
+                self._num_open -= 1
+
+
 class Loop:
-    """Requests kept at a fixed number in flight, each run over a fresh engine."""
+    """Makes courses, each with a fresh engine; two at a time."""
 
     def __init__(self, runner: Runner, num_streams: int, num_threads: int) -> None:
         self._runner = runner
@@ -92,36 +164,16 @@ class Loop:
         self._tokenizer = Tokenizer(SPARK)
         self._next_id = 1  # the runner remembers sequences by their ids
 
-    def run(self, requests: list[tuple[str, Constraint | None, Sampling]]) -> tuple[float, list[list[int]], list[str]]:
-        """Seconds, and for each request its tokens without an end token, and how it ended."""
+    def course(self, requests: list[Request], half: int) -> Course:
+        """One that has this half of the runner's blocks, 0 or 1, so that another may have the other."""
         engine = Engine(self._runner, self._config)
         engine.matchers.warm().result()
-        first, waiting = self._next_id, list(enumerate(requests))[::-1]
+        halves = [engine.blocks.allocate(self._runner.num_blocks // 2) for _ in range(2)]
+        engine.blocks.release(halves[half])
+        first = self._next_id
         self._next_id += len(requests)
-        tokens: list[list[int]] = [[] for _ in requests]
-        ends = [""] * len(requests)
-        num_open = 0
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        started = time.perf_counter()
-        while waiting or num_open:
-            while waiting and num_open < self._num_streams:
-                index, request = waiting.pop()
-                engine.add(self._sequence(first + index, *request))
-                num_open += 1
-            report = engine.step()
-            columns = zip(report.sequence_ids, report.token_ids, report.finishes, strict=True)
-            for sequence_id, token_id, code in columns:
-                index = int(sequence_id) - first
-                if token_id >= 0 and FINISHES[code] != "stop":
-                    tokens[index].append(int(token_id))
-                if code:
-                    ends[index] = FINISHES[code] or ""
-                    num_open -= 1
-        seconds = time.perf_counter() - started
-        gc.enable()
-        return seconds, tokens, ends
+        sequences = [self._sequence(first + index, *request) for index, request in enumerate(requests)]
+        return Course(engine, sequences, self._num_streams)
 
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids)
@@ -135,6 +187,18 @@ class Loop:
         )
 
 
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """As in a rank, which collects while it waits."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def prompt_for(schema: dict[str, Any]) -> str:
     return f"Answer with JSON that fits this: {json.dumps(schema)[:400]}"
 
@@ -142,26 +206,40 @@ def prompt_for(schema: dict[str, Any]) -> str:
 def compare(
     loop: Loop, schemas: list[dict[str, Any]], num_requests: int, num_schemas: int, repeats: int
 ) -> dict[str, Any]:
-    rates: list[tuple[float, float]] = []
+    losses: list[tuple[float, float]] = []  # of wall-clock, of the thread's CPU
+    rates: list[tuple[int, int]] = []
     for repeat in range(repeats + 1):
         different = random.Random(repeat).sample(schemas, min(num_schemas or num_requests, len(schemas)))
-        drawn = [different[number % len(different)] for number in range(min(num_requests, len(schemas)))]
+        drawn = [different[number % len(different)] for number in range(num_requests)]
         sampling = [Sampling(max_tokens=MAX_TOKENS, temperature=0.8, seed=seed) for seed in range(len(drawn))]
-        held = [(prompt_for(one), constraint_of(one), how) for one, how in zip(drawn, sampling, strict=True)]
-        held_s, tokens, _ = loop.run(held)
-        free = [
-            (prompt, None, Sampling(max_tokens=max(1, len(said)), temperature=0.8, seed=how.seed, ignore_eos=True))
-            for (prompt, _, how), said in zip(held, tokens, strict=True)
+        requests: list[Request] = [
+            (prompt_for(one), constraint_of(one), how) for one, how in zip(drawn, sampling, strict=True)
         ]
-        free_s, free_tokens, _ = loop.run(free)
+        told = loop.course(requests, 0)
+        told.go()
+        free_requests: list[Request] = [
+            (prompt, None, replace(how, max_tokens=max(1, len(said)), ignore_eos=True))
+            for (prompt, _, how), said in zip(requests, told.tokens, strict=True)
+        ]
+        held, free = loop.course(requests, 0), loop.course(free_requests, 1)
+        with no_garbage_collection():
+            while not (held.is_over and free.is_over):
+                for course in (held, free) if repeat % 2 else (free, held):
+                    course.go(SLICE)
+        assert held.tokens == told.tokens
         if repeat:  # the first pair warms up
-            rates.append((sum(map(len, tokens)) / held_s, sum(map(len, free_tokens)) / free_s))
-    ratios = [constrained / unconstrained for constrained, unconstrained in rates]
+            share = held.num_tokens / free.num_tokens  # an answer without a token has a twin with one
+            losses.append((1 - share * free.seconds / held.seconds, 1 - share * free.cpu_seconds / held.cpu_seconds))
+            rates.append((round(held.num_tokens / held.seconds), round(free.num_tokens / free.seconds)))
+    wall, cpu = np.array(losses).T
     return {
-        "constrained_tokens_s": [round(rate) for rate, _ in rates],
-        "free_tokens_s": [round(rate) for _, rate in rates],
-        "loss": round(1 - float(np.median(ratios)), 4),
-        "losses": [round(1 - ratio, 4) for ratio in ratios],
+        "constrained_tokens_s": [held for held, _ in rates],
+        "free_tokens_s": [free for _, free in rates],
+        "loss": _percentile(wall, 50),
+        "loss_quartiles": [_percentile(wall, 25), _percentile(wall, 75)],
+        "losses": [round(loss, 4) for loss in wall.tolist()],
+        "thread_cpu_loss": _percentile(cpu, 50),
+        "thread_cpu_loss_quartiles": [_percentile(cpu, 25), _percentile(cpu, 75)],
     }
 
 
@@ -195,12 +273,13 @@ def count_met(loop: Loop, schemas: list[dict[str, Any]], num_requests: int) -> d
     sampling = [
         Sampling(max_tokens=MAX_TOKENS, temperature=(0.0, 0.6, 1.0)[seed % 3], seed=seed) for seed in range(len(drawn))
     ]
-    _, tokens, ends = loop.run(
-        [(prompt_for(schema), constraint_of(schema), how) for schema, how in zip(drawn, sampling, strict=True)]
+    course = loop.course(
+        [(prompt_for(schema), constraint_of(schema), how) for schema, how in zip(drawn, sampling, strict=True)], 0
     )
+    course.go()
     failures = [
         {"schema": schema, "text": loop.decode(said), "end": end}
-        for schema, said, end in zip(drawn, tokens, ends, strict=True)
+        for schema, said, end in zip(drawn, course.tokens, course.ends, strict=True)
         if not is_met(schema, loop.decode(said))
     ]
     return {"asked": len(drawn), "met": len(drawn) - len(failures), "failures": failures[:5]}
@@ -213,8 +292,8 @@ def is_met(schema: dict[str, Any], text: str) -> bool:
         return False
 
 
-def _percentile(times: list[float], percent: float) -> float:
-    return round(float(np.percentile(times, percent)), 3)
+def _percentile(values: Sequence[float] | NDArray[np.float64], percent: float) -> float:
+    return round(float(np.percentile(values, percent)), 4)
 
 
 if __name__ == "__main__":

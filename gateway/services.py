@@ -234,12 +234,17 @@ def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]],
 
 
 async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a loop that should not end by itself; should it fail in a way nobody foresaw, say so and run it again."""
+    """Run a loop that should not end by itself; should it fail in a way nobody foresaw, or be cancelled by something it
+    waited for, say so and run it again."""
+    task = asyncio.current_task()
+    assert task is not None
     while True:
         try:
             await loop()
             return
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if task.cancelling():
+                raise
             log.exception("a background job failed and is started again", extra={"job": loop.__qualname__})
             metrics.INTERNAL_ERRORS.inc()
             await asyncio.sleep(RESTART_PAUSE_S)

@@ -43,6 +43,7 @@ class WebhookSender:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._is_wanted = asyncio.Event()
+        self._sending: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
         """A batch may have been finished."""
@@ -50,25 +51,31 @@ class WebhookSender:
 
     async def run(self) -> None:
         """Send what is due, for ever."""
-        while True:
-            self._is_wanted.clear()
-            try:
-                while not self._services.admission.is_draining and await self._send_some():
-                    pass
-            except StoreUnavailable:
-                log.warning("webhooks wait for the database")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_INTERVAL_S):
-                    await self._is_wanted.wait()
-
-    async def _send_some(self) -> bool:
-        """Whether there may be more."""
-        services = self._services
-        due = await webhooks.take(services.database, services.clock.now(), limit=MAX_AT_ONCE, lease_s=_LEASE_S)
         async with asyncio.TaskGroup() as group:
-            for each in due:
-                group.create_task(self._send(each))
-        return len(due) == MAX_AT_ONCE
+            while True:
+                self._is_wanted.clear()
+                try:
+                    await self._send_some(group)
+                except StoreUnavailable:
+                    log.warning("webhooks wait for the database")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_INTERVAL_S):
+                        await self._is_wanted.wait()
+
+    async def _send_some(self, group: asyncio.TaskGroup) -> None:
+        """Begin to send what is due and has room beside what is being sent. Raises StoreUnavailable."""
+        services, room = self._services, MAX_AT_ONCE - len(self._sending)
+        if not room or services.admission.is_draining:
+            return
+        for due in await webhooks.take(services.database, services.clock.now(), limit=room, lease_s=_LEASE_S):
+            task = group.create_task(self._send(due))
+            self._sending.add(task)
+            task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        if len(self._sending) == MAX_AT_ONCE:
+            self.wake()  # more may have waited for room
+        self._sending.discard(task)
 
     async def _send(self, due: Due) -> None:
         """Try one, and note what became of it."""

@@ -99,6 +99,26 @@ def test_what_is_not_taken_is_sent_again_and_no_redirect_is_followed(
     assert not receiver.answers
 
 
+def test_a_target_that_never_answers_holds_up_no_other(client: httpx.Client, running: Running, receiver: Receiver):
+    def is_sent_beside() -> bool:
+        """Whether another is sent while the target that says nothing is still waited for, for ten seconds."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            silent.settimeout(60)
+            url = f"https://127.0.0.1:{silent.getsockname()[1]}/"
+            begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=url)
+            with silent.accept()[0] as held:
+                sent(receiver, begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url))
+                held.settimeout(0)
+                try:
+                    while held.recv(4096):
+                        pass
+                except BlockingIOError:
+                    return True
+                return False
+
+    assert any(is_sent_beside() for _ in range(3))  # a machine may stand still for that long
+
+
 def test_what_is_sent_is_signed_as_receivers_libraries_verify_it(running: Running, receiver: Receiver):
     """Signed by no key before there is one, by two while receivers change over, and by the new one alone."""
     with httpx.Client(headers=running.headers("write"), timeout=20) as client:

@@ -1,0 +1,39 @@
+"""The gateway's background jobs: which end, and which are started again."""
+
+import asyncio
+
+import pytest
+
+from gateway import services
+from gateway.services import keep_running
+
+
+async def test_a_job_that_fails_or_is_cancelled_by_nobody_is_started_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(services, "RESTART_PAUSE_S", 0)
+    ends: list[BaseException] = [asyncio.CancelledError(), ValueError("x"), asyncio.CancelledError()]
+
+    async def job() -> None:
+        await asyncio.sleep(0)
+        if ends:
+            raise ends.pop()
+
+    await keep_running(job)
+    assert not ends
+
+
+@pytest.mark.parametrize("last_words", [asyncio.CancelledError, ValueError])
+async def test_a_job_that_is_cancelled_ends_whatever_it_says(last_words: type[BaseException]):
+    has_begun = asyncio.Event()
+
+    async def job() -> None:
+        has_begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise last_words from None
+
+    task = asyncio.create_task(keep_running(job))
+    await has_begun.wait()
+    task.cancel()
+    with pytest.raises(last_words):
+        await task
