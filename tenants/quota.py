@@ -15,7 +15,7 @@ import math
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -429,23 +429,53 @@ class Quota:
         await self._load_scripts(link)
         known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
         await self._adopt(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
+        for reply in await self._send_owed(link):
+            raise_refused(reply)
+        if self._owed or self._owed_leaves:
+            self._send_owed(link)  # of calls that came meanwhile; it arrives before whatever comes next
+        self._local.come_back()
+
+    def _send_owed(self, link: Sender) -> asyncio.Future[list[Reply]]:
+        """Send all that Redis was not told. What may not have arrived is told again: that counts nothing twice. Raises
+        StoreUnavailable."""
+        owed, leaves = list(self._owed), list(self._owed_leaves)
+        self._owed.clear()
+        self._owed_leaves.clear()
+
+        def owe_again() -> None:
+            self._owed.extendleft(reversed(owed))
+            self._owed_leaves.extendleft(reversed(leaves))
+
+        def look(done: asyncio.Future[list[Reply]]) -> None:
+            is_lost = done.cancelled() or done.exception() is not None
+            if is_lost or any(isinstance(reply, Exception) for reply in done.result()):
+                owe_again()
+                if not is_lost:
+                    self._link.drop("what was owed was refused")
+
+        replies: list[asyncio.Future[Reply]] = []
+        try:
+            replies += [link.send(self._enter_bytes(each, self._epoch, script.FORCED)) for each in self._due(owed)]
+            for entered in self._under_way.values():
+                replies += [link.send(begun) for begun in _begun_bytes(entered)]
+            replies += [link.send(self._leave_bytes(leaving)) for leaving in leaves]
+        except StoreUnavailable:
+            owe_again()
+            raise
+        told = asyncio.gather(*replies)
+        told.add_done_callback(look)
+        return told
+
+    def _due(self, owed: Sequence[tuple[Entered, float]]) -> Iterator[Entered]:
+        """Those that still count, marked as counted."""
         now_s = self._loop.time()
-        replies = []
-        for entered, since_s in self._owed:
+        for entered, since_s in owed:
             is_over = all(now_s - since_s > item.span_ms / 1000 for item in entered.plan.items if item.kind in "rt")
             is_left = entered.op not in self._under_way
             if is_over and is_left and not any(item.kind == "b" for item in entered.plan.items):
                 continue
             entered.is_counted = True
-            replies.append(link.send(self._enter_bytes(entered, self._epoch, script.FORCED)))
-        for entered in self._under_way.values():
-            replies += [link.send(begun) for begun in _begun_bytes(entered)]
-        replies += [link.send(self._leave_bytes(leaving)) for leaving in self._owed_leaves]
-        for reply in replies:
-            raise_refused(await reply)
-        self._owed.clear()
-        self._owed_leaves.clear()
-        self._local.come_back()
+            yield entered
 
     async def _load_scripts(self, link: Sender) -> None:
         try:

@@ -33,6 +33,8 @@ from tests.tls_contexts import share_tls_contexts
 from tests.waiting import wait_until_blocking
 
 share_tls_contexts()
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a shell's background, and then in every child
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PROJECT = Path(__file__).resolve().parent.parent
 

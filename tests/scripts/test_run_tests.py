@@ -17,7 +17,6 @@ PROGRAM = """
 import signal
 from scripts.run_tests import end, run_two
 signal.signal(signal.SIGTERM, end)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in a shell's background ignores it from the start
 run_two("not slow", ["tests/apart"])
 """
 

@@ -13,6 +13,7 @@ from redis import Redis
 from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from storage.redis_link import Reply, Sender
 from tenants import quota_script as script
 from tenants.limits import Item, in_force, items_of, parse_rules
 from tenants.quota import Entered, Plan, Quota, QuotaExceeded
@@ -394,6 +395,49 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     assert not found.is_counted
     may_go_on.set()
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"2", deadline_s=10)
+
+
+async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
+    gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
+):
+    quota = gateways[0]
+    plan, send = quota.plan("a", items("chat=9/3600")), quota._send_owed
+    meanwhile: list[asyncio.Task[Entered | QuotaExceeded]] = []
+
+    def send_owed(link: Sender) -> asyncio.Future[list[Reply]]:
+        told = send(link)
+        if not meanwhile:
+            meanwhile.append(asyncio.create_task(enter(quota, plan, "2")))
+        return told
+
+    monkeypatch.setattr(quota, "_send_owed", send_owed)
+    quota._link.drop("by the test")
+    alone = await enter(quota, plan, "1")
+    assert isinstance(alone, Entered)
+    await wait_until(lambda: quota._link.is_open, deadline_s=10)
+    assert isinstance(await meanwhile[0], Entered)
+    assert isinstance(await enter(quota, plan, "3"), Entered)
+    assert redis.hget("quota:r:chat:a", "n") == b"3"
+    assert not quota._owed
+
+
+async def test_what_was_owed_and_did_not_arrive_is_still_owed(gateways: list[Quota], redis: Redis):
+    quota = gateways[0]
+    plan = quota.plan("a", items("chat=9/3600"))
+    quota._link.drop("by the test")
+    entered = await enter(quota, plan, "1")
+    assert isinstance(entered, Entered)
+
+    class Broken:
+        def send(self, _data: bytes, _num_replies: int = 1) -> asyncio.Future[Reply]:
+            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            answer.set_exception(StoreUnavailable("by the test"))
+            return answer
+
+    with pytest.raises(StoreUnavailable):
+        await quota._send_owed(Broken())
+    assert [each for each, _ in quota._owed] == [entered]
+    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1", deadline_s=10)
 
 
 async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):
