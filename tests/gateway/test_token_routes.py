@@ -266,6 +266,7 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     made = owner.result("POST", "/accounts", {"name": "Lab", "type": "standard", "settings": given})
     assert (made["name"], made["type"], made["settings"]) == ("Lab", "standard", settings)
     path = f"/accounts/{made['id']}"
+    wait_until_blocking(lambda: owner.call("GET", path).status_code == 200, 20)  # a gateway hears of it within a second
     assert owner.result("GET", path) == made
     wait_until_blocking(lambda: runs(running, everywhere["value"], made["id"]) == 200, 20)
     assert made["id"] in {row["id"] for row in api(everywhere["value"]).result("GET", "/accounts?per_page=50")}
