@@ -203,7 +203,7 @@ def s3_server() -> Iterator[str]:
         environment.setenv("AWS_ACCESS_KEY_ID", "testing")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        wait_until_blocking(lambda: _listens(port), deadline_s=30)
+        wait_until_blocking(lambda: _listens(port))
         yield endpoint
     process.terminate()
     process.wait(10)

@@ -87,7 +87,7 @@ class PostgresServer:
                 env=_clean_environment(),
                 preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
             )
-        wait_until_blocking(self._is_ready, deadline_s=20)
+        wait_until_blocking(self._is_ready)
 
     def stop(self) -> None:
         """Fast shutdown: sessions are cut, committed work is kept."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = 30.0  # as long as a busy machine may take; only a failure takes it
+PATIENCE_S = 60.0  # as long as a busy machine may take; only a failure takes it
 
 
 async def wait_until(
@@ -27,7 +27,7 @@ async def wait_until(
         if value:
             return value
         if time.monotonic() > end:
-            raise AssertionError(f"still not true after {deadline_s:g} s: {inspect.getsource(predicate).strip()}")
+            raise AssertionError(_given_up(predicate, value, deadline_s))
         await asyncio.sleep(interval_s)
 
 
@@ -36,6 +36,11 @@ def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = PATIENCE
     end = time.monotonic() + deadline_s
     while not (value := predicate()):
         if time.monotonic() > end:
-            raise AssertionError(f"still not true after {deadline_s:g} s: {inspect.getsource(predicate).strip()}")
+            raise AssertionError(_given_up(predicate, value, deadline_s))
         time.sleep(interval_s)
     return value
+
+
+def _given_up(predicate: Callable[[], object], value: object, deadline_s: float) -> str:
+    source = inspect.getsource(predicate).strip()
+    return f"still not true after {deadline_s:g} s, but {repr(value)[:500]}: {source}"

@@ -242,8 +242,8 @@ def test_a_model_that_no_node_can_find_ends_the_start_with_a_line_that_says_so(f
 def test_whichever_child_is_killed_the_platform_comes_back(running: Up, index: int):
     before = running.pids()[index]
     os.kill(before, signal.SIGKILL)
-    wait_until_blocking(lambda: running.pids()[index] not in (None, before), 30.0)
-    wait_until_blocking(lambda: answers(running), 30.0)
+    wait_until_blocking(lambda: running.pids()[index] not in (None, before))
+    wait_until_blocking(lambda: answers(running))
 
 
 def answers(up: Up) -> bool:
@@ -259,7 +259,7 @@ def test_sigterm_drains_and_leaves_no_process_behind_and_the_next_start_finds_it
     children = descendants(first.process.pid)
     assert len(children) >= 4  # redis-server, gateway, node, and the node's own
     assert first.end() == 0
-    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)], 10.0)
+    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)])
     assert not (first.data / "dev.json").exists()
 
     second = Up(first.data).wait_ready()
@@ -273,7 +273,7 @@ def test_a_killed_platform_takes_its_children_with_it_and_what_it_left_does_no_h
     first = Up(folder / "killed").wait_ready()
     children = descendants(first.process.pid)
     first.end(signal.SIGKILL)
-    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)], 10.0)
+    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)])
     assert (first.data / "dev.json").exists()
 
     second = Up(first.data).wait_ready()

@@ -142,11 +142,11 @@ def test_the_first_start_makes_keys_by_which_the_services_meet_and_which_can_be_
     for name in ("gateway/gateway", "node/node-1"):
         deployment.run("keys", f"hearth service rotate {name} --overlap 0s")
     deployment.run("keys", "hearth service revoke --subject node/node-1")
-    wait_until_blocking(lambda: not deployment.is_ready, 20)
+    wait_until_blocking(lambda: not deployment.is_ready)
     assert httpx.post(**ask).json()["errors"][0]["code"] == 3040
     deployment.run("keys", "hearth service reinstate node/node-1")
     deployment.run("keys")
-    wait_until_blocking(lambda: deployment.is_ready, 30)
+    wait_until_blocking(lambda: deployment.is_ready)
     assert httpx.post(**ask).status_code == 200
     told = deployment.run("gateway", "hearth audit list --json")
     assert {"service_key.make", "service_key.rotate", "service_subject.revoke"} <= {

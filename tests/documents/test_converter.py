@@ -187,10 +187,10 @@ async def test_whoever_stops_waiting_ends_the_work():
         assert kind is not None
         assert not (await converter.convert("x.html", kind, b"<p>x", Options())).refusal
         work = asyncio.create_task(converter.convert("x.html", kind, b"<table><tr><td>" * 400_000, Options()))
-        await wait_until(lambda: len(_children(converter)) == 1, 20)
+        await wait_until(lambda: len(_children(converter)) == 1)
         work.cancel()
         await asyncio.wait([work])
-        await wait_until(lambda: not _children(converter), 20)
+        await wait_until(lambda: not _children(converter))
         assert not (await converter.convert("x.html", kind, b"<p>x", Options())).refusal
     finally:
         await converter.close()

@@ -329,7 +329,7 @@ async def test_a_real_rank_answers_cancels_sleeps_and_its_death_is_noticed(model
         replica = await Replica.start(zygote, config_of(model_dir), "revision", exits.append)
         assert replica.info.layout_tag.startswith("float32")
         answers = [ask(replica, number, case) for number, case in enumerate(cases)]
-        await wait_until(lambda: all(said.finish for said in answers), 20)
+        await wait_until(lambda: all(said.finish for said in answers))
         assert [said.token_ids for said in answers] == [case.greedy for case in cases]
 
         cancelled = ask(replica, 100, cases[0], max_tokens=500)
@@ -352,7 +352,7 @@ async def test_a_real_rank_answers_cancels_sleeps_and_its_death_is_noticed(model
 
         again = await Replica.start(zygote, config_of(model_dir), "revision", exits.append)
         said = ask(again, 1, cases[1])
-        await wait_until(lambda: said.finish, 20)
+        await wait_until(lambda: said.finish)
         assert said.token_ids == cases[1].greedy
         await again.close()
     finally:

@@ -69,7 +69,7 @@ def far_site(new_site: Callable[..., Site]) -> Iterator[Far]:
         running = Running(site, gateway.start())
         client.headers.update(running.headers())
         far = Far(running, proxy, client)
-        wait_until_blocking(lambda: gateway.metric("hearth_nodes_alive") == 2, 10)
+        wait_until_blocking(lambda: gateway.metric("hearth_nodes_alive") == 2)
         far.find_session()
         yield far
         assert errors_in(gateway) == ""
@@ -80,7 +80,7 @@ def far_site(new_site: Callable[..., Site]) -> Iterator[Far]:
 def far(far_site: Far) -> Far:
     """Healthy: the session is at home behind the proxy."""
     far_site.proxy.heal()
-    wait_until_blocking(far_site.is_home, 30, 0.1)
+    wait_until_blocking(far_site.is_home, interval_s=0.1)
     return far_site
 
 
@@ -94,11 +94,11 @@ def test_a_call_goes_to_the_other_node_and_later_ones_do_not_try_the_lost_one(fa
     assert answer.json()["result"]["response"] == TEXT
     if how in ("part", "vanish"):
         began_s = time.monotonic()
-        wait_until_blocking(lambda: far.row(far.ask())["attempts"] == 1, 10, 0.05)
+        wait_until_blocking(lambda: far.row(far.ask())["attempts"] == 1, interval_s=0.05)
         assert time.monotonic() - began_s <= 10, "ejected: nobody waits for it any more"
     far.proxy.heal()
     far.proxy.reset()
-    wait_until_blocking(far.is_home, 30, 0.1)
+    wait_until_blocking(far.is_home, interval_s=0.1)
 
 
 @pytest.mark.parametrize("how", ["part", "vanish", "reset"])

@@ -140,8 +140,8 @@ def test_known_tokens_go_on_unknown_ones_wait_and_nothing_is_lost(behind: Behind
     behind.proxy.heal()
     behind.proxy.reset()
     behind.wait_told(ids)
-    wait_until_blocking(lambda: behind.ask(new).status_code == 200, 20)
-    wait_until_blocking(lambda: behind.ask(behind.running.tenants.secrets["revoked"]).status_code == 401, 20)
+    wait_until_blocking(lambda: behind.ask(new).status_code == 200)
+    wait_until_blocking(lambda: behind.ask(behind.running.tenants.secrets["revoked"]).status_code == 401)
     told = f"{how}: 25 of 25 calls of a known token answered, an unknown one 503, every call in the ledger after"
     figures.record("P7", told, f"pytest {Path(__file__).name}")
 
@@ -152,9 +152,9 @@ def test_a_commit_whose_answer_is_lost_is_one_row(behind: Behind):
     for number in range(before + 1, before + 4):
         behind.proxy.lose_answer(lambda data: b"COMMIT" in data)
         ids += behind.ids(7)
-        wait_until_blocking(lambda: behind.proxy.num_answers_lost >= number, 30)  # noqa: B023
+        wait_until_blocking(lambda: behind.proxy.num_answers_lost >= number)  # noqa: B023
         behind.wait_told(ids)
-    wait_until_blocking(lambda: behind.running.gateway.metric("hearth_usage_backlog") == 0, 20)
+    wait_until_blocking(lambda: behind.running.gateway.metric("hearth_usage_backlog") == 0)
     assert behind.rows() == sorted(ids)
 
 
@@ -175,14 +175,14 @@ def copy(behind: Behind) -> None:
     """A database is copied while nobody is connected to it."""
     behind.proxy.refuses = True
     behind.proxy.reset()
-    wait_until_blocking(lambda: done(behind, "CREATE DATABASE lagging TEMPLATE ledger"), 20)
+    wait_until_blocking(lambda: done(behind, "CREATE DATABASE lagging TEMPLATE ledger"))
     behind.proxy.heal()
 
 
 def switch(behind: Behind) -> None:
     behind.proxy.refuses = True
     behind.proxy.reset()
-    wait_until_blocking(lambda: done(behind, "ALTER DATABASE ledger RENAME TO gone"), 20)
+    wait_until_blocking(lambda: done(behind, "ALTER DATABASE ledger RENAME TO gone"))
     behind.sql("ALTER DATABASE lagging RENAME TO ledger")
     behind.proxy.heal()
 

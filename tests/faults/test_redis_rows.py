@@ -90,7 +90,7 @@ def parted_site(new_site: Callable[..., Site]) -> Iterator[Parted]:
 @pytest.fixture
 def parted(parted_site: Parted) -> Parted:
     asyncio.run(parted_site.begin())
-    wait_until_blocking(lambda: is_counted(parted_site), 20, 0.1)
+    wait_until_blocking(lambda: is_counted(parted_site), interval_s=0.1)
     asyncio.run(parted_site.begin())
     return parted_site
 
@@ -110,7 +110,7 @@ def test_a_flush_begins_no_window_anew(parted: Parted):
     assert (statuses.count(200), statuses.count(429)) == (10, 10), statuses
     # A gateway that was slow to give its scripts again counted alone so long, and tells Redis with a later call.
     later: list[int] = []
-    wait_until_blocking(lambda: later.append(parted.ask().status_code) or parted.counted() == LIMIT, 20, 0.1)
+    wait_until_blocking(lambda: later.append(parted.ask().status_code) or parted.counted() == LIMIT, interval_s=0.1)
     assert set(later) == {429}
 
 
@@ -137,7 +137,7 @@ def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted)
     site.redis.start()
     site.redis.wait_ready()
     statuses: list[int] = []
-    wait_until_blocking(lambda: statuses.append(parted.ask().status_code) or parted.counted() > 0, 20, 0.1)
+    wait_until_blocking(lambda: statuses.append(parted.ask().status_code) or parted.counted() > 0, interval_s=0.1)
     while len(statuses) < 30:
         statuses.append(parted.ask().status_code)
     assert set(during) == {200}
@@ -166,7 +166,7 @@ def test_one_that_does_not_answer_costs_a_call_its_timeout_once_and_the_count_is
     assert parted.running.gateway.is_ready()
     parted.proxy.heal()
     parted.proxy.reset()
-    wait_until_blocking(lambda: parted.counted() >= 30, 20)
+    wait_until_blocking(lambda: parted.counted() >= 30)
     statuses = [parted.ask().status_code for _ in range(15)]
     assert (statuses.count(200), statuses.count(429)) == (10, 5), "what it let in alone was told"
     median_ms = statistics.median(took_s for _, took_s in during) * 1000
@@ -198,7 +198,7 @@ def test_a_full_redis_counts_as_away(parted: Parted):
         assert parted.num_let_in_alone > alone
     finally:
         parted.redis.config_set("maxmemory", 0)
-    wait_until_blocking(lambda: parted.counted() >= 6, 20)
+    wait_until_blocking(lambda: parted.counted() >= 6)
 
 
 def test_a_stream_never_waits_for_redis(parted: Parted):

@@ -129,10 +129,12 @@ def test_while_redis_is_away_all_together_let_in_no_more_and_when_it_is_back_nei
     num_in = 6 + statuses.count(200)
     assert set(statuses) == {200, 429}
     assert LIMIT * 0.8 <= num_in <= LIMIT * 1.1
-    wait_until_blocking(lambda: all(gateway.is_ready() for gateway in three.gateways), 20)
+    wait_until_blocking(lambda: all(gateway.is_ready() for gateway in three.gateways))
     after: list[int] = []
     # They tell Redis what they let in alone: from then on the rest of the window is counted by all together.
-    wait_until_blocking(lambda: after.extend(three.ask_at_once(12, account)) or after[-12:] == [429] * 12, 20, 0.1)
+    wait_until_blocking(
+        lambda: after.extend(three.ask_at_once(12, account)) or after[-12:] == [429] * 12, interval_s=0.1
+    )
     assert num_in + after.count(200) <= LIMIT * 1.1
     told = f"Redis down: {num_in} of 206 calls through 3 gateways admitted, room for {LIMIT}"
     figures.record("P8", told, f"pytest {Path(__file__).name}")

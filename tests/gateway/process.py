@@ -100,7 +100,7 @@ class GatewayProcess:
         self.launch()
         self.wait_listening()
         try:
-            wait_until_blocking(self.is_ready, 30)
+            wait_until_blocking(self.is_ready)
         except AssertionError as error:
             raise AssertionError(f"not ready: {httpx.get(f'{self.url}/readyz').text}\n{self.log_text()}") from error
         return self
@@ -128,7 +128,7 @@ class GatewayProcess:
         }
 
     def wait_listening(self) -> None:
-        self.port = wait_until_blocking(self._listening_port, 60)  # on a busy machine
+        self.port = wait_until_blocking(self._listening_port)
 
     def _listening_port(self) -> int:
         assert self.process is not None
@@ -145,7 +145,7 @@ class GatewayProcess:
     def is_ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/readyz", timeout=30).status_code == 200
-        except httpx.ConnectError:  # bound to its port, and about to listen
+        except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):  # it begins to listen, or ends
             return False
 
     @property
@@ -167,7 +167,7 @@ class GatewayProcess:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, deadline_s: float = 20) -> int:
+    def wait(self, deadline_s: float = 60) -> int:
         """The exit status."""
         assert self.process is not None
         return self.process.wait(deadline_s)

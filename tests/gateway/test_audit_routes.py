@@ -48,7 +48,7 @@ def test_entries_come_newest_first_in_pages_and_by_action(running: Running):
 
 def test_the_head_is_noted_outside_of_the_database(running: Running):
     path = running.site.folder / "heads" / "audit.jsonl"
-    wait_until_blocking(lambda: path.exists() and audit_heads.read_notes(path), 10)
+    wait_until_blocking(lambda: path.exists() and audit_heads.read_notes(path))
     (noted,) = audit_heads.read_notes(path)
     assert noted.is_proven(audit_heads.key_from(PEPPER))
     assert noted.sequence >= 10

@@ -38,7 +38,7 @@ def begin(client: httpx.Client, running: Running, model: str, given: dict[str, A
 
 
 def sent(receiver: Receiver, request_id: str) -> dict[str, Any]:
-    (body,) = wait_until_blocking(lambda: receiver.of(request_id), 60)
+    (body,) = wait_until_blocking(lambda: receiver.of(request_id))
     return body
 
 
@@ -60,7 +60,7 @@ def test_a_run_in_the_background_is_kept_to_be_asked_for(client: httpx.Client, r
     def responses() -> Any:
         return client.post(url, json={"request_id": request_id}).json()["result"].get("responses")
 
-    (item,) = wait_until_blocking(responses, 20)
+    (item,) = wait_until_blocking(responses)
     assert item["result"]["response"] == TEXT
     assert running.site.usage_row(f"{request_id}-0")["prompt_tokens"] == 2
 
@@ -94,7 +94,7 @@ def test_what_is_not_taken_is_sent_again_and_no_redirect_is_followed(
 ):
     receiver.answers = [307]
     request_id = begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url)
-    first, again = wait_until_blocking(lambda: len(receiver.of(request_id)) == 2 and receiver.of(request_id), 30)
+    first, again = wait_until_blocking(lambda: len(receiver.of(request_id)) == 2 and receiver.of(request_id))
     assert first == again
     assert not receiver.answers
 

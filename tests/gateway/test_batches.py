@@ -45,7 +45,7 @@ def polled(client: httpx.Client, running: Running, batch_id: str, model: str = P
         assert result["request_id"] == batch_id
         return None
 
-    found = wait_until_blocking(ask, 20, 0.05)
+    found = wait_until_blocking(ask, interval_s=0.05)
     assert found is not None
     return found
 
@@ -120,7 +120,7 @@ def test_a_batch_may_be_asked_for_otherwise(client: httpx.Client, running: Runni
     def ask() -> Any:
         return run(client, running, {"request_id": batch_id}, model).json()["result"].get("responses")
 
-    (item,) = wait_until_blocking(ask, 20, 0.05)
+    (item,) = wait_until_blocking(ask, interval_s=0.05)
     assert item["result"]["response"] == TEXT
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -13,10 +14,11 @@ from tests.gateway.site import Running
 
 
 @pytest.fixture(scope="module")
-def tenanted(running: Running) -> GatewayProcess:
+def tenanted(running: Running) -> Iterator[GatewayProcess]:
     """Another gateway of the same site, whose test tenant is the site's main account."""
     objects_url = f"file://{running.site.folder / 'objects'}"
-    return running.site.gateway(HEARTH_TEST_TENANT=running.tenants.account_id, OBJECTS_URL=objects_url).start()
+    with running.beside(HEARTH_TEST_TENANT=running.tenants.account_id, OBJECTS_URL=objects_url) as gateway:
+        yield gateway
 
 
 def ask(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -154,11 +155,12 @@ def test_an_old_binding_is_told_so_in_its_own_words(running: Running):
 
 
 @pytest.fixture(scope="module")
-def limited(running: Running) -> GatewayProcess:
+def limited(running: Running) -> Iterator[GatewayProcess]:
     """Another gateway of the same site, that sets limits."""
     rules = "text-generation=3/86400, text-embeddings=100/86400, token=6/86400"
     settings = {"HEARTH_RATE_LIMITS": rules, "HEARTH_QUOTA_TIMEOUT_S": "10", "HEARTH_FREE_NEURONS_PER_DAY": "1"}
-    return running.site.gateway(**settings).start()
+    with running.beside(**settings) as gateway:
+        yield gateway
 
 
 def test_the_daily_allocation_of_the_free_plan_is_told_to_be_used(running: Running, limited: GatewayProcess):
@@ -231,8 +233,9 @@ def test_a_token_s_own_limit_and_models_hold_for_it_alone(running: Running, limi
 @pytest.mark.full
 def test_two_hundred_calls_through_three_gateways_find_room_for_fifty(running: Running):
     rules = "account=50/86400"
-    site = running.site
-    gateways = [site.gateway(HEARTH_RATE_LIMITS=rules, HEARTH_QUOTA_TIMEOUT_S="30").start() for _ in range(3)]
+    beside = contextlib.ExitStack()
+    settings = {"HEARTH_RATE_LIMITS": rules, "HEARTH_QUOTA_TIMEOUT_S": "30"}
+    gateways = [beside.enter_context(running.beside(**settings)) for _ in range(3)]
     other = running.tenants.other_account_id
 
     async def ask_all() -> list[int]:
@@ -247,5 +250,4 @@ def test_two_hundred_calls_through_three_gateways_find_room_for_fifty(running: R
     statuses = asyncio.run(ask_all())
     assert (statuses.count(200), statuses.count(429)) == (50, 150)
     figures.record("P8", "50 of 200 calls through 3 gateways admitted, room for 50", f"pytest {Path(__file__).name}")
-    for gateway in gateways:
-        gateway.stop()
+    beside.close()

@@ -33,7 +33,7 @@ def fragile(new_site: Callable[..., Site]) -> Running:
 
 @pytest.fixture
 def client(fragile: Running):
-    wait_until_blocking(lambda: fragile.gateway.metric("hearth_nodes_alive") == 2, 10)
+    wait_until_blocking(lambda: fragile.gateway.metric("hearth_nodes_alive") == 2)
     with httpx.Client(headers=fragile.headers(), timeout=20) as client:
         yield client
 
@@ -203,7 +203,7 @@ def test_a_client_that_reads_nothing_is_cut_off(client, fragile: Running):
     body = {"prompt": prompt, "stream": True, "max_tokens": 2000}
     with open_call(fragile, body):
         execute = wait_until_blocking(lambda: last_execute(fragile, "glutton"))
-        row = wait_until_blocking(lambda: fragile.site.usage_rows(execute.request_id), 10)[0]
+        row = wait_until_blocking(lambda: fragile.site.usage_rows(execute.request_id))[0]
         assert 0 < row["completion_tokens"] < 2000
         wait_until_blocking(lambda: is_quiet(fragile))
 
@@ -279,12 +279,12 @@ def test_a_node_that_came_up_meanwhile_takes_a_call_whose_node_died(new_site: Ca
         with httpx.Client(headers=running.headers(), timeout=20) as client:
             answers.append(run(client, running, {"prompt": script(on="n1", first_s=30)}))
 
-    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 1, 10)
+    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 1)
     caller = threading.Thread(target=ask)
     caller.start()
     wait_until_blocking(lambda: first.num_open_calls == 1)
     site.add_node("n2")
-    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 2, 10)
+    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 2)
     first.stop()
     caller.join(timeout=20)
     assert answers[0].json()["result"]["response"] == TEXT

@@ -120,7 +120,7 @@ def test_a_file_brought_anew_makes_another_adapter(running: Running, client: htt
     first = adapter_asked(running, client, made["id"])
     assert bring(running, client, made["id"], "adapter_model.safetensors", weights_bytes(seed=9)).status_code == 200
     # A second or so passes until every gateway has heard.
-    wait_until_blocking(lambda: adapter_asked(running, client, made["id"]).digest != first.digest, 10)
+    wait_until_blocking(lambda: adapter_asked(running, client, made["id"]).digest != first.digest)
 
 
 def test_files_may_come_in_either_order_and_are_held_against_each_other(running: Running, client: httpx.Client):
@@ -273,7 +273,7 @@ def test_one_is_taken_away_by_its_owner_alone_and_every_change_is_in_the_audit(r
         answer = client.post(run, json={"prompt": "x", "lora": "short-lived"})
         return answer.status_code == 404 and code_of(answer) == (404, 3042)
 
-    wait_until_blocking(is_gone, 10)
+    wait_until_blocking(is_gone)
     path = running.site.database_url.removeprefix("sqlite://")
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         query = "SELECT action, who, detail FROM audit_entries WHERE subject_id = ? ORDER BY sequence"

@@ -123,7 +123,7 @@ def test_while_the_database_is_away_known_tokens_go_on_and_unknown_ones_wait(
         known = running.headers("good")
         assert run(client, running, {"prompt": "x"}, headers=known).status_code == 200
         own_postgres.kill()
-        unknown = wait_until_blocking(lambda: refusal_503(client, running), 10)
+        unknown = wait_until_blocking(lambda: refusal_503(client, running))
         assert unknown.json()["errors"][0]["code"] == 11002
         assert unknown.headers["retry-after"]
         for _ in range(3):
@@ -131,7 +131,7 @@ def test_while_the_database_is_away_known_tokens_go_on_and_unknown_ones_wait(
         assert running.gateway.is_ready()
         assert running.gateway.metric("hearth_usage_backlog") >= 3
         own_postgres.start()
-    wait_until_blocking(lambda: running.gateway.metric("hearth_usage_backlog") == 0, 20)
+    wait_until_blocking(lambda: running.gateway.metric("hearth_usage_backlog") == 0)
     assert running.gateway.metric("hearth_internal_errors_total") == 0
     assert running.gateway.stop() == 0
 
@@ -158,11 +158,11 @@ def test_a_process_that_lost_its_parent_ends(site: Site):
         )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    wait_until_blocking(lambda: "gateway listening" in gateway.log_text(), 20)
+    wait_until_blocking(lambda: "gateway listening" in gateway.log_text())
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_until_blocking(lambda: is_gone(pid), 20)
+    wait_until_blocking(lambda: is_gone(pid))
 
 
 def is_gone(pid: int) -> bool:

@@ -89,7 +89,7 @@ def test_a_call_runs_where_its_region_is_and_a_node_is_where_it_has_proven_to_be
     running.site.nodes["fra"].state = "draining"
     running.site.nodes["fra"].publish()
     try:
-        wait_until_blocking(lambda: ask(running, client, "DE").status_code == 429, 10)
+        wait_until_blocking(lambda: ask(running, client, "DE").status_code == 429)
         assert nodes_asked(running, client, "eu", 3) == {"par"}
         refused = ask(running, client, "DE")
         assert code_of(refused) == (429, 3040)
@@ -97,7 +97,7 @@ def test_a_call_runs_where_its_region_is_and_a_node_is_where_it_has_proven_to_be
     finally:
         running.site.nodes["fra"].state = "hot"
         running.site.nodes["fra"].publish()
-    wait_until_blocking(lambda: ask(running, client, "DE").status_code == 200, 10)
+    wait_until_blocking(lambda: ask(running, client, "DE").status_code == 200)
 
 
 def test_a_gateway_outside_the_region_refuses_before_it_reads(running: Running, client: httpx.Client):
@@ -117,10 +117,10 @@ def test_a_gateway_outside_the_region_refuses_before_it_reads(running: Running, 
 def test_an_accounts_rule_holds_for_every_call_and_a_call_can_only_narrow_it(running: Running, client: httpx.Client):
     change(running, region="US")
     try:
-        wait_until_blocking(lambda: ask(running, client).status_code == 429, 10)
+        wait_until_blocking(lambda: ask(running, client).status_code == 429)
         assert code_of(ask(running, client, "DE")) == (429, 3040)
         change(running, region="DE,FR")
-        wait_until_blocking(lambda: ask(running, client).status_code == 200, 10)
+        wait_until_blocking(lambda: ask(running, client).status_code == 200)
         assert nodes_asked(running, client, "") <= {"fra", "par"}
         assert code_of(ask(running, client, "FR,US")) == (429, 3040)
         run = f"{running.account_url}/ai/run/{PARROT}?queueRequest=true"
@@ -181,7 +181,7 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
             assert found.status_code == (200 if answer.json()["store"] else 404)
             return answer.json()["store"]
 
-        wait_until_blocking(lambda: not stores(), 10)
+        wait_until_blocking(lambda: not stores())
         first = respond()
         gone = client.get(f"{url}/{first.json()['id']}")
         assert gone.status_code == 404
@@ -214,4 +214,4 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
     assert [where for where, content in held if any(form in content for form in wanted)] == []
     told = f"0 hits in {len(held)} files, rows, keys and lists of Redis"
     figures.record("T20", told, f"pytest {Path(__file__).name}")
-    wait_until_blocking(lambda: not site.execute_of(ask(running, client)).is_ephemeral, 10)
+    wait_until_blocking(lambda: not site.execute_of(ask(running, client)).is_ephemeral)

@@ -295,7 +295,7 @@ def finished(openai: OpenAI, response_id: str) -> Response:
         response = openai.responses.retrieve(response_id)
         return None if response.status in ("queued", "in_progress") else response
 
-    found = wait_until_blocking(look, 30, 0.05)
+    found = wait_until_blocking(look, interval_s=0.05)
     assert found is not None
     return found
 
@@ -320,7 +320,7 @@ def test_a_response_runs_in_the_background_and_is_gone_on_from(openai: OpenAI, r
 
 def test_a_response_in_the_background_is_cancelled_and_what_it_said_is_paid_for(openai: OpenAI, running: Running):
     made = openai.responses.create(model=PARROT, input=script(tokens=["x"] * 400, gap_s=0.02), background=True)
-    wait_until_blocking(lambda: openai.responses.retrieve(made.id).status == "in_progress", 20)
+    wait_until_blocking(lambda: openai.responses.retrieve(made.id).status == "in_progress")
     with pytest.raises(openai_sdk.BadRequestError, match="cancel it first"):
         openai.responses.delete(made.id)
     assert openai.responses.cancel(made.id).status == "cancelled"

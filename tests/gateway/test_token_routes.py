@@ -97,16 +97,16 @@ def test_the_life_of_a_token(running: Running, api: Callable[[str], Api], kind: 
 
     changed = keeper.result("PUT", path, {"name": "CI", "policies": [policy(SETTINGS_READ, on=on)]})
     assert (changed["name"], changed["policies"][0]["permission_groups"][0]["id"]) == ("CI", SETTINGS_READ)
-    wait_until_blocking(lambda: runs(running, secret) == 10000, 20)
+    wait_until_blocking(lambda: runs(running, secret) == 10000)
     assert api(secret).result("GET", f"/accounts/{account_id}")["id"] == account_id
 
     again = keeper.result("PUT", f"{path}/value", {})
     assert again != secret
     assert api(again).result("GET", f"/accounts/{account_id}")["id"] == account_id
-    wait_until_blocking(lambda: api(secret).call("GET", f"{base}/verify").status_code == 401, 20)
+    wait_until_blocking(lambda: api(secret).call("GET", f"{base}/verify").status_code == 401)
 
     assert keeper.result("DELETE", path) == {"id": made["id"]}
-    wait_until_blocking(lambda: api(again).call("GET", f"{base}/verify").status_code == 401, 20)
+    wait_until_blocking(lambda: api(again).call("GET", f"{base}/verify").status_code == 401)
     assert keeper.refusal("GET", path)[:2] == keeper.refusal("DELETE", path)[:2] == (404, 7003)
     assert keeper.refusal("PUT", f"{path}/value", {})[:2] == (404, 7003)
     assert keeper.refusal("GET", f"{base}/%00")[:2] == (404, 7003)
@@ -119,10 +119,10 @@ def test_a_disabled_token_is_told_so_and_comes_back(running: Running, api: Calla
     path, secret = f"/user/tokens/{made['id']}", made["value"]
     assert runs(running, secret) == 200
     keeper.result("PUT", path, {**body, "status": "disabled"})
-    wait_until_blocking(lambda: runs(running, secret) == 10000, 20)
+    wait_until_blocking(lambda: runs(running, secret) == 10000)
     assert api(secret).result("GET", "/user/tokens/verify")["status"] == "disabled"
     keeper.result("PUT", path, {**body, "status": "active"})
-    wait_until_blocking(lambda: runs(running, secret) == 200, 20)
+    wait_until_blocking(lambda: runs(running, secret) == 200)
 
 
 def test_conditions_are_kept_on_every_call(running: Running, api: Callable[[str], Api]):
@@ -157,7 +157,7 @@ def test_conditions_are_kept_on_every_call(running: Running, api: Callable[[str]
     token = keeper.result("POST", "/user/tokens", body)
     assert runs(running, token["value"]) == 200
     keeper.result("PUT", f"/user/tokens/{token['id']}", {**body, "expires_on": now.isoformat()})
-    wait_until_blocking(lambda: runs(running, token["value"]) == 10000, 20)
+    wait_until_blocking(lambda: runs(running, token["value"]) == 10000)
     expired = api(token["value"]).result("GET", "/user/tokens/verify")
     assert expired["status"] == "expired"
     names = {row["id"] for row in keeper.result("GET", "/user/tokens?per_page=1000")}
@@ -266,9 +266,9 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     made = owner.result("POST", "/accounts", {"name": "Lab", "type": "standard", "settings": given})
     assert (made["name"], made["type"], made["settings"]) == ("Lab", "standard", settings)
     path = f"/accounts/{made['id']}"
-    wait_until_blocking(lambda: owner.call("GET", path).status_code == 200, 20)  # a gateway hears of it within a second
+    wait_until_blocking(lambda: owner.call("GET", path).status_code == 200)  # a gateway hears of it within a second
     assert owner.result("GET", path) == made
-    wait_until_blocking(lambda: runs(running, everywhere["value"], made["id"]) == 200, 20)
+    wait_until_blocking(lambda: runs(running, everywhere["value"], made["id"]) == 200)
     assert made["id"] in {row["id"] for row in api(everywhere["value"]).result("GET", "/accounts?per_page=50")}
     assert [row["account"]["id"] for row in owner.result("GET", "/memberships?name=lab")] == [made["id"]]
 
@@ -276,7 +276,7 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     (membership,) = owner.result("GET", "/memberships?name=other%20lab")
     rejected = owner.result("PUT", f"/memberships/{membership['id']}", {"status": "rejected"})
     assert (rejected["account"]["id"], rejected["status"]) == (other, "rejected")
-    wait_until_blocking(lambda: owner.call("GET", f"/accounts/{other}").status_code == 403, 20)
+    wait_until_blocking(lambda: owner.call("GET", f"/accounts/{other}").status_code == 403)
 
     changed = owner.result("PUT", path, {"name": "Lab 2", "type": "standard"})
     assert (changed["name"], changed["settings"]) == ("Lab 2", settings)
@@ -286,8 +286,8 @@ def test_the_life_of_an_account(running: Running, api: Callable[[str], Api]):
     assert runs(running, own, made["id"]) == 200
 
     assert owner.result("DELETE", path) == {"id": made["id"]}
-    wait_until_blocking(lambda: runs(running, own, made["id"]) == 10000, 20)
-    wait_until_blocking(lambda: owner.call("GET", path).status_code == 403, 20)
+    wait_until_blocking(lambda: runs(running, own, made["id"]) == 10000)
+    wait_until_blocking(lambda: owner.call("GET", path).status_code == 403)
     assert made["id"] not in {row["id"] for row in owner.result("GET", "/accounts")}
     assert runs(running, everywhere["value"]) == 200
 
@@ -336,9 +336,8 @@ def test_a_token_s_last_use_is_shown():
 @pytest.fixture(scope="module")
 def second(running: Running) -> Iterator[Running]:
     """A gateway that started later on the same stores, and trusts proxies."""
-    gateway = running.site.gateway(HEARTH_TRUSTED_PROXIES="127.0.0.0/8, 10.0.0.0/8").start()
-    yield Running(running.site, gateway)
-    gateway.stop()
+    with running.beside(HEARTH_TRUSTED_PROXIES="127.0.0.0/8, 10.0.0.0/8") as gateway:
+        yield Running(running.site, gateway)
 
 
 def live_on(first: Running, second: Running) -> None:
@@ -359,7 +358,7 @@ def live_on(first: Running, second: Running) -> None:
         assert owner.result("GET", f"{path}/{made['id']}") == made
         assert runs(second, secret, account["id"], **{"x-forwarded-for": ""}) == 200
         owner.result("DELETE", f"{path}/{made['id']}")
-        wait_until_blocking(lambda secret=secret: runs(second, secret, account["id"]) == 10000, 20)
+        wait_until_blocking(lambda secret=secret: runs(second, secret, account["id"]) == 10000)
         assert made not in owner.result("GET", f"{path}?per_page=1000")
     owner.result("DELETE", f"/accounts/{account['id']}")
     assert owner.refusal("GET", f"/accounts/{account['id']}")[0] in (403, 404)

@@ -234,7 +234,7 @@ async def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) ->
         output = tmp_path / f"{round_number}.out"
         with output.open("wb") as stdout:
             child = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(directory), stdout=stdout)
-        await wait_until(lambda: output.stat().st_size > 500 * (round_number + 1), deadline_s=30)  # noqa: B023
+        await wait_until(lambda: output.stat().st_size > 500 * (round_number + 1))  # noqa: B023
         child.kill()
         await child.wait()
         acknowledged = set(output.read_bytes().split(b"\n")[:-1])

@@ -261,7 +261,7 @@ async def test_killed_again_and_again_each_recorded_call_has_one_row(
         command = [sys.executable, "-c", program, str(tmp_path / "spool"), database_url, str(life)]
         with output.open("wb") as stdout:
             process = await asyncio.create_subprocess_exec(*command, stdout=stdout)
-        await wait_until(lambda: output.stat().st_size > 2000, deadline_s=30)  # noqa: B023
+        await wait_until(lambda: output.stat().st_size > 2000)  # noqa: B023
         process.kill()
         await process.wait()
         recorded |= set(output.read_text().split("\n")[:-1])
@@ -294,7 +294,7 @@ async def test_a_postgres_that_dies_and_returns_loses_and_doubles_nothing(
     async def all_there() -> bool:
         return await _ids(database) == expected
 
-    await wait_until(all_there, deadline_s=20)
+    await wait_until(all_there)
     await ledger.close()
     await asyncio.wait_for(running, 30)
     await database.close()

@@ -273,7 +273,7 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
         (one if entered.op in one._under_way else two).leave(entered)
     server.start()
     server.wait_ready()
-    await wait_until(lambda: all(quota._link.is_open for quota in gateways), deadline_s=10)
+    await wait_until(lambda: all(quota._link.is_open for quota in gateways))
     # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
     # Whoever comes back first gives back what it saw last, which may be one call less.
     assert 9 + len(seen) <= int(redis.hget("quota:r:chat:a", "n") or 0) <= 10 + len(seen)
@@ -300,7 +300,7 @@ async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], 
         assert not found.is_counted
     finally:
         redis.config_set("maxmemory", 0)
-    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1", deadline_s=10)
+    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
 
 
 async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves(gateways: list[Quota], redis: Redis):
@@ -341,7 +341,7 @@ async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
     one.begun(found)
     server.start()
     server.wait_ready()
-    await wait_until(lambda: one._link.is_open, deadline_s=10)
+    await wait_until(lambda: one._link.is_open)
     await wait_until(lambda: redis.zcard("quota:open:a") == 2)
     assert redis.zcard("quota:w:account:a") == 0
 
@@ -394,7 +394,7 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     assert isinstance(found, Entered)
     assert not found.is_counted
     may_go_on.set()
-    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"2", deadline_s=10)
+    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"2")
 
 
 async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
@@ -414,7 +414,7 @@ async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
     quota._link.drop("by the test")
     alone = await enter(quota, plan, "1")
     assert isinstance(alone, Entered)
-    await wait_until(lambda: quota._link.is_open, deadline_s=10)
+    await wait_until(lambda: quota._link.is_open)
     assert isinstance(await meanwhile[0], Entered)
     assert isinstance(await enter(quota, plan, "3"), Entered)
     assert redis.hget("quota:r:chat:a", "n") == b"3"
@@ -437,7 +437,7 @@ async def test_what_was_owed_and_did_not_arrive_is_still_owed(gateways: list[Quo
     with pytest.raises(StoreUnavailable):
         await quota._send_owed(Broken())
     assert [each for each, _ in quota._owed] == [entered]
-    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1", deadline_s=10)
+    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
 
 
 async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):

@@ -373,10 +373,10 @@ async def test_it_drains_when_its_supervisor_dies(world: World, short_tmp_path: 
     )
     assert supervisor.stdout is not None
     pid = int(await supervisor.stdout.readline())
-    await wait_until(lambda: (short_tmp_path / "http.sock").exists(), deadline_s=20)
+    await wait_until(lambda: (short_tmp_path / "http.sock").exists())
     supervisor.kill()
     await supervisor.wait()
-    await wait_until(lambda: not Path(f"/proc/{pid}").exists(), deadline_s=10)
+    await wait_until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.parametrize(
