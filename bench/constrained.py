@@ -49,7 +49,7 @@ from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 
 SPARK = Path(__file__).parents[1] / "catalog/builtin/spark"
 MAX_TOKENS = 256

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from engine.config import EngineConfig
+from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Sampling
 from engine.replica import Output, Replica
 from engine.sequence import SequenceRequest
-from engine.zygote import Zygote
 
 
 async def first_token_ms(zygote: Zygote, model_dir: Path) -> float:

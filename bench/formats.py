@@ -27,11 +27,11 @@ from bench.engine_cpu import find_model
 from engine.config import EngineConfig
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.native.operators import find_native_kernels
+from engine.processes.zygote import PASSIVE_THREADS
 from engine.runner import Runner
 from engine.variants.comparison import tokens_per_s
 from engine.variants.recipe import make_recipe
 from engine.variants.variant import plan_variant, write_variant
-from engine.zygote import PASSIVE_THREADS
 
 SCENARIOS = {"dec1": (1, 128, 128), "agg16": (16, 128, 128), "pre512": (1, 512, 1)}
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from engine import inputs, rank_wire
+from engine import inputs
 from engine.config import EngineConfig
 from engine.inputs import StepInputs, StepOutput
 from engine.loop import Engine
 from engine.protocol.tasks import Sampling
+from engine.ranks import wire
 from engine.sequence import SequenceRequest
 
 BLOCK_SIZE = 16
@@ -75,7 +76,7 @@ def measure(engine: Engine, num_steps: int) -> dict[str, float]:
         engine._charge(scheduled, int(scheduled.num_tokens.sum()))
         report = engine._commit(scheduled, output)
         marks.append(time.perf_counter())
-        rank_wire.encode_report(report, engine.status())
+        wire.encode_report(report, engine.status())
         marks.append(time.perf_counter())
         for name, took in zip(
             parts, (marks[1] - marks[0], built, marks[3] - marks[2], marks[4] - marks[3]), strict=True

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from bench.engine_cpu import find_model
+from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
-from engine.local_adapter import LocalAdapter
 from engine.loop import Engine
 from engine.protocol.tasks import Sampling
 from engine.runner import Runner

@@ -26,7 +26,7 @@ from engine.protocol.tasks import Sampling
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
 from engine.speculation.make import make_guesses
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 
 STREAMS = (1, 2, 4, 16)
 MAX_TOKENS = 160

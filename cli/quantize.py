@@ -253,7 +253,7 @@ async def _fetch(base: ModelCard, objects: Objects, staging: Path) -> Path:
 def _refusals(name: str) -> Iterator[None]:
     """What the engine refuses of a model or a text, as one line."""
     from engine.models.config import UnsupportedModel
-    from engine.tokenizer import TokenizerUnusable
+    from engine.tokenization.tokenizer import TokenizerUnusable
     from engine.variants.comparison import TextTooShort
     from engine.variants.recipe import RecipeError
     from engine.weights import WeightsError

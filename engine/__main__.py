@@ -16,7 +16,7 @@ import uvloop
 
 from engine.node.process import configure
 from engine.node.settings import NodeSettings
-from engine.zygote import Zygote
+from engine.processes.zygote import Zygote
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
 

@@ -10,8 +10,9 @@ A block is in exactly one of three states, and `check_integrity` can prove it:
                        held --release--> cached          (named) --hold--> held, --allocate--> held, name forgotten
                        held --forget--> held             (its name is gone)
 
-Only full blocks get names, and only once computed. Which cached block is evicted is decided by `cached_blocks.py`.
-Knows no sequences, no tokens and no policy. Moving n blocks costs O(n), most of it in NumPy.
+Only full blocks get names, and only once computed. Which cached block is evicted is decided by
+`scheduling/cached_blocks.py`. Knows no sequences, no tokens and no policy. Moving n blocks costs O(n), most of it in
+NumPy.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.cached_blocks import CachedBlocks
+from engine.scheduling.cached_blocks import CachedBlocks
 
 Ints = NDArray[np.int32]
 

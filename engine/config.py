@@ -37,4 +37,4 @@ class EngineConfig:
     adapter_memory_bytes: int = 512 * 1024 * 1024  # of LoRA matrices kept beside the model; the oldest idle ones leave
     speculation: str = "off"  # off | prompt_lookup | draft:<folder of a smaller model with the same tokenizer>
     free_step_tokens: int = 16  # what a step carries at about the cost of its rows: room for guesses
-    step_timeout_s: float = 15.0  # silence after which a rank that does not compute is killed; see engine/child_link.py
+    step_timeout_s: float = 15.0  # silence after which a rank that does not compute is killed; see child_link.py

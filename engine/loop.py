@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import inputs
+from engine.adapters.local_adapter import LocalAdapter
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
+from engine.constraints.forced_tokens import ForcedTokens
 from engine.constraints.matchers import Matchers
-from engine.forced_tokens import ForcedTokens
-from engine.local_adapter import LocalAdapter
-from engine.prefix_hash import PrefixHasher
 from engine.report import (
     ABORTED,
     BAD_ADAPTER,
@@ -39,6 +38,7 @@ from engine.report import (
     StepReport,
 )
 from engine.scheduler import ScheduledStep, Scheduler
+from engine.scheduling.prefix_hash import PrefixHasher
 from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.speculation.speculator import Guesses, Speculator, count_standing
 

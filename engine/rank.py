@@ -3,7 +3,7 @@
 Single-threaded, no asyncio, no text: arrays come in and go out, one frame per step each way. With nothing to do it
 sleeps in the socket. It ends when its replica closes the socket; an error in a step ends it too, since nobody could
 say what state the device is in, but no request's content may cause one. Where several ranks share a model, this is the
-one that leads (`rank_group.py`).
+one that leads (`ranks/group.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import time
 
 import msgspec
 
-from engine import rank_wire
 from engine.loop import Engine
-from engine.rank_group import load
+from engine.ranks import wire
+from engine.ranks.group import load
 from engine.speculation.make import make_guesses
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _REST_S = 1.0  # with nothing to do for as long, the rank prepares for constrain
 
 def main(connection: socket.socket, arguments: bytes) -> None:
     """The entry point a zygote forks: load the model, say so, serve until the replica goes."""
-    config, revision = rank_wire.decode_arguments(arguments)
+    config, revision = wire.decode_arguments(arguments)
     started = time.monotonic()
     try:
         runner, follower_pids = load(config, connection)
@@ -37,12 +37,12 @@ def main(connection: socket.socket, arguments: bytes) -> None:
         engine = Engine(runner, config, revision, runner.adapters, guesses)
     except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
         logger.error("loading failed: %s", type(error).__name__)
-        connection.sendall(rank_wire.encode_frame(rank_wire.LoadFailed(f"{type(error).__name__}: {error}")))
+        connection.sendall(wire.encode_frame(wire.LoadFailed(f"{type(error).__name__}: {error}")))
         return
     info = msgspec.structs.replace(engine.info, load_s=round(time.monotonic() - started, 3))
     logger.info("loaded", extra={"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks})
     try:
-        connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(info, engine.status(), follower_pids)))
+        connection.sendall(wire.encode_frame(wire.Loaded(info, engine.status(), follower_pids)))
     except (BrokenPipeError, ConnectionResetError):
         return  # the replica was closed meanwhile
     serve(connection, engine)
@@ -64,7 +64,7 @@ def serve(connection: socket.socket, engine: Engine) -> None:
                 return
             if engine.has_work:
                 report = engine.step()
-                connection.sendall(rank_wire.encode_report(report, engine.status()))
+                connection.sendall(wire.encode_report(report, engine.status()))
     except (BrokenPipeError, ConnectionResetError):
         return
     finally:
@@ -76,7 +76,7 @@ class _Inbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._reader = rank_wire.FrameReader()
+        self._reader = wire.FrameReader()
 
     def drain(self, engine: Engine) -> bool:
         """Everything that is there; sleeps for the first of it if the engine has no work. False: the replica left."""
@@ -88,18 +88,18 @@ class _Inbox:
             if not data:
                 return False
             for payload in self._reader.feed(data):
-                _apply(rank_wire.decode_work(payload), engine)
+                _apply(wire.decode_work(payload), engine)
             if len(data) < _RECEIVE_BYTES and engine.has_work:
                 return True
 
 
-def _apply(work: rank_wire.Work, engine: Engine) -> None:
+def _apply(work: wire.Work, engine: Engine) -> None:
     for raw in work.adds:
         try:
-            request = rank_wire.decode_request(raw)
+            request = wire.decode_request(raw)
         except (msgspec.DecodeError, ValueError) as error:
             logger.warning("an unreadable request: %s", type(error).__name__)
-            engine.refuse(rank_wire.sequence_id_of(raw))
+            engine.refuse(wire.sequence_id_of(raw))
         else:
             engine.add(request)
     for sequence_id in work.aborts:

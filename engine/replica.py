@@ -14,12 +14,12 @@ from typing import Literal
 
 from msgspec import Raw, Struct
 
-from engine import rank_wire
-from engine.child_link import ChildLink
 from engine.config import EngineConfig
+from engine.processes.child_link import ChildLink
+from engine.processes.zygote import Zygote
+from engine.ranks import wire
 from engine.report import FINISHES, EngineInfo, EngineStatus, ScoredPrompt, StepReport
 from engine.sequence import SequenceRequest
-from engine.zygote import Zygote
 from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
@@ -111,9 +111,7 @@ class Replica:
     ) -> Replica:
         """Fork a rank, have it load the model, return when it is ready. Raises ReplicaLoadError or ZygoteError;
         cancelled meanwhile, it ends the rank."""
-        child = await zygote.fork(
-            entry, rank_wire.encode_arguments(config, revision), name=f"rank {config.model_dir.name}"
-        )
+        child = await zygote.fork(entry, wire.encode_arguments(config, revision), name=f"rank {config.model_dir.name}")
         replica = cls(child, on_exit, config.step_timeout_s)
         try:
             await replica._link.open()
@@ -150,7 +148,7 @@ class Replica:
             return
         assert request.sequence_id not in self._sinks, "a sequence id is used once"
         try:
-            raw = rank_wire.encode_request(request)
+            raw = wire.encode_request(request)
         except (TypeError, ValueError, OverflowError) as error:
             logger.warning("a request that no message can carry: %s", type(error).__name__)
             self._loop.call_soon(sink, Output((), "error"))
@@ -191,17 +189,17 @@ class Replica:
         adds, self._adds = self._adds, []
         aborts, self._aborts = self._aborts, []
         if self.is_alive:
-            self._link.send(rank_wire.encode_frame(rank_wire.Work(adds, aborts)))
+            self._link.send(wire.encode_frame(wire.Work(adds, aborts)))
 
     # ── from the rank ──
 
     def _on_frame(self, payload: bytes) -> None:
-        news = rank_wire.decode_news(payload)
-        if isinstance(news, rank_wire.Stepped):
+        news = wire.decode_news(payload)
+        if isinstance(news, wire.Stepped):
             self._status = news.status
             if news.sequence_ids or news.prompts:
-                self._deliver(rank_wire.decode_report(news))
-        elif isinstance(news, rank_wire.Loaded):
+                self._deliver(wire.decode_report(news))
+        elif isinstance(news, wire.Loaded):
             self._status = news.status
             self._link.watch_with(news.follower_pids)
             if not self._loaded.done():

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.block_manager import BlockManager
-from engine.fairness import TenantCounters
-from engine.prefix_hash import OUTGROWN, ROOT, PrefixHasher
+from engine.scheduling.fairness import TenantCounters
+from engine.scheduling.prefix_hash import OUTGROWN, ROOT, PrefixHasher
+from engine.scheduling.waiting import WaitingQueue
 from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable
-from engine.waiting import WaitingQueue
 
 MAX_PREEMPTIONS = 3
 MAX_DEFERRALS = 512  # steps a sequence waits for a prefix that another is computing, before computing it itself

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.local_adapter import LocalAdapter
+from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.tasks import Constraint, Sampling
 
 Ints = NDArray[np.int32]

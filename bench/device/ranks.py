@@ -3,7 +3,7 @@
     python -m bench.device.ranks [--ranks 1,2] [--shape 8B] [--streams 1,16,64] [--out FILE]
     python -m bench.device.ranks --device cpu --shape tiny --streams 1,4 [--tokens 32]     (here, through gloo)
 
-Each number of ranks is a group of its own in a process of its own, loaded as a node loads it (`engine.rank_group`).
+Each number of ranks is a group of its own in a process of its own, loaded as a node loads it (`engine.ranks.group`).
 First the built-in model in float32, whose greedy tokens must be those of one rank on the CPU; then random weights in
 bfloat16, timed: a prompt of 128 tokens a stream and as many out (`--tokens`), the last of three runs, ended by the
 tokens on the host. Numbers of ranks that there are no devices for are skipped and named. Needs numpy, msgspec,
@@ -94,7 +94,7 @@ def group(settings: dict[str, Any]) -> dict[str, Any]:
 def lead(settings: dict[str, Any]) -> dict[str, Any]:
     from engine.config import EngineConfig
     from engine.loop import Engine
-    from engine.rank_group import load
+    from engine.ranks.group import load
 
     most = max(settings["streams"])
     config = EngineConfig(

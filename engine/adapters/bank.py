@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.news import Arrival, Departure, News
 from engine.adapters.shelf import Kind, Shelf, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, Place
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
 from engine.layers.linear import Linear
-from engine.local_adapter import LocalAdapter
 from engine.models.decoder import Decoder, Layer
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.weight_formats.adapter_files import (

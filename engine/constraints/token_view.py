@@ -1,9 +1,9 @@
 """A model's tokenizer as llguidance wants it: which bytes each id spells, which ids are control tokens or end tokens.
 
-Read from the files that text is encoded with, of any kind (`engine/tokenizer_files.py`). Control tokens are those of
-`engine/control_tokens.py`. They leave the vocabulary under their own names, as they do where text is encoded: the
-library would otherwise write a forced text that spells one with the token itself. Only a grammar that names one by its
-id allows it.
+Read from the files that text is encoded with, of any kind (`engine/tokenization/files.py`). Control tokens are those of
+`engine/tokenization/control_tokens.py`. They leave the vocabulary under their own names, as they do where text is
+encoded: the library would otherwise write a forced text that spells one with the token itself. Only a grammar that
+names one by its id allows it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.constraints.closing_bound import growth
-from engine.control_tokens import take_out_controls
-from engine.tokenizer_files import TokenizerUnusable, read_definition
+from engine.tokenization.control_tokens import take_out_controls
+from engine.tokenization.files import TokenizerUnusable, read_definition
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -2,7 +2,7 @@
 
 The group belongs to whoever made it; torch's own global group stays as it was. All ranks are of one machine, so sockets
 are those of its loopback. A rank that is gone is an error at once; one that hangs is found by the watch of
-`engine/child_link.py`, since its leader waits with it.
+`engine/processes/child_link.py`, since its leader waits with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d
 
-from engine.devices import take
+from engine.ranks.devices import take
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT = timedelta(seconds=60)
@@ -49,7 +49,7 @@ class Meeting:
         """Operations are queued on the device's stream and none of them waits on the host. The group is bound to its
         device at once, so that ranks which cannot talk fail while loading. Nobody aborts a communicator: an error that
         torch's own watchdog sees ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING, which is so by default), and a rank
-        that ends takes its group along (`engine/rank_group.py`), whatever its kernels still wait for."""
+        that ends takes its group along (`engine/ranks/group.py`), whatever its kernels still wait for."""
         take(device)
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = _FOREVER

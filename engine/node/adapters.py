@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from engine.local_adapter import LocalAdapter
+from engine.adapters.local_adapter import LocalAdapter
 from engine.node.disk_cache import CacheFull
 from engine.node.model_store import ModelUnavailable
 from engine.node.replicas import FindsModels

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from engine.local_adapter import LocalAdapter
+from engine.adapters.local_adapter import LocalAdapter
 from engine.node.adapters import NodeAdapters
 from engine.node.replicas import Replicas, Resident
 from engine.node.suspects import Suspects, Suspicion

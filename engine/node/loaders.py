@@ -14,15 +14,15 @@ from typing import Protocol
 
 from catalog.errors import CardError
 from engine.config import DEFAULT_SPECULATION, DRAFT, EngineConfig
+from engine.embeddings.single_pass import WorkerLoadError
 from engine.node.disk_cache import CacheFull
 from engine.node.model_store import LocalModel, ModelUnavailable
+from engine.processes.zygote import Zygote, ZygoteError
 from engine.replica import ReplicaLoadError
-from engine.single_pass import WorkerLoadError
 from engine.tasks.text_embeddings import TextEmbedder
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import TaskModel
-from engine.tokenizer import TokenizerUnusable
-from engine.zygote import Zygote, ZygoteError
+from engine.tokenization.tokenizer import TokenizerUnusable
 from storage.errors import StoreError
 
 logger = logging.getLogger(__name__)

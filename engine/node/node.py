@@ -21,9 +21,9 @@ from engine.node.presence import Presence
 from engine.node.replicas import Replicas
 from engine.node.server import GatewayDoor, HttpServer, tls_context
 from engine.node.settings import NodeSettings, parse_models
+from engine.processes.zygote import Zygote
 from engine.protocol.status import NodeStatus
 from engine.protocol.wire import VERSION
-from engine.zygote import Zygote
 from storage.ephemeral import Ephemeral
 from storage.objects import Objects
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import uvloop
 
+from engine.processes.zygote import Zygote
 from engine.standalone.settings import ServeSettings, read_flags
-from engine.zygote import Zygote
 from telemetry.logs import configure_logs
 from telemetry.settings import SettingError
 

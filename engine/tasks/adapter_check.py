@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.local_adapter import LocalAdapter
+from engine.adapters.local_adapter import LocalAdapter
 from engine.tasks.work import Refused
 from engine.weight_formats.adapter_files import AdapterError, check_fit, read_adapter
 

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Vocabulary
 
+from engine.embeddings.single_pass import Overloaded, Row, SinglePass, WorkerGone
+from engine.processes.zygote import Zygote
 from engine.protocol.events import Embeddings, Failed, Finished, Result, Started, Usage
 from engine.protocol.tasks import TextEmbeddings
 from engine.report import EngineStatus
-from engine.single_pass import Overloaded, Row, SinglePass, WorkerGone
 from engine.tasks.work import Emit, Refused, Work
-from engine.tokenizer import TokenizerUnusable
-from engine.zygote import Zygote
+from engine.tokenization.tokenizer import TokenizerUnusable
 
 logger = logging.getLogger(__name__)
 

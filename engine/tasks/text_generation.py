@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from engine.chat_template import TemplateRefused
+from engine.chat_templates.template import TemplateRefused
 from engine.config import EngineConfig
 from engine.constraints.checker import ConstraintChecker
 from engine.constraints.compile import ConstraintRefused
-from engine.detokenizer import Detokenizer, StopFinder
+from engine.processes.zygote import Zygote
 from engine.protocol.events import Finished, Started, Usage
 from engine.protocol.tasks import Constraint, TextGeneration
 from engine.replica import Replica
@@ -31,13 +31,13 @@ from engine.tasks.choices import Choices, of_choice
 from engine.tasks.generation import Generation
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit, Refused, Run, Work
-from engine.tokenizer import Tokenizer
+from engine.tokenization.detokenizer import Detokenizer, StopFinder
+from engine.tokenization.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.form import find_form, template_messages, template_tools
 from engine.tool_calls.grammar import Controls, Thinking
 from engine.tool_calls.plan import Plan, ToolsUnusable, make_plan, shown_tools
 from engine.tool_calls.reasoning import REASONINGS, find_reasoning
-from engine.zygote import Zygote
 
 _LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread, where they hold up nobody
 _MANY_TOKENS = 10_000  # likewise, the other way

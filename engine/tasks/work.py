@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from engine.local_adapter import LocalAdapter
+from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, FailureReason, Usage
 from engine.protocol.tasks import TaskInput
 from engine.report import EngineStatus

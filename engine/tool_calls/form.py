@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.chat_template import TemplateRefused
+from engine.chat_templates.template import TemplateRefused
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
 from engine.tool_calls.answer_parser import call_parser
 from engine.tool_calls.families import FAMILIES

@@ -20,7 +20,7 @@ from engine.loop import Engine
 from engine.protocol.tasks import Sampling
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16
 _MAX_WINDOW = 256

@@ -12,7 +12,7 @@ from catalog import model_folder
 from catalog.builtin import find_folder
 from catalog.errors import PublishError
 from catalog.model_folder import derive_facts, inspect_folder
-from engine import tokenizer_files
+from engine.tokenization.files import _SENTENCEPIECE
 from tests.catalog.cards import CREATED_AT, safetensors, write_model_folder
 
 
@@ -34,7 +34,7 @@ def test_a_sentencepiece_model_stands_for_a_tokenizer_json(tmp_path: Path, name:
 
 
 def test_what_may_be_published_is_what_engines_look_for() -> None:
-    assert set(model_folder._TOKENIZERS) == {"tokenizer.json", *tokenizer_files._SENTENCEPIECE}
+    assert set(model_folder._TOKENIZERS) == {"tokenizer.json", *_SENTENCEPIECE}
 
 
 def spoil(name: str, text: str) -> Callable[[Path], None]:

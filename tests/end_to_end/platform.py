@@ -21,8 +21,8 @@ import msgspec
 
 from engine.protocol.status import NodeStatus
 from storage.ephemeral import Ephemeral
-from tests.engine.processes import children_of
 from tests.ports import free_port
+from tests.processes import children_of
 
 READY_DEADLINE_S = 90  # torch alone takes one, where every core and the disk are busy
 

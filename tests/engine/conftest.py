@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from engine.zygote import RANK_MODULES, Zygote
+from engine.processes.zygote import RANK_MODULES, Zygote
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
-from engine.local_adapter import LocalAdapter
 from engine.loop import Engine, RunsSteps
 from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport

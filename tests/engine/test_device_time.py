@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from engine import rank_wire
 from engine.inputs import StepInputs, StepOutput
+from engine.ranks import wire
 from engine.report import EngineStatus, StepReport
 from tests.engine.driver import Driver
 from tests.engine.test_loop import prompt_of
@@ -84,7 +84,7 @@ def test_nobody_is_charged_for_time_in_which_there_was_nothing_to_do():
 def test_the_share_crosses_to_the_replica():
     ids = np.array([1, 2], np.int64)
     report = StepReport(ids, ids.astype(np.int32), ids.astype(np.uint8), ids.astype(np.int32), device_us=ids * 10**12)
-    frame = rank_wire.encode_report(report, EngineStatus())
-    stepped = rank_wire.decode_news(frame[4:])
-    assert isinstance(stepped, rank_wire.Stepped)
-    assert rank_wire.decode_report(stepped).device_us.tolist() == [10**12, 2 * 10**12]  # type: ignore[union-attr]
+    frame = wire.encode_report(report, EngineStatus())
+    stepped = wire.decode_news(frame[4:])
+    assert isinstance(stepped, wire.Stepped)
+    assert wire.decode_report(stepped).device_us.tolist() == [10**12, 2 * 10**12]  # type: ignore[union-attr]

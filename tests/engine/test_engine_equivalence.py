@@ -18,13 +18,13 @@ import torch
 
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
+from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Constraint, Sampling
 from engine.replica import Output, Replica
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
-from engine.zygote import Zygote
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
-from tests.engine.processes import cpu_ticks, is_running
+from tests.processes import cpu_ticks, is_running
 from tests.waiting import wait_until
 
 BLOCKS_OF_ALL = 16 * 10  # what sixteen sequences of up to 150 tokens need at once

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import child_link as module
 from engine.config import EngineConfig
+from engine.processes import child_link as module
+from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Sampling
 from engine.replica import Output, Replica, ReplicaLoadError
 from engine.sequence import SequenceRequest
-from engine.zygote import Zygote
-from tests.engine.processes import cpu_ticks, is_running, is_sleeping
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.runner import answer
+from tests.processes import cpu_ticks, is_running, is_sleeping
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,11 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine import rank, rank_wire
+from engine import rank
 from engine.loop import Engine
 from engine.node.model_store import LocalModel
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
 from engine.protocol.tasks import TextGeneration
+from engine.ranks import wire
 from engine.replica import Output, Replica
 from engine.report import EngineStatus
 from engine.sequence import SequenceRequest
@@ -37,13 +38,13 @@ class LocalRank(Child):
         super().__init__(pid, ours, self._loop.create_future())
         self.is_hung = False
         self.is_dead = False
-        self.engine = Engine(runner, *rank_wire.decode_arguments(arguments))
+        self.engine = Engine(runner, *wire.decode_arguments(arguments))
         self._step_s = step_s
-        self._reader = rank_wire.FrameReader()
+        self._reader = wire.FrameReader()
         self._timer: asyncio.TimerHandle | None = None
         self.theirs.setblocking(False)
         self._loop.add_reader(self.theirs.fileno(), self._receive)
-        self.theirs.send(rank_wire.encode_frame(rank_wire.Loaded(self.engine.info, self.engine.status())))
+        self.theirs.send(wire.encode_frame(wire.Loaded(self.engine.info, self.engine.status())))
 
     def kill(self) -> None:
         self._end(-signal.SIGKILL)
@@ -69,7 +70,7 @@ class LocalRank(Child):
             self._end(0)
             return
         for payload in self._reader.feed(data):
-            rank._apply(rank_wire.decode_work(payload), self.engine)
+            rank._apply(wire.decode_work(payload), self.engine)
         if self._timer is None and self.engine.has_work:
             self._timer = self._loop.call_later(self._step_s, self._step)
 
@@ -82,7 +83,7 @@ class LocalRank(Child):
         if (self.engine.table.token_ids[running, 0] == CRASH_TOKEN).any():
             self._end(1)
             return
-        self.theirs.send(rank_wire.encode_report(report, self.engine.status()))
+        self.theirs.send(wire.encode_report(report, self.engine.status()))
         if self.engine.has_work:
             self._timer = self._loop.call_later(self._step_s, self._step)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 
-from engine import rank, rank_wire
+from engine import rank
 from engine.inputs import StepInputs, StepOutput
 from engine.loop import Engine
+from engine.ranks import wire
 from tests.fakes.runner import FakeRunner
 
 CRASH_TOKEN = 13  # a prompt that holds it kills a `crashing` rank
@@ -28,9 +29,9 @@ def spinning(connection: socket.socket, arguments: bytes) -> None:
 
 
 def _serve(connection: socket.socket, arguments: bytes, runner: FakeRunner) -> None:
-    config, revision = rank_wire.decode_arguments(arguments)
+    config, revision = wire.decode_arguments(arguments)
     engine = Engine(runner, config, revision)
-    connection.sendall(rank_wire.encode_frame(rank_wire.Loaded(engine.info, engine.status())))
+    connection.sendall(wire.encode_frame(wire.Loaded(engine.info, engine.status())))
     rank.serve(connection, engine)
 
 

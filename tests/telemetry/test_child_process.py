@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from telemetry.child_process import Child, die_with_parent, how_it_ended
-from tests.engine.processes import is_running
+from tests.processes import is_running
 from tests.waiting import wait_until_blocking
 
 _PARENT = """

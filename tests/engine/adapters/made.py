@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.local_adapter import LocalAdapter
+from engine.adapters.local_adapter import LocalAdapter
 
 Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
 

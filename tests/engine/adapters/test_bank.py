@@ -12,11 +12,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.adapters.bank import AdapterBank
+from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.shelf import Shelf
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
 from engine.kernels.reference import ReferenceKernels
-from engine.local_adapter import LocalAdapter
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.runner import Runner
 from tests.engine.adapters.made import Matrices, named, random_matrices, save_adapter

@@ -15,7 +15,7 @@ from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport
 from engine.runner import Runner
 from engine.sequence import SequenceRequest
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 from tests.engine import one_thread  # noqa: F401
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"

@@ -21,7 +21,7 @@ from engine.constraints.worker import TIMEOUT_S
 from engine.protocol.tasks import Constraint
 from tests.engine.constraints.schemas import INTEGER, SCHEMAS
 from tests.engine.constraints.speaker import SPARK
-from tests.engine.processes import children_of, is_running
+from tests.processes import children_of, is_running
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

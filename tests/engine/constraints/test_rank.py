@@ -11,14 +11,14 @@ import pytest
 import pytest_asyncio
 
 from engine.config import EngineConfig
+from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Constraint, Sampling
 from engine.replica import Output, Replica
 from engine.sequence import SequenceRequest
-from engine.tokenizer import Tokenizer
-from engine.zygote import Zygote
+from engine.tokenization.tokenizer import Tokenizer
 from tests.engine.constraints.schemas import INTEGER, STRING, record
 from tests.engine.constraints.speaker import NAMESPACE, SPARK
-from tests.engine.processes import num_threads
+from tests.processes import num_threads
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -14,10 +14,10 @@ import pytest
 from openai import AsyncOpenAI
 
 from catalog.builtin import find_folder
+from engine.processes.zygote import Zygote
 from engine.standalone.model_folder import FolderUnusable
 from engine.standalone.server import StandaloneServer
 from engine.standalone.settings import read_flags
-from engine.zygote import Zygote
 from tests.engine.weight_formats.made_gguf import write as write_gguf
 from tests.waiting import wait_until
 

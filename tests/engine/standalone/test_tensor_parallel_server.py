@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from tests.engine.constraints.speaker import SPARK
-from tests.engine.processes import children_of, is_running
 from tests.engine.standalone.serve_process import ServeProcess, serving
+from tests.processes import children_of, is_running
 from tests.waiting import wait_until_blocking
 
 BODIES: list[dict[str, Any]] = [

@@ -14,7 +14,7 @@ from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGenerat
 from engine.replica import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Work
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.scripted_replica import ScriptedReplica
 

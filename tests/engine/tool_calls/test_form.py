@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from catalog.card import ToolParser
-from engine.chat_template import ChatTemplate
+from engine.chat_templates.template import ChatTemplate
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
 from engine.tool_calls.families import (
     FAMILIES,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat_template import ChatTemplate
+from engine.chat_templates.template import ChatTemplate
 from engine.protocol.tasks import ChatMessage, ToolCall
 from engine.tool_calls.families import (
     DEEPSEEK_V3,

@@ -15,7 +15,7 @@ import torch
 from engine import weights
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
-from engine.tokenizer import Tokenizer
+from engine.tokenization.tokenizer import Tokenizer
 from engine.weights import WeightsError
 from tests.engine import one_thread  # noqa: F401
 from tests.engine.checkpoints import Pusher, runner_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as Vocabulary
 
-from engine.tokenizer import Tokenizer, TokenizerUnusable
+from engine.tokenization.tokenizer import Tokenizer, TokenizerUnusable
 from engine.weight_formats.gguf_file import GgufError, GgufFile
 from engine.weight_formats.gguf_tokenizer import gguf_tokenizer
 

@@ -1,0 +1,162 @@
+"""The process that turns rows of token ids into sentence vectors, through `transformers`.
+
+Forked from the warm parent, one per embedding model. Pooling and normalisation are what the model's own
+sentence-transformers files say. Never runs code that comes with a model. Knows nothing of texts or of calls; its
+answer to a row does not depend on the rows beside it, but for rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.embeddings.single_pass import Batch, Ready, Unable, Vectors, WorkerArguments, encode_frame
+from engine.ranks.wire import FrameReader
+
+MAX_PADDED_TOKENS = 4096  # of one forward pass
+_MAX_WASTE = 1.25  # a pass's longest row to its shortest
+_MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
+
+
+class UnsupportedModel(Exception):
+    """The folder is not of an embedding model that this worker can run."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What follows the forward pass: `pooling` mean or cls, and whether vectors get unit length."""
+
+    pooling: str
+    is_normalised: bool
+
+
+def read_recipe(model_dir: Path) -> Recipe:
+    """From `modules.json` and the pooling module it names; mean and normalised where the model says nothing.
+
+    Raises UnsupportedModel for modules or poolings that are not known.
+    """
+    modules_file = model_dir / "modules.json"
+    if not modules_file.exists():
+        return Recipe("mean", is_normalised=True)
+    modules = {module["type"].rpartition(".")[2]: module["path"] for module in json.loads(modules_file.read_text())}
+    unknown = set(modules) - {"Transformer", "Pooling", "Normalize"}
+    if unknown:
+        raise UnsupportedModel(f"modules {', '.join(sorted(unknown))} are not supported")
+    pooling = json.loads((model_dir / modules["Pooling"] / "config.json").read_text()) if "Pooling" in modules else {}
+    modes = [
+        key.removeprefix("pooling_mode_") for key, value in pooling.items() if key.startswith("pooling_mode_") and value
+    ]
+    names = {"mean_tokens": "mean", "cls_token": "cls"}
+    if len(modes) > 1 or any(mode not in names for mode in modes):
+        raise UnsupportedModel(f"pooling by {', '.join(modes)} is not supported")
+    return Recipe(names[modes[0]] if modes else "mean", is_normalised="Normalize" in modules)
+
+
+class Embedder:
+    """One loaded model."""
+
+    def __init__(self, model_dir: Path, device: str) -> None:
+        """Raises UnsupportedModel, OSError or ValueError."""
+        config = json.loads((model_dir / "config.json").read_text())
+        if "auto_map" in config or config.get("model_type") not in _MODEL_TYPES:
+            raise UnsupportedModel(f"embedding models are {', '.join(_MODEL_TYPES)} without code of their own")
+        self.recipe = read_recipe(model_dir)
+        self._device = torch.device(device)
+        self._model = _load(model_dir).to(self._device)
+        self.num_dimensions = int(config["hidden_size"])
+        self.vocab_size = int(config["vocab_size"])
+        self._pad_id = int(config.get("pad_token_id") or 0)
+
+    @torch.inference_mode()
+    def embed(self, rows: list[NDArray[np.int32]], is_cls: NDArray[np.bool_]) -> NDArray[np.float32]:
+        """Vectors [R, dimensions], in the order of the rows."""
+        vectors = np.empty((len(rows), self.num_dimensions), dtype=np.float32)
+        for group in _groups([len(row) for row in rows]):
+            length = max(len(rows[index]) for index in group)
+            token_ids = np.full((len(group), length), self._pad_id, dtype=np.int64)  # [B, T]
+            mask = np.zeros((len(group), length), dtype=np.int64)  # [B, T]
+            for place, index in enumerate(group):
+                token_ids[place, : len(rows[index])] = rows[index]
+                mask[place, : len(rows[index])] = 1
+            pooled = self._forward(torch.from_numpy(token_ids), torch.from_numpy(mask), torch.from_numpy(is_cls[group]))
+            vectors[group] = pooled.float().cpu().numpy()
+        return vectors
+
+    def _forward(self, token_ids: torch.Tensor, mask: torch.Tensor, is_cls: torch.Tensor) -> torch.Tensor:
+        token_ids, mask, is_cls = (each.to(self._device) for each in (token_ids, mask, is_cls))
+        hidden = self._model(input_ids=token_ids, attention_mask=mask).last_hidden_state  # [B, T, D]
+        weights = mask.unsqueeze(-1).to(hidden.dtype)  # [B, T, 1]
+        mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)  # [B, D]
+        pooled = torch.where(is_cls.unsqueeze(-1), hidden[:, 0], mean)
+        return torch.nn.functional.normalize(pooled, dim=-1) if self.recipe.is_normalised else pooled
+
+
+def _load(model_dir: Path) -> Any:
+    """The bare transformer in float32, from safetensors and JSON only."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import AutoModel
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    model = AutoModel.from_pretrained(
+        model_dir, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+    )
+    return model.eval()
+
+
+def _groups(lengths: list[int]) -> Iterator[list[int]]:
+    """Indices of rows that go through one pass together: of similar length, and not too many padded tokens."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    group: list[int] = []
+    for index in order:
+        longest = lengths[group[0]] if group else 0
+        is_full = (len(group) + 1) * longest > MAX_PADDED_TOKENS or longest > lengths[index] * _MAX_WASTE + 8
+        if group and is_full:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
+
+
+def _yield_to_others() -> None:
+    """Lower this thread's priority: loading takes seconds, and a text model beside it may be answering already."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+
+
+def main(connection: socket.socket, arguments: bytes) -> None:
+    """The worker's whole life: load, then answer batches until the socket closes."""
+    told = msgspec.msgpack.decode(arguments, type=WorkerArguments)
+    torch.set_num_threads(told.num_threads)
+    try:
+        with ThreadPoolExecutor(1, initializer=_yield_to_others) as gentle:
+            embedder = gentle.submit(Embedder, Path(told.model_dir), told.device).result()
+        embedder.embed([np.zeros(8, dtype=np.int32)], np.zeros(1, dtype=np.bool_))
+    except (UnsupportedModel, OSError, ValueError, KeyError) as error:
+        connection.sendall(encode_frame(Unable(f"{type(error).__name__}: {error}")))
+        return
+    connection.sendall(encode_frame(Ready(embedder.num_dimensions, embedder.recipe.pooling, embedder.vocab_size)))
+    reader = FrameReader()
+    while data := connection.recv(1 << 20):
+        for payload in reader.feed(data):
+            batch = msgspec.msgpack.decode(payload, type=Batch)
+            lengths = np.frombuffer(batch.lengths, dtype=np.int32)
+            rows = np.split(np.frombuffer(batch.token_ids, dtype=np.int32), np.cumsum(lengths)[:-1])
+            started_s = time.perf_counter()
+            vectors = embedder.embed(rows, np.frombuffer(batch.is_cls, dtype=np.bool_))
+            took_us = round((time.perf_counter() - started_s) * 1e6)
+            connection.sendall(encode_frame(Vectors(vectors.astype("<f4", copy=False).tobytes(), took_us)))

@@ -1,0 +1,206 @@
+"""Several ranks that share one model: a leader, which is the rank that the replica knows, and its followers.
+
+The leader forks the others before it does anything else, so that they end with it, whatever ends it. It alone plans,
+samples and holds sequences; each step goes to every follower over a socket of its own (`step_wire.py`), and all run the
+same forward pass. A follower that ends takes the leader with it, and so the whole group: nobody computes with a part of
+a model. To the replica a group is one process, whose end it knows what to do with.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import select
+import socket
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from msgspec import Struct
+
+from engine.adapters.news import Arrival, Departure, News
+from engine.config import EngineConfig
+from engine.inputs import Ints, StepInputs
+from engine.kernels.collectives import Meeting, backend_of
+from engine.layers.share import Share
+from engine.models.config import UnsupportedModel
+from engine.models.registry import read_config
+from engine.processes.zygote import run_and_exit
+from engine.ranks import wire
+from engine.ranks.devices import device_of
+from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_exactly, receive_step
+from engine.runner import Runner, settle_dtype
+from telemetry.child_process import die_with_parent, how_it_ended, set_process_name
+
+logger = logging.getLogger(__name__)
+
+
+class GroupError(Exception):
+    """A follower could not load its part, or is gone; the text says which and why."""
+
+
+class _Setup(Struct, frozen=True, array_like=True):
+    """What a follower is told first: how to run, and where the ranks meet."""
+
+    arguments: bytes
+    port: int
+
+
+class _Ready(Struct, frozen=True, array_like=True):
+    """What a follower says once: empty, or why it cannot."""
+
+    failure: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Follower:
+    rank: int
+    pid: int
+    channel: socket.socket
+
+
+def load(config: EngineConfig, connection: socket.socket) -> tuple[Runner, tuple[int, ...]]:
+    """The model, and the processes that share it besides this one. `connection` is this rank's to its replica, which no
+    other may hold open. To be called while the process has one thread. Raises as Runner does, and GroupError."""
+    size = config.tensor_parallel
+    if size == 1:
+        runner = Runner(config)
+        runner.warm()
+        return runner, ()
+    fault = Share(0, size).fault(read_config(config.model_dir).attention)
+    if fault:
+        raise UnsupportedModel(fault)
+    followers = Followers.fork(size, connection)
+    return followers.load(config), followers.pids
+
+
+class Followers:
+    """The leader's handle of the other ranks. Made by `fork`."""
+
+    def __init__(self, followers: list[_Follower]) -> None:
+        self._followers = followers
+        self._block_size = 0
+        self._news: deque[News] = deque()  # of adapters, until the next step
+
+    @classmethod
+    def fork(cls, num_ranks: int, connection: socket.socket) -> Followers:
+        leader_pid, followers = os.getpid(), list[_Follower]()
+        for rank in range(1, num_ranks):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            pid = os.fork()
+            if pid == 0:
+                die_with_parent(leader_pid)
+                for each in (connection, ours, *(follower.channel for follower in followers)):
+                    each.close()
+                set_process_name(f"hearth rank {rank}/{num_ranks}")
+                run_and_exit(f"rank {rank} of {num_ranks}", partial(_follow, theirs, rank, num_ranks))
+            theirs.close()
+            followers.append(_Follower(rank, pid, ours))
+        return cls(followers)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(follower.pid for follower in self._followers)
+
+    def load(self, config: EngineConfig) -> Runner:
+        """The leader's runner, once every rank has its part. Raises as Runner does, and GroupError."""
+        size = len(self._followers) + 1
+        config = settle_dtype(config, Share(0, size))
+        device = device_of(config.device, 0, size)
+        backend_of(device)  # before anybody waits for anybody
+        meeting = Meeting(0, size)
+        for follower in self._followers:
+            _send(follower.channel, _Setup(wire.encode_arguments(config, ""), meeting.port))
+        share = Share(0, size, meeting.join(device))
+        self._block_size = config.block_size
+        runner = Runner(config, share=share, announce=self._announce, announce_wipe=self._announce_wipe)
+        if runner.adapters is not None:
+            runner.adapters.news = self._news
+        for follower in self._followers:
+            _await_ready(follower)
+        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+        runner.warm()
+        return runner
+
+    def _announce(self, step: StepInputs) -> None:
+        while self._news:
+            self._tell(encode_news(self._news.popleft()))
+        self._tell(encode_step(step, self._block_size))
+
+    def _announce_wipe(self, block_ids: Ints) -> None:
+        self._tell(encode_wipe(block_ids))
+
+    def _tell(self, message: bytes) -> None:
+        try:
+            for follower in self._followers:
+                follower.channel.sendall(message)
+        except (BrokenPipeError, ConnectionResetError):
+            raise GroupError("a follower is gone") from None
+
+    def _watch(self) -> None:
+        """Followers say nothing any more: a channel that can be read is one whose other end is closed."""
+        poll, by_fd = select.poll(), {follower.channel.fileno(): follower for follower in self._followers}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        gone = by_fd[poll.poll()[0][0]]
+        logger.critical("rank %d of %d %s", gone.rank, len(by_fd) + 1, _how_ended(gone))
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _follow(channel: socket.socket, rank: int, size: int) -> None:
+    """A follower's whole life."""
+    data = _receive(channel)
+    if data is None:
+        return
+    setup = msgspec.msgpack.decode(data, type=_Setup)
+    config, _ = wire.decode_arguments(setup.arguments)
+    group = Meeting(rank, size, setup.port).join(device_of(config.device, rank, size))
+    try:
+        runner = Runner(config, share=Share(rank, size, group))
+    except Exception as error:  # news for the leader, as a leader's is for the replica
+        _send(channel, _Ready(f"{type(error).__name__}: {error}"))
+        return
+    _send(channel, _Ready())
+    gc.collect()
+    gc.freeze()
+    while (step := receive_step(channel)) is not None:
+        obey(runner, step)
+
+
+def obey(runner: Runner, message: StepInputs | Ints | News) -> None:
+    """What a follower does with what its leader says."""
+    if isinstance(message, StepInputs):
+        runner.forward(message)
+    elif isinstance(message, Arrival | Departure):
+        assert runner.adapters is not None, "the leader has adapters"
+        runner.adapters.follow(message)
+    else:
+        runner.wipe(message)
+
+
+def _await_ready(follower: _Follower) -> None:
+    data = _receive(follower.channel)
+    if data is None:
+        raise GroupError(f"rank {follower.rank} {_how_ended(follower)} while loading; its log says why")
+    ready = msgspec.msgpack.decode(data, type=_Ready)
+    if ready.failure:
+        raise GroupError(f"rank {follower.rank}: {ready.failure}")
+
+
+def _how_ended(follower: _Follower) -> str:
+    return how_it_ended(os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]))
+
+
+def _send(channel: socket.socket, message: _Setup | _Ready) -> None:
+    payload = msgspec.msgpack.encode(message)
+    channel.sendall(len(payload).to_bytes(4, "little") + payload)
+
+
+def _receive(channel: socket.socket) -> bytearray | None:
+    header = receive_exactly(channel, 4)
+    return None if header is None else receive_exactly(channel, int.from_bytes(header, "little"))

@@ -1,0 +1,242 @@
+"""What crosses the Unix socket between a replica and its rank: one frame per step each way, arrays as raw bytes.
+
+A frame is 4 bytes little-endian length and one MessagePack message:
+
+    rank     Loaded | LoadFailed            once
+    replica  Work(sequences to add, ids to abort)
+    rank     Stepped(entries of the step, status)
+
+Both ends are ours and of one version; the socket closing is how either says that it is gone. No torch here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from msgspec import Raw, Struct
+from numpy.typing import NDArray
+
+from engine.adapters.local_adapter import LocalAdapter
+from engine.config import EngineConfig
+from engine.protocol.tasks import Constraint, Sampling
+from engine.report import EngineInfo, EngineStatus, ScoredPrompt, StepReport
+from engine.sequence import SequenceRequest
+
+
+class Loaded(Struct, frozen=True, tag="loaded"):
+    """`follower_pids` are the other processes of a model that several ranks share."""
+
+    info: EngineInfo
+    status: EngineStatus
+    follower_pids: tuple[int, ...] = ()
+
+
+class LoadFailed(Struct, frozen=True, tag="load_failed"):
+    message: str
+
+
+class Work(Struct, frozen=True, tag="work"):
+    """Each of `adds` is an encoded request of its own, so that one that cannot be read spoils no other."""
+
+    adds: list[Raw] = []
+    aborts: list[int] = []
+
+
+class _Scored(Struct, frozen=True, array_like=True):
+    """A ScoredPrompt's arrays, little-endian."""
+
+    sequence_id: int
+    logprobs: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+
+
+class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
+    """A StepReport's columns, little-endian, and the engine's numbers after it. `num_top` is the width of the top
+    columns."""
+
+    status: EngineStatus
+    sequence_ids: bytes = b""
+    token_ids: bytes = b""
+    finishes: bytes = b""
+    num_cached: bytes = b""
+    logprobs: bytes | None = None
+    num_top: int = 0
+    top_ids: bytes | None = None
+    top_logprobs: bytes | None = None
+    device_us: bytes = b""
+    prompts: tuple[_Scored, ...] = ()
+
+
+class _Add(Struct, frozen=True, array_like=True):
+    sequence_id: int
+    prompt: bytes
+    sampling: Sampling
+    namespace: bytes
+    tenant: int
+    stop_token_ids: tuple[int, ...]
+    constraint: Constraint | None = None
+    adapter: LocalAdapter | None = None
+    twin_of: int = 0
+    is_ephemeral: bool = False
+
+
+_encoder = msgspec.msgpack.Encoder()
+_add_decoder = msgspec.msgpack.Decoder(_Add)
+_to_rank: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
+_to_replica: msgspec.msgpack.Decoder[Loaded | LoadFailed | Stepped] = msgspec.msgpack.Decoder(
+    Loaded | LoadFailed | Stepped
+)
+
+
+def encode_arguments(config: EngineConfig, revision: str) -> bytes:
+    """What a forked rank is started with: how to run, and the manifest digest that its prefix hashes are rooted in."""
+    settings = dataclasses.asdict(config) | {"model_dir": str(config.model_dir)}
+    return _encoder.encode((settings, revision))
+
+
+def decode_arguments(data: bytes) -> tuple[EngineConfig, str]:
+    settings, revision = msgspec.msgpack.decode(data)
+    settings["model_dir"] = Path(settings["model_dir"])
+    return EngineConfig(**settings), revision
+
+
+def encode_frame(message: Loaded | LoadFailed | Stepped | Work) -> bytes:
+    """One frame, length included."""
+    payload = _encoder.encode(message)
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def decode_work(payload: bytes) -> Work:
+    """What a rank receives. Raises msgspec.DecodeError."""
+    return _to_rank.decode(payload)
+
+
+def decode_news(payload: bytes) -> Loaded | LoadFailed | Stepped:
+    """What a replica receives. Raises msgspec.DecodeError."""
+    return _to_replica.decode(payload)
+
+
+def encode_request(request: SequenceRequest) -> Raw:
+    """Raises TypeError, ValueError or OverflowError for values that no message can carry."""
+    prompt = np.ascontiguousarray(request.prompt, dtype="<i4").tobytes()
+    add = _Add(
+        request.sequence_id,
+        prompt,
+        request.sampling,
+        request.namespace,
+        request.tenant,
+        request.stop_token_ids,
+        request.constraint,
+        request.adapter,
+        request.twin_of,
+        request.is_ephemeral,
+    )
+    return Raw(_encoder.encode(add))
+
+
+def decode_request(raw: Raw) -> SequenceRequest:
+    """Raises msgspec.DecodeError or ValueError."""
+    add = _add_decoder.decode(raw)
+    return SequenceRequest(
+        sequence_id=add.sequence_id,
+        prompt=np.frombuffer(add.prompt, dtype=np.int32),
+        sampling=add.sampling,
+        namespace=add.namespace,
+        tenant=add.tenant,
+        stop_token_ids=add.stop_token_ids,
+        constraint=add.constraint,
+        adapter=add.adapter,
+        twin_of=add.twin_of,
+        is_ephemeral=add.is_ephemeral,
+    )
+
+
+def sequence_id_of(raw: Raw) -> int:
+    """Of a request that `decode_request` refuses."""
+    sequence_id: int = msgspec.msgpack.decode(raw)[0]
+    return sequence_id
+
+
+def encode_report(report: StepReport, status: EngineStatus) -> bytes:
+    """The frame a rank sends after a step."""
+    prompts = tuple(
+        _Scored(each.sequence_id, each.logprobs.tobytes(), each.top_ids.tobytes(), each.top_logprobs.tobytes())
+        for each in report.prompts
+    )
+    if not report.num_entries:
+        return encode_frame(Stepped(status, prompts=prompts))
+    top_ids, top_logprobs = report.top_ids, report.top_logprobs
+    return encode_frame(
+        Stepped(
+            status=status,
+            sequence_ids=report.sequence_ids.tobytes(),
+            token_ids=report.token_ids.tobytes(),
+            finishes=report.finishes.tobytes(),
+            num_cached=report.num_cached.tobytes(),
+            logprobs=None if report.logprobs is None else report.logprobs.tobytes(),
+            num_top=0 if top_ids is None else top_ids.shape[1],
+            top_ids=None if top_ids is None else top_ids.tobytes(),
+            top_logprobs=None if top_logprobs is None else top_logprobs.tobytes(),
+            device_us=b"" if report.device_us is None else report.device_us.tobytes(),
+            prompts=prompts,
+        )
+    )
+
+
+def decode_report(message: Stepped) -> StepReport:
+    """The columns of `message`, over its own memory."""
+
+    def floats(data: bytes | None) -> NDArray[np.float32] | None:
+        return None if data is None else np.frombuffer(data, dtype=np.float32)
+
+    sequence_ids = np.frombuffer(message.sequence_ids, dtype=np.int64)
+    shape = (len(sequence_ids), message.num_top)
+    top_logprobs = floats(message.top_logprobs)
+    return StepReport(
+        sequence_ids=sequence_ids,
+        token_ids=np.frombuffer(message.token_ids, dtype=np.int32),
+        finishes=np.frombuffer(message.finishes, dtype=np.uint8),
+        num_cached=np.frombuffer(message.num_cached, dtype=np.int32),
+        logprobs=floats(message.logprobs),
+        top_ids=None if message.top_ids is None else np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
+        top_logprobs=None if top_logprobs is None else top_logprobs.reshape(shape),
+        device_us=np.frombuffer(message.device_us, dtype=np.int64) if message.device_us else None,
+        prompts=tuple(_scored_prompt(each) for each in message.prompts),
+    )
+
+
+def _scored_prompt(message: _Scored) -> ScoredPrompt:
+    logprobs = np.frombuffer(message.logprobs, dtype=np.float32)
+    shape = (len(logprobs), -1 if message.top_ids else 0)
+    return ScoredPrompt(
+        message.sequence_id,
+        logprobs,
+        np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
+        np.frombuffer(message.top_logprobs, dtype=np.float32).reshape(shape),
+    )
+
+
+class FrameReader:
+    """Bytes in, payloads out, for any split of the bytes."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Every payload completed by `data`, in order."""
+        self._buffer += data
+        payloads: list[bytes] = []
+        offset = 0
+        while len(self._buffer) - offset >= 4:
+            end = offset + 4 + int.from_bytes(self._buffer[offset : offset + 4], "little")
+            if len(self._buffer) < end:
+                break
+            payloads.append(bytes(self._buffer[offset + 4 : end]))
+            offset = end
+        if offset:
+            del self._buffer[:offset]
+        return payloads

@@ -1,0 +1,141 @@
+"""What tests have a zygote fork to look at several ranks from inside: two that stay joined while models come and go."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Struct
+
+from engine import rank
+from engine.adapters.local_adapter import LocalAdapter
+from engine.adapters.news import News
+from engine.config import EngineConfig
+from engine.inputs import StepInputs
+from engine.kernels.collectives import Group, Meeting
+from engine.layers.share import Share
+from engine.ranks import group as rank_group
+from engine.ranks.step_wire import HEADER_BYTES, encode_news, encode_step, receive_step
+from engine.runner import Runner
+from engine.weights import WeightsError
+from telemetry.child_process import die_with_parent
+from tests.engine.driver import Driver
+from tests.engine.pusher import Pusher
+
+NUM_GREEDY = 12
+
+
+class Parity(Struct):
+    """One model through two ranks and through one."""
+
+    error: str = ""
+    largest_difference: float = 0.0
+    largest_logit: float = 0.0
+    shared_tokens: list[list[int]] = []
+    whole_tokens: list[list[int]] = []
+    num_packed: list[int] = []  # matrices that stayed packed, in a rank's part and in the whole
+
+
+def main(connection: socket.socket, _arguments: bytes) -> None:
+    """Lines of JSON come, settings of an EngineConfig each, and Parities leave."""
+    ours, theirs = socket.socketpair()
+    meeting, leader_pid = Meeting(0, 2), os.getpid()
+    if os.fork() == 0:
+        die_with_parent(leader_pid)
+        _follow(theirs, Meeting(1, 2, meeting.port).join(torch.device("cpu")))
+        os._exit(0)
+    theirs.close()
+    group = meeting.join(torch.device("cpu"))
+    file = connection.makefile("rwb")
+    for line in file:
+        ours.sendall(len(line).to_bytes(4, "little") + line)
+        try:
+            config, folders = _config(line), msgspec.json.decode(line).get("adapters", [])
+            news: deque[News] = deque()
+            shared = Runner(config, share=Share(0, 2, group), announce=_announce(ours, config, news))
+            assert shared.adapters is not None
+            shared.adapters.news = news
+            parity = _compare(shared, Runner(config), [LocalAdapter(each, each) for each in folders])
+        except Exception as error:
+            parity = Parity(f"{type(error).__name__}: {error}")
+        ours.sendall(bytes(HEADER_BYTES))  # a step of nothing: the end of this model
+        file.write(msgspec.json.encode(parity) + b"\n")
+        file.flush()
+
+
+def with_a_poor_follower(connection: socket.socket, arguments: bytes) -> None:
+    """A rank whose followers cannot read their weights."""
+
+    def load(config: EngineConfig, share: Share, **told: Any) -> Runner:
+        if share.rank:
+            raise WeightsError("not mine")
+        return Runner(config, share=share, **told)
+
+    vars(rank_group)["Runner"] = load
+    rank.main(connection, arguments)
+
+
+def _config(line: bytes) -> EngineConfig:
+    settings: dict[str, Any] = {"dtype": "float32", "num_blocks": 24, **msgspec.json.decode(line)}
+    settings.pop("adapters", None)
+    return EngineConfig(**{**settings, "model_dir": Path(settings["model_dir"])})
+
+
+def _announce(channel: socket.socket, config: EngineConfig, news: deque[News]) -> Callable[[StepInputs], None]:
+    def announce(step: StepInputs) -> None:
+        while news:
+            channel.sendall(encode_news(news.popleft()))
+        channel.sendall(encode_step(step, config.block_size))
+
+    return announce
+
+
+def _follow(channel: socket.socket, group: Group) -> None:
+    while header := channel.recv(4, socket.MSG_WAITALL):
+        line = channel.recv(int.from_bytes(header, "little"), socket.MSG_WAITALL)
+        runner = Runner(_config(line), share=Share(1, 2, group))
+        while (step := receive_step(channel)) is not None and getattr(step, "num_tokens", True):
+            rank_group.obey(runner, step)
+
+
+def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Parity:
+    """Logits of a prompt in chunks; greedy answers to several, with a pool so small that some are preempted."""
+    parity, rng = Parity(num_packed=[_num_packed(shared), _num_packed(whole)]), np.random.default_rng(7)
+    prompt = rng.integers(0, shared.vocab_size, 45).tolist()
+    one, other = Pusher(shared), Pusher(whole)
+    for chunk in (prompt[:20], prompt[20:37], *([token_id] for token_id in prompt[37:])):
+        logits, expected = one.push(chunk), other.push(chunk)
+        parity.largest_difference = max(parity.largest_difference, float((logits - expected).abs().max()))
+        parity.largest_logit = max(parity.largest_logit, float(expected.abs().max()))
+    prompts = [rng.integers(0, shared.vocab_size, length).tolist() for length in (70, 30, 90, 50, 40)]
+    parity.shared_tokens, parity.whole_tokens = (_greedy(each, prompts, adapters) for each in (shared, whole))
+    return parity
+
+
+def _num_packed(runner: Runner) -> int:
+    return sum(linear.is_packed for linear in runner._model.linears)
+
+
+def _greedy(runner: Runner, prompts: list[list[int]], adapters: list[LocalAdapter]) -> list[list[int]]:
+    """Answers to all at once, each through the next adapter or none, and then to one after the other the other way
+    round."""
+    driver, through, answers = Driver(runner, max_step_tokens=40), [*adapters, None], []
+    for number, prompt in enumerate(prompts):
+        adapter = through[number % len(through)]
+        answers.append(_ask(driver, prompt, adapter))
+    driver.run()
+    for prompt, adapter in zip(prompts, reversed(adapters), strict=False):
+        answers.append(_ask(driver, prompt, adapter))
+        driver.run()
+    return [driver.tokens[each] for each in answers]
+
+
+def _ask(driver: Driver, prompt: list[int], adapter: LocalAdapter | None) -> int:
+    return driver.add(prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True, adapter=adapter)

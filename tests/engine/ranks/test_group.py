@@ -1,0 +1,267 @@
+"""Several ranks that share one model give what one rank gives, and end together, whichever of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import transformers
+
+from engine.adapters.local_adapter import LocalAdapter
+from engine.config import EngineConfig
+from engine.kernels.native.operators import find_native_kernels
+from engine.processes.zygote import Zygote
+from engine.protocol.tasks import Constraint, Sampling
+from engine.replica import Output, Replica, ReplicaLoadError
+from engine.sequence import SequenceRequest
+from engine.tokenization.tokenizer import Tokenizer
+from engine.variants.recipe import make_recipe
+from engine.variants.variant import plan_variant, write_variant
+from tests.engine.adapters.made import random_matrices, save_adapter
+from tests.engine.checkpoints import KINDS, runner_of, save_random
+from tests.engine.constraints.schemas import INTEGER, STRING, record
+from tests.engine.constraints.speaker import NAMESPACE, SPARK
+from tests.engine.ranks.joined import Parity
+from tests.engine.weight_formats.made_gguf import write_random
+from tests.processes import children_of, cpu_ticks, is_running, is_sleeping
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+# One kind for each way in which a layer is divided; the rest takes minutes, and is for `make test-full`.
+DIVIDED = ("tied, with biases", "wide heads", "cohere2", "deepseek v3", "gemma2", "gpt-oss", "llama4", "olmo2", "phi3",
+           "qwen2 moe", "starcoder2")  # fmt: skip
+CONFIG = EngineConfig(model_dir=SPARK, dtype="float32", num_blocks=256, tensor_parallel=2)
+
+Compare = Callable[..., Any]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def compare(zygote: Zygote) -> AsyncIterator[Compare]:
+    """Two ranks, joined once for all models of this module."""
+    transformers.logging.disable_progress_bar()
+    child = await zygote.fork("tests.engine.ranks.joined:main")
+    reader, writer = await asyncio.open_unix_connection(sock=child.socket)
+
+    async def of(folder: Path, **settings: Any) -> Parity:
+        writer.write(msgspec.json.encode({"model_dir": str(folder), **settings}) + b"\n")
+        line = await asyncio.wait_for(reader.readline(), 120)
+        return msgspec.json.decode(line, type=Parity)
+
+    yield of
+    writer.close()
+    await writer.wait_closed()
+    await child.end(5.0)
+
+
+async def check(compare: Compare, folder: Path, **settings: Any) -> None:
+    parity = await compare(folder, **settings)
+    assert parity.error == ""
+    assert parity.largest_logit > 0.5
+    assert parity.largest_difference < 1e-4
+    assert parity.shared_tokens == parity.whole_tokens
+
+
+@pytest.mark.parametrize("kind", DIVIDED)
+async def test_two_ranks_give_the_logits_and_tokens_of_one(compare: Compare, kind: str, tmp_path: Path) -> None:
+    save_random(kind, tmp_path)
+    await check(compare, tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DIVIDED])
+async def test_two_ranks_give_what_one_gives_of_every_other_kind(compare: Compare, kind: str, tmp_path: Path) -> None:
+    save_random(kind, tmp_path)
+    await check(compare, tmp_path)
+
+
+async def test_a_quantised_model_is_divided_after_it_is_expanded(compare: Compare, tmp_path: Path) -> None:
+    path, _ = write_random("llama 2", tmp_path, "Q4_0")
+    await check(compare, path)
+
+
+@pytest.mark.parametrize(
+    ("number_format", "num_packed"), [pytest.param("int4", [18, 19], marks=pytest.mark.full), ("int8", [24, 25])]
+)
+async def test_a_variant_stays_packed_on_each_rank(
+    compare: Compare, number_format: str, num_packed: list[int], tmp_path: Path
+) -> None:
+    """All but the head. Equal but for bfloat16, and for inputs that a rank rounds by its own part of them."""
+    recipe = make_recipe(number_format, None)
+    write_variant(SPARK, plan_variant(SPARK, recipe), tmp_path)
+    parity = await compare(tmp_path, dtype="auto")
+    assert parity.error == ""
+    if find_native_kernels() is not None:
+        assert parity.num_packed == num_packed
+    assert 0 < parity.largest_difference < parity.largest_logit / 15
+
+
+# The kind, and whether there is room for one adapter at a time or for all.
+ADAPTED = [
+    ("tied, with biases", False),
+    pytest.param("phi3", True, marks=pytest.mark.full),
+    pytest.param("deepseek v3", True, marks=pytest.mark.full),
+    pytest.param("qwen2 moe", True, marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("kind", "is_roomy"), ADAPTED)
+async def test_two_ranks_have_their_parts_of_adapters_that_come_and_go(
+    compare: Compare, kind: str, is_roomy: bool, tmp_path: Path
+) -> None:
+    save_random(kind, tmp_path / "base")
+    bank = runner_of(tmp_path / "base").adapters
+    assert bank is not None
+    made = [random_matrices(bank.sites, 4, seed) for seed in range(3)]
+    folders = [save_adapter(tmp_path / str(seed), each).folder for seed, each in enumerate(made)]
+    size_bytes = 8 * 4 * sum(map(sum, bank.sites.values()))  # padded to a rank of 8, float32
+    room = size_bytes * 8 if is_roomy else size_bytes * 3 // 2
+    parity = await compare(tmp_path / "base", adapters=folders, adapter_memory_bytes=room)
+    assert parity.error == ""
+    assert parity.shared_tokens == parity.whole_tokens
+    alone = await compare(tmp_path / "base")
+    assert parity.shared_tokens[0] != alone.shared_tokens[0], "the adapter changes what is said"
+    is_served = [len(tokens) > 0 for tokens in parity.shared_tokens]
+    assert all(is_served) if is_roomy else all(is_served[5:]), "one at a time there is room for each"
+
+
+# ── the group as one replica ──
+
+
+class Door:
+    """A replica of the built-in model that two ranks share, and how it ended."""
+
+    def __init__(self, replica: Replica, exits: list[str]) -> None:
+        self.replica, self.exits = replica, exits
+        (self.follower,) = children_of(replica.pid)[:1]
+        self._tokenizer = Tokenizer(SPARK)
+        self._next_id = 0
+
+    async def ask(self, text: str, **more: Any) -> tuple[str, str]:
+        """The answer's text and how it ended."""
+        fields = {name: more.pop(name) for name in ("constraint", "adapter") if name in more}
+        self._next_id += 1
+        prompt = self._tokenizer.encode_conversation([{"role": "user", "content": text}])
+        sampling = Sampling(**{"max_tokens": 40, "temperature": 0.0, **more})
+        request = SequenceRequest(self._next_id, np.array(prompt, np.int32), sampling, NAMESPACE, 1, **fields)
+        outputs: list[Output] = []
+        ended = asyncio.Event()
+
+        def hear(output: Output) -> None:
+            outputs.append(output)
+            if output.finish:
+                ended.set()
+
+        self.replica.add(request, hear)
+        await asyncio.wait_for(ended.wait(), 60)
+        ids = [token_id for output in outputs for token_id in output.token_ids]
+        return self._tokenizer.decode(ids), outputs[-1].finish or ""
+
+
+@asynccontextmanager
+async def opened(zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "engine.rank:main") -> AsyncIterator[Door]:
+    exits: list[str] = []
+    replica = await Replica.start(zygote, config, "r1", exits.append, entry=entry)
+    try:
+        yield Door(replica, exits)
+    finally:
+        await replica.close()
+
+
+async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Zygote, tmp_path: Path) -> None:
+    questions = [
+        "What is the capital of France?",
+        "Count to ten.",
+        "Repeat the following: the red house stands in the garden, and the red house stands in the garden.",
+    ]
+    person = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
+    answers = []
+    for num_ranks, speculation in ((1, "off"), (2, "off"), (2, "prompt_lookup")):
+        config = replace(CONFIG, tensor_parallel=num_ranks, speculation=speculation)
+        replica = await Replica.start(zygote, config, "r1", lambda _: None)
+        door = Door(replica, []) if num_ranks > 1 else _Alone(replica)
+        answers.append(await asyncio.gather(*(door.ask(question) for question in questions)))
+        answers[-1].append(await door.ask("Describe a person.", constraint=person, max_tokens=60))
+        answers[-1].append(await door.ask("Hello!", seed=5, temperature=0.9))
+        status = replica.status()
+        assert (status.num_ranks, status.num_guessed > 0) == (num_ranks, speculation != "off")
+        assert f"-tp{num_ranks}-" in replica.info.layout_tag
+        adapter = save_adapter(tmp_path, random_matrices(replica.info.adapter_sites, 4, seed=3))
+        answers[-1].append(await door.ask("Hello!", adapter=adapter))
+        assert (await door.ask("Hello!", adapter=LocalAdapter("a" * 64, "/nowhere")))[1] == "bad_adapter"
+        await replica.close()
+    assert answers[0] == answers[1] == answers[2]
+    assert answers[0][5][1] in ("stop", "length")
+    assert json.loads(answers[1][3][0])["age"] is not None
+
+
+class _Alone(Door):
+    def __init__(self, replica: Replica) -> None:
+        self.replica, self.exits = replica, []
+        self._tokenizer = Tokenizer(SPARK)
+        self._next_id = 0
+
+
+@pytest.mark.parametrize("who", ["follower", "leader"])
+async def test_a_rank_that_dies_ends_the_group_and_every_sequence(
+    zygote: Zygote, who: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(zygote) as door:
+        answer = asyncio.ensure_future(door.ask("Tell me a story.", max_tokens=2000, ignore_eos=True))
+        await wait_until(lambda: door.replica.status().num_steps > 3)
+        os.kill(door.follower if who == "follower" else door.replica.pid, signal.SIGKILL)
+        assert (await answer)[1] == "crashed"
+        await wait_until(lambda: door.exits and not is_running(door.follower) and not is_running(door.replica.pid))
+
+
+async def test_a_follower_that_dies_while_nobody_asks_is_noticed(
+    zygote: Zygote, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(zygote) as door:
+        os.kill(door.follower, signal.SIGKILL)
+        await wait_until(lambda: door.exits == ["the rank process ended with exit code 1"])
+
+
+async def test_a_follower_that_hangs_is_found_and_the_group_killed(
+    zygote: Zygote, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with opened(zygote, replace(CONFIG, step_timeout_s=0.4)) as door:
+        os.kill(door.follower, signal.SIGSTOP)
+        assert (await door.ask("Hello!"))[1] == "crashed"
+        await wait_until(lambda: door.exits and not is_running(door.follower))
+    assert door.exits[0].startswith("the rank process was killed: it owed an answer and had said nothing for")
+
+
+async def test_a_group_with_nothing_to_do_sleeps_and_leaves_when_told(zygote: Zygote) -> None:
+    async with opened(zygote) as door:
+        await door.ask("Hello!", max_tokens=3)
+        pids = (door.replica.pid, door.follower)
+        await wait_until(lambda: all(is_sleeping(pid) for pid in pids))
+        before = sum(cpu_ticks(pid) for pid in pids)
+        await asyncio.sleep(0.3)  # the window that is measured
+        assert sum(cpu_ticks(pid) for pid in pids) - before <= 1
+    await wait_until(lambda: not any(is_running(pid) for pid in pids))
+    assert door.exits == []
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "message"),
+    [(3, "num_attention_heads=4: not a multiple of tensor_parallel=3"), (2, "rank 1: WeightsError: not mine")],
+)
+async def test_what_cannot_be_shared_says_why(
+    zygote: Zygote, num_ranks: int, message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    entry = "engine.rank:main" if num_ranks == 3 else "tests.engine.ranks.joined:with_a_poor_follower"
+    with pytest.raises(ReplicaLoadError, match=message):
+        await Replica.start(zygote, replace(CONFIG, tensor_parallel=num_ranks), "r1", lambda _: None, entry=entry)

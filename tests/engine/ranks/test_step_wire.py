@@ -1,0 +1,126 @@
+"""What a follower hears of a step is what its leader's forward pass reads, for any split of the bytes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine import inputs
+from engine.adapters.news import Arrival, Departure
+from engine.adapters.shelf import Kind
+from engine.inputs import StepInputs
+from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
+from engine.scheduler import ScheduledStep
+from engine.sequence import SlotTable
+from tests.engine import one_thread  # noqa: F401
+
+BLOCK_SIZE = 16
+WHAT_IS_READ = ("token_ids", "positions", "slot_mapping", "logit_rows", "query_starts", "context_lens", "sequence_ids")
+
+
+def a_step(num_tokens: tuple[int, ...], seed: int = 0) -> StepInputs:
+    rng = np.random.default_rng(seed)
+    table = SlotTable(len(num_tokens), 512, BLOCK_SIZE)
+    table.token_ids[:] = rng.integers(0, 1 << 20, table.token_ids.shape)
+    table.block_table[:] = rng.permutation(table.block_table.size).reshape(table.block_table.shape)
+    table.sequence_id[:] = rng.integers(0, 1 << 40, len(num_tokens))
+    table.num_computed[:] = rng.integers(0, 200, len(num_tokens))
+    table.length[:] = table.num_computed + np.array(num_tokens) + rng.integers(0, 2, len(num_tokens))
+    slots = np.arange(len(num_tokens), dtype=np.int32)
+    return inputs.build(ScheduledStep(slots, np.array(num_tokens, np.int32)), table)
+
+
+def through(*messages: bytes, num_bytes: int = 1 << 20) -> list[Any]:
+    """What is received of messages that come `num_bytes` at a time, until their sender leaves."""
+    ours, theirs = socket.socketpair()
+    data = b"".join(messages)
+
+    def send() -> None:
+        for first in range(0, len(data), num_bytes):
+            ours.sendall(data[first : first + num_bytes])
+        ours.close()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    received = []
+    with theirs:
+        while (step := receive_step(theirs)) is not None:
+            received.append(step)
+    sender.join()
+    return [*received, None]
+
+
+def assert_same(received: StepInputs | None, sent: StepInputs) -> None:
+    assert received is not None
+    for name in WHAT_IS_READ:
+        assert torch.equal(torch.as_tensor(getattr(received, name)), torch.as_tensor(getattr(sent, name))), name
+    width = received.block_tables.shape[1]
+    assert width == -(-int(sent.context_lens.max()) // BLOCK_SIZE)
+    assert np.array_equal(received.block_tables, sent.block_tables[:, :width])
+    assert received.num_decode_rows == sent.num_decode_rows
+    assert received.sampling.num_rows == 0
+
+
+@pytest.mark.parametrize("num_bytes", [1, 7, 1 << 20])
+def test_steps_arrive_in_order_and_whole(num_bytes: int) -> None:
+    steps = [a_step(tokens, seed) for seed, tokens in enumerate(((1,), (1, 1, 1), (1, 17), (5, 3), (1,) * 40))]
+    received = through(*(encode_step(step, BLOCK_SIZE) for step in steps), num_bytes=num_bytes)
+    assert len(received) == len(steps) + 1
+    for one, other in zip(received, steps, strict=False):
+        assert_same(one, other)
+
+
+def test_blocks_to_copy_come_with_the_step() -> None:
+    copies = np.array([[3, 9], [4, 1]], np.int32)
+    received, without, _ = through(
+        encode_step(replace(a_step((1, 2)), block_copies=copies, is_guessed=True), BLOCK_SIZE),
+        encode_step(a_step((1, 2)), BLOCK_SIZE),
+    )
+    assert received is not None
+    assert without is not None
+    assert received.is_guessed
+    assert received.block_copies is not None
+    assert np.array_equal(received.block_copies, copies)
+    assert without.block_copies is None
+    assert not without.is_guessed
+
+
+def test_blocks_to_wipe_come_in_a_steps_place() -> None:
+    step = a_step((1, 2))
+    wiped, received, _ = through(encode_wipe(np.array([3, 9], np.int32)), encode_step(step, BLOCK_SIZE))
+    assert isinstance(wiped, np.ndarray)
+    assert wiped.tolist() == [3, 9]
+    assert_same(received, step)
+
+
+def test_a_leader_that_leaves_in_the_middle_of_a_step_is_one_that_left() -> None:
+    message = encode_step(a_step((1, 17)), BLOCK_SIZE)
+    for length in (0, 5, 60, len(message) - 1):
+        assert through(message[:length]) == [None]
+
+
+@pytest.mark.parametrize("num_bytes", [7, 1 << 20])
+def test_adapters_come_and_go_between_steps_that_name_them(num_bytes: int) -> None:
+    step = replace(a_step((1, 5)), adapters=np.array([0, 7], np.int32))
+    matrices = {
+        "layers.0.mlp.up_proj": (torch.randn(3, 5).bfloat16(), torch.randn(4, 3).bfloat16()),
+        "layers.0.mlp.down_proj": (torch.randn(3, 4).bfloat16(), torch.randn(5, 3).bfloat16()),
+    }
+    arrival = Arrival(7, Kind(8, tuple(sorted(matrices))), 3, matrices)
+    messages = encode_news(arrival), encode_step(step, BLOCK_SIZE), encode_news(Departure(7))
+    come, heard, gone, end = through(*messages, num_bytes=num_bytes)
+    assert isinstance(come, Arrival)
+    assert (come.handle, come.kind, come.num_slots) == (7, arrival.kind, 3)
+    assert list(come.matrices) == list(matrices)
+    assert all(torch.equal(a, b) for name in matrices for a, b in zip(come.matrices[name], matrices[name], strict=True))
+    assert_same(heard, step)
+    assert heard is not None
+    assert heard.adapters is not None
+    assert heard.adapters.tolist() == [0, 7]
+    assert (gone, end) == (Departure(7), None)

@@ -1,0 +1,94 @@
+"""The frames between replica and rank: what goes in comes out, however the bytes are split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import EngineConfig
+from engine.protocol.tasks import Constraint, Sampling
+from engine.ranks import wire
+from engine.report import EngineStatus, StepReport
+from engine.sequence import SequenceRequest
+
+
+def request(**change: object) -> SequenceRequest:
+    values = {
+        "sequence_id": 7,
+        "prompt": np.arange(100, dtype=np.int32),
+        "sampling": Sampling(max_tokens=9, temperature=0.0, seed=2**63, logprobs=3),
+        "namespace": b"n" * 32,
+        "tenant": 2**62,
+        "stop_token_ids": (5, 6),
+        "constraint": Constraint("regex", "a+"),
+    }
+    return SequenceRequest(**(values | change))
+
+
+def report(num_rows: int, *, has_logprobs: bool) -> StepReport:
+    ids = np.arange(num_rows, dtype=np.int64) + 2**40
+    tokens, finishes = ids.astype(np.int32), (ids % 3).astype(np.uint8)
+    if not has_logprobs:
+        return StepReport(ids, tokens, finishes, tokens)
+    floats, tops = tokens.astype(np.float32), np.stack([tokens, tokens + 1], axis=1)
+    return StepReport(ids, tokens, finishes, tokens, floats, tops, tops.astype(np.float32))
+
+
+def test_a_request_survives_the_way():
+    sent = request()
+    came = wire.decode_request(wire.encode_request(sent))
+    assert np.array_equal(came.prompt, sent.prompt)
+    assert came.prompt.dtype == np.int32
+    assert (came.sampling, came.namespace, came.tenant) == (sent.sampling, sent.namespace, sent.tenant)
+    assert (came.sequence_id, came.stop_token_ids) == (7, (5, 6))
+    assert came.constraint == Constraint("regex", "a+")
+    assert wire.decode_request(wire.encode_request(request(constraint=None))).constraint is None
+
+
+def test_an_unreadable_request_still_says_whose_it_is_and_spoils_no_other():
+    raws = [wire.encode_request(request(sampling="warm")), wire.encode_request(request(sequence_id=8))]
+    work = wire.decode_work(wire.encode_frame(wire.Work(raws, [3]))[4:])
+    with pytest.raises(msgspec.DecodeError):
+        wire.decode_request(work.adds[0])
+    assert wire.sequence_id_of(work.adds[0]) == 7
+    assert wire.decode_request(work.adds[1]).sequence_id == 8
+    assert work.aborts == [3]
+
+
+@pytest.mark.parametrize("has_logprobs", [False, True])
+@pytest.mark.parametrize("num_rows", [0, 1, 200])
+def test_a_report_survives_the_way(num_rows: int, has_logprobs: bool):
+    sent, status = report(num_rows, has_logprobs=has_logprobs), EngineStatus(num_running=3, queued_tokens=10**12)
+    message = wire.decode_news(wire.encode_report(sent, status)[4:])
+    assert isinstance(message, wire.Stepped)
+    assert message.status == status
+    came = wire.decode_report(message)
+    for column in ("sequence_ids", "token_ids", "finishes", "num_cached"):
+        assert np.array_equal(getattr(came, column), getattr(sent, column))
+    if has_logprobs and num_rows:
+        assert np.array_equal(came.top_ids, sent.top_ids)
+        assert np.array_equal(came.top_logprobs, sent.top_logprobs)
+        assert np.array_equal(came.logprobs, sent.logprobs)
+    else:
+        assert came.logprobs is None
+
+
+def test_a_rank_s_arguments_survive_the_way():
+    config = EngineConfig(model_dir=Path("/models/x"), dtype="float32", num_blocks=9)
+    assert wire.decode_arguments(wire.encode_arguments(config, "rev")) == (config, "rev")
+
+
+@given(st.lists(st.integers(0, 3), max_size=5), st.data())
+def test_frames_come_out_whole_for_any_split(sizes: list[int], data: st.DataObject):
+    frames = [wire.encode_frame(wire.Work([], list(range(size)))) for size in sizes]
+    stream, reader, payloads = b"".join(frames), wire.FrameReader(), []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        payloads += reader.feed(stream[:cut])
+        stream = stream[cut:]
+    assert [wire.decode_work(payload).aborts for payload in payloads] == [list(range(n)) for n in sizes]

@@ -1,0 +1,63 @@
+"""Virtual token counters: who was served least goes next, and nobody saves up credit by staying away."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.scheduling.fairness import TenantCounters
+
+
+def test_weights_are_one_for_prompt_two_for_completion_and_a_tenth_for_cached_tokens():
+    counters = TenantCounters()
+    index = counters.join(7)
+    counters.charge_prompt(index, 100, 50)
+    counters.charge_completion(np.array([index, index], dtype=np.int32))
+    assert counters.served[index] == 100 + 5 + 4
+
+
+def test_a_tenant_keeps_its_counter_while_it_has_open_sequences():
+    counters = TenantCounters()
+    first = counters.join(7)
+    counters.charge_prompt(first, 100, 0)
+    assert counters.join(7) == first
+    counters.leave(first)
+    assert counters.join(7) == first
+    assert counters.served[first] == 100
+
+
+def test_a_newcomer_starts_level_with_the_least_served_of_the_active():
+    counters = TenantCounters()
+    busy, busier = counters.join(1), counters.join(2)
+    counters.charge_prompt(busy, 500, 0)
+    counters.charge_prompt(busier, 900, 0)
+    assert counters.served[counters.join(3)] == 500
+
+
+def test_returning_from_idle_forgives_no_debt_and_grants_no_credit():
+    counters = TenantCounters()
+    rich, other = counters.join(1), counters.join(2)
+    counters.charge_prompt(rich, 900, 0)
+    counters.charge_prompt(other, 500, 0)
+    counters.leave(rich)
+    assert counters.served[counters.join(1)] == 900
+    counters.leave(other)
+    counters.charge_prompt(rich, 900, 0)
+    assert counters.served[counters.join(2)] == 1800
+
+
+def test_after_everyone_left_a_newcomer_starts_where_the_last_one_stopped():
+    counters = TenantCounters()
+    index = counters.join(1)
+    counters.charge_prompt(index, 300, 0)
+    counters.leave(index)
+    assert counters.served[counters.join(2)] == 300
+
+
+def test_memory_for_idle_tenants_is_bounded():
+    counters = TenantCounters()
+    stays = counters.join(-1)
+    for tenant in range(10_000):
+        counters.leave(counters.join(tenant))
+    assert len(counters._index_of) < 5_000
+    assert len(counters.served) <= 8_192
+    assert counters.join(-1) == stays
