@@ -18,7 +18,7 @@ PYTEST := $(BIN)/python -m pytest
 # What needs no store, no model and no process of its own.
 FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tests/telemetry tests/engine/protocol \
   $(addprefix tests/engine/test_,$(addsuffix .py,block_manager scheduler sequence)) tests/engine/scheduling \
-  $(addprefix tests/gateway/test_,$(addsuffix .py,json_body placement routing)) \
+  $(addprefix tests/gateway/,http/test_json_body.py test_placement.py test_routing.py) \
   $(addprefix tests/catalog/test_,$(addsuffix .py,card manifest pricing safetensors_header schemas)) \
   $(addprefix tests/cli/test_,$(addsuffix .py,data_dir output readiness up_options)) tests/scripts
 

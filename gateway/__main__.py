@@ -18,7 +18,7 @@ import uvloop
 from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.app import build_app
-from gateway.batch_worker import working
+from gateway.batches.worker import working
 from gateway.server import BACKLOG, serve
 from gateway.services import open_services
 from gateway.settings import GatewaySettings

@@ -1,6 +1,6 @@
 """Table of contents: all routes and all middleware, in order, as data; and the one place where failures become answers.
 
-Inference routes run on plain ASGI (`exchange.py`, `pipeline.py`); the others are starlette endpoints.
+Inference routes run on plain ASGI (`http/exchange.py`, `pipeline.py`); the others are starlette endpoints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import BinaryIO
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import authentication, binding, pipeline, quotas
+from gateway import authentication, pipeline, quotas
 from gateway.api import (
     accounts,
     api_tokens,
@@ -41,11 +41,12 @@ from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.api.run_named import RUN_NAMED
 from gateway.call import Door
-from gateway.cors import Cors, preflight_headers
 from gateway.envelope import Dialect
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
-from gateway.exchange import Exchange, Headers, Receive, Scope, Send
-from gateway.guard import HeadGuard
+from gateway.http import binding
+from gateway.http.cors import Cors, preflight_headers
+from gateway.http.exchange import Exchange, Headers, Receive, Scope, Send
+from gateway.http.guard import HeadGuard
 from gateway.middleware import AccessLog, App, RequestIdentity
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
@@ -137,7 +138,7 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_account_token),
     *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),
     *_token_routes(ACCOUNT + "/tokens", Access.READ_ACCOUNT_TOKENS, Access.WRITE_ACCOUNT_TOKENS),
-    # What a Worker's AI binding asks of its one origin; `binding.py` says how it comes here.
+    # What a Worker's AI binding asks of its one origin; `http/binding.py` says how it comes here.
     Route("POST", "/run", Access.RUN_MODELS, BINDING_RUN),
     Route("POST", "/ai-gateway/run", Access.RUN_MODELS, BINDING_RUN),
     Route("GET", "/ai-api/models/search", Access.RUN_MODELS, models.search),

@@ -40,7 +40,7 @@ def credential_in(headers: Headers) -> Credential:
 
     An API token may also come as `x-api-key`, as Anthropic's clients send it, where there is no Authorization. Service
     keys are understood, and refused: none exist here. Tokens in the query or a cookie are not looked at; those in the
-    address of miniflare's proxy are a header by now (`binding.py`).
+    address of miniflare's proxy are a header by now (`http/binding.py`).
     """
     found: bytes | None = None
     key: bytes | None = None

@@ -16,9 +16,9 @@ from catalog.card import ModelCard
 from engine.protocol.outcome import Outcome
 from engine.protocol.responses import ResponseRequest
 from engine.protocol.tasks import TaskInput, TextEmbeddings, TextGeneration
-from gateway import json_body
-from gateway.exchange import Exchange
-from gateway.shapes import Shape
+from gateway.http import json_body
+from gateway.http.exchange import Exchange
+from gateway.shapes.shape import Shape
 from tenants.principal import Principal
 
 
@@ -85,7 +85,7 @@ class Door:
     model's name comes from the path, or else from the body's `model`. `schemas` name the files of `catalog/schemas/`
     that say what bodies and answers can be; none stands for every card's own. `open_body` makes of the bytes that came
     what `read` takes; `model_of` finds the model's name where it is in neither place. `takes_batches`: a body may also
-    be one of several requests, or about such a batch (`batch_body.py`)."""
+    be one of several requests, or about such a batch (`batches/body.py`)."""
 
     is_openai: bool
     read: Callable[[ModelCard, dict[str, Any]], Asked]

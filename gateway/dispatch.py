@@ -16,8 +16,8 @@ from msgspec import Struct
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed
 from gateway.call import Call
-from gateway.connections import Inbox, NodeLink, NodeLost, Overrun
 from gateway.errors import ClientLeft, Reason, Refusal
+from gateway.nodes.connections import Inbox, NodeLink, NodeLost, Overrun
 from telemetry import metrics
 
 MAX_ATTEMPTS = 2

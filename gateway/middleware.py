@@ -1,9 +1,9 @@
 """Request id and access log: small plain ASGI classes, outermost first in `app.py`.
 
-What each answer is to carry, and the status that it had, stand in the scope, where the server (`cycle.py`) reads and
-writes them: nothing is wrapped around what is sent.
+What each answer is to carry, and the status that it had, stand in the scope, where the server (`http/cycle.py`) reads
+and writes them: nothing is wrapped around what is sent.
 Limits on headers and body are checked where a refusal can be rendered and in the order the contract wants
-(`exchange.py`). Knows no route's meaning.
+(`http/exchange.py`). Knows no route's meaning.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from gateway.exchange import Receive, Scope, Send
+from gateway.http.exchange import Receive, Scope, Send
 from storage.columns import uuid7
 from telemetry import metrics
 

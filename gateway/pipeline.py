@@ -17,34 +17,27 @@ from msgspec import Struct, structs
 
 from catalog.registry import Resolved
 from engine.protocol.tasks import ChatMessage, TextGeneration
-from gateway import (
-    authentication,
-    background,
-    batch_body,
-    batch_now,
-    echo_tenant,
-    envelope,
-    idempotency,
-    json_body,
-    placement,
-    quotas,
-    streaming,
-)
+from gateway import authentication, echo_tenant, envelope, placement, quotas, streaming
 from gateway.admission import Place
 from gateway.asked_again import RETRY_HEADER, body_hash
-from gateway.batch_body import Poll, Queue, RunNow
-from gateway.batch_now import Ending, Group, ItemAnswer
+from gateway.batches import background
+from gateway.batches import body as batch_body
+from gateway.batches import synchronous as batch_now
+from gateway.batches.body import Poll, Queue, RunNow
+from gateway.batches.synchronous import Ending, Group, ItemAnswer
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
-from gateway.connections import NodeLink
 from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
-from gateway.exchange import Exchange
+from gateway.http import json_body
+from gateway.http.exchange import Exchange
 from gateway.joined_calls import JoinedCalls, Part
+from gateway.kept import idempotency
+from gateway.kept.responses import KeptEvents, ThreadOf
 from gateway.metering import Ledger, MeteredEvents
 from gateway.model_names import find_model
-from gateway.response_shape import response_id_of
+from gateway.nodes.connections import NodeLink
 from gateway.services import Services
-from gateway.threads import KeptEvents, ThreadOf
+from gateway.shapes.response import response_id_of
 from tenants.cache_namespace import fresh_namespace
 from tenants.principal import Principal
 

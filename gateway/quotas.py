@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from catalog.pricing import price_in_micro_neurons
 from gateway.call import Call, most_completion_tokens_of
 from gateway.errors import Reason, Refusal
-from gateway.exchange import Exchange, Headers
+from gateway.http.exchange import Exchange, Headers
 from gateway.services import Services
 from tenants.allowance import ACCOUNT_BUDGET, ALLOWANCE
 from tenants.principal import Principal

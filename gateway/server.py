@@ -1,6 +1,6 @@
 """The HTTP server under the app: uvicorn, with our connections and with signals that drain before they end.
 
-Knows signals, not requests; one client's connection is `connection.py`.
+Knows signals, not requests; one client's connection is `http/connection.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import uvicorn
 
-from gateway.connection import Connection
-from gateway.doorkeeper import Doorkeeper
+from gateway.http.connection import Connection
+from gateway.http.doorkeeper import Doorkeeper
 from gateway.middleware import App
 from gateway.services import Services
 

@@ -19,19 +19,19 @@ from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
 from gateway.asked_again import UsefulReplies
 from gateway.audit_heads import AuditHeads
-from gateway.batches import Batches
-from gateway.blocked_inputs import BlockedInputs
+from gateway.batches.queue import Batches
 from gateway.client_address import ClientAddress
-from gateway.documents import Documents
 from gateway.echo_tenant import EchoTenant
 from gateway.finetunes import Finetunes
-from gateway.idempotency import IdempotencyKeys
-from gateway.nodes import Nodes
-from gateway.outgoing import Outgoing
-from gateway.residency import Places
-from gateway.sealed import Sealer
+from gateway.kept.idempotency import IdempotencyKeys
+from gateway.kept.responses import Threads
+from gateway.kept.sealed import Sealer
+from gateway.markdown.conversion import Documents
+from gateway.nodes.blocked_inputs import BlockedInputs
+from gateway.nodes.residency import Places
+from gateway.nodes.snapshot import Nodes
 from gateway.settings import GatewaySettings, networks_in
-from gateway.threads import Threads
+from gateway.webhooks.outgoing import Outgoing
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -49,7 +49,7 @@ from tenants.token_verifier import TokenVerifier
 from tenants.usage_upkeep import Kept, UsageUpkeep
 
 if TYPE_CHECKING:
-    from gateway.operators import Operators
+    from gateway.operators.sign_in import Operators
 
 log = logging.getLogger(__name__)
 
@@ -276,6 +276,6 @@ def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemer
     """Only who is asked to let people sign in pays for what that needs."""
     if not settings.oidc_issuer:
         return None
-    from gateway.operators import Operators
+    from gateway.operators.sign_in import Operators
 
     return Operators(settings, database, ephemeral, SteadyClock(SYSTEM_CLOCK))

@@ -12,8 +12,8 @@ from typing import Protocol
 from engine.protocol.events import ChoiceEnded, Event, Failed, Finished, Started, Token, TokenLogprob, ToolCallDelta
 from engine.protocol.outcome import Outcome
 from gateway.errors import Reason, Refusal, failure, refusal_of
-from gateway.exchange import Exchange
-from gateway.shapes import Shape
+from gateway.http.exchange import Exchange
+from gateway.shapes.shape import Shape
 from storage.errors import StoreError
 
 COALESCE_S = 0.020

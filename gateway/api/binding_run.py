@@ -15,12 +15,12 @@ from urllib.parse import parse_qsl
 
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
-from gateway import binding, json_body
 from gateway.api.run import RUN
 from gateway.call import Asked, Door
 from gateway.errors import Reason, Refusal
-from gateway.exchange import Exchange
-from gateway.multipart import parse_form
+from gateway.http import binding, json_body
+from gateway.http.exchange import Exchange
+from gateway.http.multipart import parse_form
 
 _RAW = ""  # where a raw input lies until it has a name
 _TEXT_INPUTS = {"text-generation": "prompt", "text-embeddings": "text"}

@@ -14,7 +14,7 @@ from engine.protocol.completions import Completions, completions
 from engine.protocol.fields import BadInput, boolean
 from gateway.api.text_models import check_is_text
 from gateway.call import Asked, Call, Door
-from gateway.completion_shape import CompletionText
+from gateway.shapes.completion import CompletionText
 
 MAX_PROMPTS = 128
 _ANY_TOKEN_ID = 1 << 31  # which ids a model has, its node knows

@@ -11,7 +11,8 @@ from importlib import resources
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import envelope, openapi
+from gateway import envelope
+from gateway.openapi import document as openapi
 from gateway.routing import Route
 from gateway.services import Services
 
@@ -56,5 +57,5 @@ async def style(_services: Services, _request: Request) -> Response:
 
 
 def _file(name: str, media_type: str) -> Response:
-    content = resources.files("gateway").joinpath("pages", name).read_bytes()
+    content = resources.files("gateway.openapi").joinpath("pages", name).read_bytes()
     return Response(content, headers=_PAGE_HEADERS, media_type=media_type)

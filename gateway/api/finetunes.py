@@ -16,9 +16,10 @@ from catalog import finetunes, listed_finetunes
 from catalog.card import parse_model_id
 from catalog.errors import FinetuneError
 from catalog.finetunes import FILES, Finetune, Note
-from gateway import envelope, json_body, multipart
+from gateway import envelope
 from gateway.api.objects import principal_of
 from gateway.errors import Reason, Refusal
+from gateway.http import json_body, multipart
 from gateway.services import Services
 from tenants import audit
 

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import token_bodies
+from gateway.api import token_bodies
 from gateway.api.objects import answer, body_of, invalid, is_true, page_query, principal_of
 from gateway.errors import Reason, Refusal
 from gateway.services import Services

@@ -1,8 +1,8 @@
 """`A/ai/v1/responses/{id}`: a response told again, whole or as events, its input, its cancellation and its end, while
 responses are kept.
 
-What is kept, for how long and under which key is `threads.py`'s, how one in the background stands `background.py`'s;
-whose it is says the account in the path.
+What is kept, for how long and under which key is `kept/responses.py`'s, how one in the background stands
+`batches/background.py`'s; whose it is says the account in the path.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway import background, envelope
+from gateway import envelope
 from gateway.api.objects import invalid, is_true, principal_of, whole_number
+from gateway.batches import background
 from gateway.call import Record
 from gateway.errors import Reason, Refusal
-from gateway.exchange import Exchange
+from gateway.http.exchange import Exchange
 from gateway.services import Services
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")

@@ -14,7 +14,7 @@ from catalog.schemas import input_schema
 from engine.protocol.anthropic import message_request
 from gateway.api.text_models import check_is_text
 from gateway.call import Asked, Door
-from gateway.message_shape import CountedTokens
+from gateway.shapes.message import CountedTokens
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -10,7 +10,7 @@ from engine.protocol.anthropic import message_request
 from engine.protocol.fields import boolean
 from gateway.api.text_models import check_is_text
 from gateway.call import Asked, Door
-from gateway.message_shape import MessageText
+from gateway.shapes.message import MessageText
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import envelope, json_body
+from gateway import envelope
 from gateway.errors import Reason, Refusal
-from gateway.exchange import Exchange
+from gateway.http import json_body
+from gateway.http.exchange import Exchange
 from gateway.services import Services
 from tenants.principal import Principal
 

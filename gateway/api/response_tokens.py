@@ -16,7 +16,7 @@ from catalog.schemas import input_schema
 from engine.protocol.responses import response_request
 from gateway.api.text_models import check_is_text
 from gateway.call import Asked, Door
-from gateway.response_shape import CountedInput
+from gateway.shapes.response import CountedInput
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

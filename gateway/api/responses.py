@@ -12,7 +12,7 @@ from engine.protocol.responses import response_request
 from gateway import envelope
 from gateway.api.text_models import check_format, check_is_text
 from gateway.call import Asked, Call, Door, Record
-from gateway.response_shape import ResponseText, input_items
+from gateway.shapes.response import ResponseText, input_items
 
 
 def read_response(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:

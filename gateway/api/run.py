@@ -9,13 +9,13 @@ from typing import Any
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
 from engine.protocol.fields import boolean
-from gateway import native
 from gateway.api.chat_completions import read_chat
 from gateway.api.completions import read_completion
 from gateway.api.responses import read_response
 from gateway.call import Asked, Door
 from gateway.errors import Reason, Refusal
-from gateway.shapes import NativeEmbeddings, NativeText
+from gateway.shapes import native_bodies as native
+from gateway.shapes.shape import NativeEmbeddings, NativeText
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from catalog.card import ModelCard
-from gateway import json_body
 from gateway.api.run import RUN
 from gateway.call import Asked
 from gateway.errors import Reason, Refusal
-from gateway.exchange import Exchange
+from gateway.http import json_body
+from gateway.http.exchange import Exchange
 
 
 def open_body(_exchange: Exchange, body: bytes) -> dict[str, Any]:

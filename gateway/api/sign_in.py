@@ -27,7 +27,7 @@ async def begin(services: Services, _request: Request) -> Response:
     """Go to the provider."""
     if services.operators is None:
         raise Refusal(Reason.NO_ROUTE)
-    from gateway.operators import ATTEMPT_COOKIE, ATTEMPT_S
+    from gateway.operators.sign_in import ATTEMPT_COOKIE, ATTEMPT_S
 
     url, kept = await services.operators.begin()
     response = Response(status_code=302, headers={**_PRIVATE, "location": url})
@@ -40,7 +40,7 @@ async def finish(services: Services, request: Request) -> Response:
     """Come back from the provider: a new session, whatever session there was."""
     if services.operators is None:
         raise Refusal(Reason.NO_ROUTE)
-    from gateway.operators import ATTEMPT_COOKIE, SESSION_COOKIE, cookie_in
+    from gateway.operators.sign_in import ATTEMPT_COOKIE, SESSION_COOKIE, cookie_in
 
     query = request.query_params
     if len(query) != len(query.multi_items()):
@@ -71,7 +71,7 @@ async def end(services: Services, request: Request) -> Response:
     """Sign out, at every gateway at once."""
     if services.operators is None:
         raise Refusal(Reason.NO_ROUTE)
-    from gateway.operators import SESSION_COOKIE
+    from gateway.operators.sign_in import SESSION_COOKIE
 
     cookie = _cookie(request)
     found = await services.operators.session_of(request.method, request.headers.raw, cookie)
@@ -85,7 +85,7 @@ async def end(services: Services, request: Request) -> Response:
 
 def _cookie(request: Request) -> str:
     """Raises Refusal where there is none."""
-    from gateway.operators import SESSION_COOKIE, cookie_in
+    from gateway.operators.sign_in import SESSION_COOKIE, cookie_in
 
     cookie = cookie_in(request.headers.raw, SESSION_COOKIE)
     if not cookie:

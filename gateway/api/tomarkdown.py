@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import documents, documents_usage, envelope, json_body, multipart, quotas
+from gateway import envelope, quotas
 from gateway.api.objects import principal_of
-from gateway.documents import Ask
-from gateway.documents_usage import TASK
 from gateway.errors import ClientLeft, Reason, Refusal
-from gateway.exchange import Exchange
+from gateway.http import json_body, multipart
+from gateway.http.exchange import Exchange
+from gateway.markdown import conversion as documents
+from gateway.markdown import usage as documents_usage
+from gateway.markdown.conversion import Ask
+from gateway.markdown.usage import TASK
 from gateway.services import Services
 
 _FORM_OVERHEAD_BYTES = 256 * 1024

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from gateway.api.objects import answer, body_of, invalid, principal_of, shown_time
 from gateway.errors import Reason, Refusal
 from gateway.services import Services
-from gateway.webhook_signature import secret_text
+from gateway.webhooks.signature import secret_text
 from tenants import webhook_keys
 from tenants.webhook_keys import WebhookKey
 

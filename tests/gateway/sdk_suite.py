@@ -4,8 +4,8 @@ its files need; `make test-full` makes both in `.venv-clients`.
 
 The suite's account, email and global key are made in a database of this run's own, as the gateway's test tenant, and
 in it the finetune that the suite brings files to. The suite deletes one account, and makes a finetune of one name, many
-times over: before each time `sdk_tenant.py`, which pytest loads beside the suite, has the account be there again and
-the name free. Runs the files of every family whose routes there are.
+times over: before each time `tests/clients/python/sdk_tenant.py`, which pytest loads beside the suite, has the account
+be there again and the name free. Runs the files of every family whose routes there are.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ FAMILIES = (
     "ai/test_finetunes.py", "ai/finetunes", "ai/test_to_markdown.py",
 )  # fmt: skip
 KNOWN = Path(__file__).with_name("sdk_suite_known.txt")
+PLUGINS = Path(__file__).parents[1] / "clients/python"
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def run(folder: Path, python: Path, arguments: list[str]) -> Report:
         environ = os.environ | {
             "TEST_API_BASE_URL": gateway.base_url,
             "SDK_TENANT_URL": stack.enter_context(renewing(site, gateway.base_url, user_id)),
-            "PYTHONPATH": os.pathsep.join(["src", str(Path(__file__).parent)]),
+            "PYTHONPATH": os.pathsep.join(["src", str(PLUGINS)]),
         }
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "sdk_tenant", "-q"]
         files = arguments or [f"tests/api_resources/{family}" for family in FAMILIES]

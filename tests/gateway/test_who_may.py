@@ -19,10 +19,10 @@ from starlette.responses import Response
 
 from bench import figures
 from gateway import app as gateway_app
-from gateway import openapi
 from gateway.app import ROUTES
 from gateway.call import Door
 from gateway.echo_tenant import ECHOING_MODEL
+from gateway.openapi import document as openapi
 from gateway.services import Services, open_services
 from gateway.settings import GatewaySettings
 from storage.database import Database

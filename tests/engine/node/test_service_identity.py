@@ -21,7 +21,7 @@ from engine.node.server import GatewayDoor
 from engine.node.settings import NodeSettings
 from engine.protocol import wire
 from engine.protocol.status import NodeStatus
-from gateway.connections import NodeLink
+from gateway.nodes.connections import NodeLink
 from telemetry.settings import read_settings
 from tenants import service_identity, service_ring
 from tenants.service_identity import ServiceIdentity

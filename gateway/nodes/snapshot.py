@@ -1,0 +1,226 @@
+"""Snapshot of living nodes and replicas, refreshed in the background.
+
+Presence in Redis says which nodes exist and what they hold; the connections say which can be reached. While Redis is
+away the last known nodes stay, as long as their connections do. Knows no call, and does not choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from catalog.card import ModelCard
+from engine.protocol import wire
+from engine.protocol.status import NodeStatus, ReplicaStatus
+from gateway.nodes.connections import NodeLink
+from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
+from telemetry import metrics
+
+if TYPE_CHECKING:
+    from tenants.service_identity import ServiceIdentity
+
+log = logging.getLogger(__name__)
+
+PRESENCE_KIND = "nodes"
+REFRESH_INTERVAL_S = 0.5
+
+_ADDRESS = re.compile(r"unix:///\S+|tcp://\S+:[0-9]{1,5}")
+_decode_status = msgspec.json.Decoder(NodeStatus).decode
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One node that could take a call for one model version."""
+
+    link: NodeLink
+    pop: str
+    is_hot: bool
+    is_loading: bool
+    reported_tokens: int
+    proven_pop: str = ""  # "" where it has proven none
+    num_waiting: int = 0
+
+    @property
+    def node_id(self) -> str:
+        return self.link.node_id
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a call would run at once, as the node last reported."""
+        return self.is_hot and not self.num_waiting
+
+    @property
+    def load_tokens(self) -> int:
+        """Tokens queued there: what it last reported, or what we alone have sent it since."""
+        return max(self.reported_tokens, self.link.tokens_in_flight)
+
+
+class Nodes:
+    """Every node this gateway knows, and its links to them."""
+
+    def __init__(
+        self,
+        ephemeral: Ephemeral,
+        *,
+        cluster_secret: bytes,
+        sender: str,
+        tls: ssl.SSLContext | None = None,
+        identity: ServiceIdentity | None = None,
+    ) -> None:
+        self._ephemeral = ephemeral
+        self._identity = identity
+        self._tls = tls
+        self._cluster_secret = cluster_secret
+        self._sender = sender
+        self._statuses: dict[str, NodeStatus] = {}
+        self._links: dict[str, NodeLink] = {}
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._num_hot: Counter[str] = Counter()
+        self._candidates: dict[tuple[str, str], tuple[Candidate, ...]] = {}
+
+    def candidates(self, card: ModelCard) -> tuple[Candidate, ...]:
+        """The reachable nodes that hold this version or could load it, in no order."""
+        key = (card.name, card.revision)
+        found = self._candidates.get(key)
+        if found is None:
+            found = self._candidates[key] = tuple(self._find(card))
+        return found
+
+    def _find(self, card: ModelCard) -> list[Candidate]:
+        found = []
+        for node_id, status in self._statuses.items():
+            link = self._links.get(node_id)
+            if link is None or not link.is_open or status.is_draining:
+                continue
+            replica = _replica(status, card)
+            if replica is None and card.task_slug not in status.tasks:
+                continue
+            if replica is not None and replica.state in ("draining", "failed"):
+                continue
+            found.append(
+                Candidate(
+                    link=link,
+                    pop=status.pop,
+                    is_hot=replica is not None and replica.state == "hot",
+                    is_loading=replica is not None and replica.state == "loading",
+                    reported_tokens=0 if replica is None else replica.queued_tokens,
+                    proven_pop=link.proven_pop,
+                    num_waiting=0 if replica is None else replica.num_waiting,
+                )
+            )
+        return found
+
+    def hot_models(self) -> list[str]:
+        """Names of the models that a reachable node can answer with right now."""
+        return sorted(self._num_hot)
+
+    @property
+    def num_reachable(self) -> int:
+        return sum(link.is_open for link in self._links.values())
+
+    async def run(self) -> None:
+        """Refresh until cancelled."""
+        was_away = False
+        while True:
+            try:
+                await self.refresh()
+                was_away = False
+            except StoreUnavailable:
+                if not was_away:
+                    log.warning("presence cannot be read; keeping the nodes last known")
+                was_away = True
+            await asyncio.sleep(REFRESH_INTERVAL_S)
+
+    async def refresh(self) -> None:
+        """Read presence once. Raises StoreUnavailable, and then everything stays as it was."""
+        present = {}
+        for node_id, payload in (await self._ephemeral.present(PRESENCE_KIND)).items():
+            status = _read(node_id, payload)
+            if status is not None:
+                present[node_id] = status
+        for node_id, status in present.items():
+            self._know(node_id, status)
+        for node_id in [known for known in self._statuses if known not in present]:
+            if not self._links[node_id].is_open:
+                self._forget(node_id)
+        self._on_change()
+
+    def _know(self, node_id: str, status: NodeStatus) -> None:
+        link = self._links.get(node_id)
+        proven_pop = status.pop if status.is_pop_proven else ""
+        if link is not None and not link.is_open and (link.address, link.proven_pop) != (status.address, proven_pop):
+            self._forget(node_id)
+            link = None
+        self._statuses[node_id] = status
+        if link is None:
+            secret = self._cluster_secret  # none where service tokens alone are believed
+            link = NodeLink(
+                node_id,
+                status.address,
+                secret=wire.pop_key(secret, proven_pop) if proven_pop and secret else secret,
+                sender=self._sender,
+                on_change=self._on_change,
+                tls=self._tls,
+                proven_pop=proven_pop,
+                identity=self._identity,
+            )
+            self._links[node_id] = link
+            self._jobs[node_id] = asyncio.create_task(link.run(), name=f"link to {node_id}")
+
+    def _forget(self, node_id: str) -> None:
+        del self._statuses[node_id]
+        del self._links[node_id]
+        self._jobs.pop(node_id).cancel()
+
+    def _on_change(self) -> None:
+        self._candidates = {}
+        metrics.NODES_ALIVE.set(self.num_reachable)
+        gone = self._num_hot.keys()
+        self._num_hot = self._count_hot()
+        for model in gone | self._num_hot.keys():
+            metrics.HOT_REPLICAS.labels(model).set(self._num_hot[model])
+
+    def _count_hot(self) -> Counter[str]:
+        """Hot replicas on reachable nodes, by model."""
+        return Counter(
+            replica.model
+            for node_id, status in self._statuses.items()
+            if not status.is_draining and self._links[node_id].is_open
+            for replica in status.replicas
+            if replica.state == "hot"
+        )
+
+    async def close(self) -> None:
+        """Drop every connection."""
+        jobs = list(self._jobs.values())
+        for node_id in list(self._statuses):
+            self._forget(node_id)
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+
+def _replica(status: NodeStatus, card: ModelCard) -> ReplicaStatus | None:
+    for replica in status.replicas:
+        if replica.model == card.name and replica.revision == card.revision:
+            return replica
+    return None
+
+
+def _read(node_id: str, payload: bytes) -> NodeStatus | None:
+    """A node's status, or None when it is not one that we could use."""
+    try:
+        status = _decode_status(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        log.warning("a node's presence is unreadable", extra={"node_id": node_id})
+        return None
+    if status.node_id != node_id or not _ADDRESS.fullmatch(status.address):
+        log.warning("a node's presence makes no sense", extra={"node_id": node_id})
+        return None
+    return status

@@ -1,0 +1,97 @@
+"""What an exchange holds on to, without a server."""
+
+import gc
+import weakref
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from gateway import app
+from gateway.echo_tenant import EchoTenant
+from gateway.http.exchange import Exchange
+from gateway.routing import Access, Route
+from storage.errors import StoreUnavailable
+
+
+class SilentConnection:
+    """A client that is there and says nothing."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def when_lost(self, callback: Any) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Unhurried:
+    """Nothing can be done at once: the two callables of ASGI do it all."""
+
+    def take_body(self) -> None:
+        return None
+
+    def write_whole(self, _status: int, _headers: Any, _body: bytes) -> bool:
+        return False
+
+    def write_chunk(self, _data: bytes) -> bool:
+        return False
+
+
+def exchange() -> Exchange:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(_message: Any) -> None:
+        pass
+
+    scope = {
+        "hearth.request_id": "x", "headers": [], "raw_path": b"/", "query_string": b"",
+        "hearth.connection": SilentConnection(), "hearth.cycle": Unhurried(),
+    }  # fmt: skip
+    return Exchange(scope, receive, send)
+
+
+async def test_a_stream_whose_client_left_leaves_nothing_behind():
+    abandoned = exchange()
+    await abandoned.start_stream(client_stall_timeout_s=30)
+    abandoned.close()
+    remembered = weakref.ref(abandoned)
+    del abandoned
+    gc.collect()
+    assert remembered() is None
+
+
+async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch: pytest.MonkeyPatch):
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"one,two\n"
+        raise StoreUnavailable("the database is away")
+
+    async def export(_services: Any, _request: Request) -> Response:
+        return StreamingResponse(pieces(), media_type="text/csv")
+
+    monkeypatch.setattr(app, "ROUTES", (Route("GET", "/export", Access.PUBLIC, export),))
+    settings = SimpleNamespace(cors_origins="", has_access_log=False, pop="local", allowed_hosts="")
+    built = app.build_app(SimpleNamespace(settings=settings, echo_tenant=EchoTenant("")))  # type: ignore[arg-type]
+    connection, sent = SilentConnection(), []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "http_version": "1.1", "path": "/export",
+        "raw_path": b"/export", "query_string": b"", "headers": [(b"host", b"x")], "hearth.connection": connection,
+        "hearth.cycle": Unhurried(),
+    }  # fmt: skip
+    await built(scope, receive, send)
+    assert [message.get("body") for message in sent] == [None, b"one,two\n"]
+    assert sent[-1]["more_body"], "the answer has no end"
+    assert connection.is_aborted

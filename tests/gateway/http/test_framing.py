@@ -1,0 +1,455 @@
+"""The HTTP layer against raw sockets: what is ambiguous, malformed or too slow is refused, and the connection closed.
+
+Rows of the platform's matrix for HTTP. After each bad request a second, good one is sent on the same connection: it is
+never answered, so nothing of it was run.
+"""
+
+import json
+import re
+import signal
+import socket
+import time
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tests.gateway.process import PARROT
+from tests.gateway.site import Running
+from tests.waiting import wait_until_blocking
+
+SMUGGLED = b"GET /smuggled HTTP/1.1\r\nHost: x\r\n\r\n"
+BODY = b'{"prompt": "x"}'
+
+
+ELSEWHERE = ("storage.", "tenants.", "gateway.nodes.")  # slow stores and nodes, on a busy machine
+
+
+def exchanged(running: Running, *parts: bytes, timeout_s: float = 5.0) -> bytes:
+    """All that the gateway says until it closes the connection."""
+    with closing(socket.create_connection(("127.0.0.1", running.gateway.port), timeout=timeout_s)) as connection:
+        heard = b""
+        try:
+            for part in parts:
+                connection.sendall(part)
+            while data := connection.recv(65536):
+                heard += data
+        except ConnectionError:
+            pass
+        return heard
+
+
+def post(
+    running: Running, *lines: bytes, version: bytes = b"HTTP/1.1", body: bytes = BODY, host: bytes = b"x"
+) -> bytes:
+    """A request to run a model, with these header lines besides a Host and a credential."""
+    head = [
+        b"POST /client/v4/accounts/%s/ai/run/%s %s" % (running.tenants.account_id.encode(), PARROT.encode(), version),
+        b"Host: " + host,
+        b"Authorization: " + running.headers()["Authorization"].encode(),
+        *lines,
+    ]
+    return b"\r\n".join(head) + b"\r\n\r\n" + body
+
+
+def statuses(heard: bytes) -> list[int]:
+    """Of every answer in what was heard."""
+    return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d{3}) ", heard)]
+
+
+LENGTH = b"Content-Length: %d" % len(BODY)
+CHUNKED_BODY = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY)
+
+
+@pytest.mark.parametrize(
+    ("lines", "body"),
+    [
+        ([LENGTH, b"Transfer-Encoding: chunked"], CHUNKED_BODY),
+        ([b"Transfer-Encoding: chunked", LENGTH], CHUNKED_BODY),
+        ([LENGTH, LENGTH], BODY),
+        ([LENGTH, b"Content-Length: 0"], BODY),
+        ([b"Content-Length: 15, 15"], BODY),
+        ([b"Content-Length: 15,"], BODY),
+        ([b"Content-Length: +15"], BODY),
+        ([b"Content-Length: -1"], BODY),
+        ([b"Content-Length: 0xf"], BODY),
+        ([b"Content-Length: 1e1"], BODY),
+        ([b"Content-Length: " + b"0" * 38 + b"15"], BODY),
+        ([b"Content-Length: 1" + b"0" * 39], BODY),
+        ([b"Content-Length:"], BODY),
+        ([b"Content-Length: 1 5"], BODY),
+        ([b"Transfer-Encoding: gzip, chunked"], CHUNKED_BODY),
+        ([b"Transfer-Encoding: chunked, chunked"], CHUNKED_BODY),
+        ([b"Transfer-Encoding: chunked", b"Transfer-Encoding: chunked"], CHUNKED_BODY),
+        ([b"Transfer-Encoding: chunked", b"Transfer-Encoding: identity"], CHUNKED_BODY),
+        ([b"Transfer-Encoding: identity"], BODY),
+        ([b"Transfer-Encoding: xchunked"], CHUNKED_BODY),
+        ([b"Transfer-Encoding: chunkedx"], CHUNKED_BODY),
+        ([b"Transfer-Encoding: \x0bchunked"], CHUNKED_BODY),
+        ([b"Transfer-Encoding:"], BODY),
+        ([b"Transfer-Encoding : chunked"], CHUNKED_BODY),
+    ],
+    ids=repr,
+)
+def test_a_length_that_can_be_read_in_two_ways_is_refused(running: Running, lines: list[bytes], body: bytes):
+    before = running.site.num_executes
+    heard = exchanged(running, post(running, *lines, body=body) + SMUGGLED)
+    assert len(statuses(heard)) == 1, heard
+    assert statuses(heard)[0] in (400, 501)
+    assert running.site.num_executes == before
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"xyz\r\n" + BODY + b"\r\n0\r\n\r\n",
+        b"-f\r\n" + BODY + b"\r\n0\r\n\r\n",
+        b"f" * 17 + b"\r\n" + BODY + b"\r\n0\r\n\r\n",
+        b"f\r\n" + BODY + b"XX0\r\n\r\n",
+        b"f\r\n" + BODY + b"\r\n0\n\n",
+        b"f\n" + BODY + b"\n0\n\n",
+        b"0xf\r\n" + BODY + b"\r\n0\r\n\r\n",
+        b" f\r\n" + BODY + b"\r\n0\r\n\r\n",
+    ],
+    ids=repr,
+)
+def test_bad_chunks_are_refused(running: Running, body: bytes):
+    before = running.site.num_executes
+    heard = exchanged(running, post(running, b"Transfer-Encoding: chunked", body=body) + SMUGGLED)
+    assert statuses(heard) in ([400], [])
+    assert running.site.num_executes == before
+
+
+def test_what_follows_a_body_is_no_header(running: Running):
+    trailers = b"x-session-affinity: no grammar!\r\nAuthorization: Bearer x\r\n"
+    body = CHUNKED_BODY[:-2] + trailers + b"\r\n"
+    heard = exchanged(running, post(running, b"Transfer-Encoding: chunked", b"Connection: close", body=body))
+    assert statuses(heard) == [200]
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [b"f;" + b"x" * 120_000, b"1;%s\r\n \r\n" % (b"x" * 20) * 9_000, CHUNKED_BODY[:-2] + b"X: " + b"y" * 120_000],
+    ids=["extension", "small chunks with extensions", "trailer"],
+)
+def test_framing_that_outgrows_its_body_costs_the_connection(running: Running, flood: bytes):
+    before = running.site.num_executes
+    request = post(running, b"Transfer-Encoding: chunked", body=flood)
+    # Before it is given up for being slow (408), unless the machine is; what still arrives may take the answer with it.
+    assert any(statuses(exchanged(running, request)) in ([431], []) for _ in range(5))
+    assert running.site.num_executes == before
+
+
+def test_small_chunks_are_a_body_too(running: Running):
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in BODY + b" " * 5000) + b"0\r\n\r\n"
+    heard = exchanged(running, post(running, b"Transfer-Encoding: chunked", b"Connection: close", body=chunks))
+    assert statuses(heard) == [200]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"X-A : 1"],
+        [b"X-A\t: 1"],
+        [b"no colon"],
+        [b": empty"],
+        [b"X-\x00A: 1"],
+        [b"X-A: a\x00b"],
+        [b"X-A: a\nX-B: b"],
+        [b"X-A: a\rb"],
+        [b"X-A: 1", b" folded"],
+        [b"X\xe9: 1"],
+    ],
+    ids=repr,
+)
+def test_header_lines_that_are_none_are_refused(running: Running, lines: list[bytes]):
+    before = running.site.num_executes
+    heard = exchanged(running, post(running, *lines, LENGTH) + SMUGGLED)
+    assert statuses(heard) in ([400], [])
+    assert running.site.num_executes == before
+
+
+@pytest.mark.parametrize(
+    "host",
+    [b"", b"a/b", b"a?b", b"a#b", b"u@b", b"a b", b"a\tb", b"a:port", b"[::1", b"a\\b", b"a,b", b"a:1:2"],
+    ids=repr,
+)
+def test_a_host_that_is_none_is_refused(running: Running, host: bytes):
+    assert statuses(exchanged(running, post(running, LENGTH, host=host) + SMUGGLED)) == [400]
+
+
+@pytest.mark.parametrize(
+    "host", [b"x", b"a.example:8787", b"127.0.0.1:1", b"[::1]:8787", b"a_b.c", b"xn--bcher-kva.example."]
+)
+def test_a_host_may_be_any_name_or_address(running: Running, host: bytes):
+    assert statuses(exchanged(running, post(running, LENGTH, b"Connection: close", host=host))) == [200]
+
+
+def test_exactly_one_host(running: Running):
+    two = post(running, b"Host: x", LENGTH)
+    none = post(running, LENGTH).replace(b"Host: x\r\n", b"")
+    for request in (two, none):
+        assert statuses(exchanged(running, request + SMUGGLED)) == [400]
+
+
+@pytest.mark.parametrize(
+    "version", [b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.2", b"HTTP/3.0", b"HTTP/9.9", b"http/1.1", b"HTTP/1", b"XTTP/1.1"]
+)
+def test_other_versions_are_refused(running: Running, version: bytes):
+    heard = exchanged(running, post(running, LENGTH, version=version) + SMUGGLED)
+    assert statuses(heard) == [505 if re.fullmatch(rb"HTTP/\d\.\d", version) else 400]
+
+
+def test_version_1_0_is_served_and_closed(running: Running):
+    heard = exchanged(running, post(running, LENGTH, version=b"HTTP/1.0") + SMUGGLED)
+    assert statuses(heard) == [200]
+    assert b"connection: close" in heard.lower()
+
+
+@pytest.mark.parametrize("method", [b"TRACE", b"CONNECT", b"BREW", b"PROPFIND", b"M-SEARCH", b"get"])
+def test_methods_that_no_route_has(running: Running, method: bytes):
+    request = post(running, b"Content-Length: 0", b"Connection: close", body=b"").replace(b"POST", method, 1)
+    assert statuses(exchanged(running, request))[0] in ((400, 501) if method == b"get" else (405, 501))
+
+
+def test_connect_to_an_authority_is_refused(running: Running):
+    assert statuses(exchanged(running, b"CONNECT a.example:443 HTTP/1.1\r\nHost: a.example\r\n\r\n" + SMUGGLED))[0] in (
+        400,
+        405,
+        501,
+    )
+
+
+@pytest.mark.parametrize("upgrade", [b"websocket", b"h2c", b"TLS/1.0"])
+def test_an_upgrade_is_ignored_and_what_follows_is_not_run(running: Running, upgrade: bytes):
+    lines = (
+        b"Connection: Upgrade",
+        b"Upgrade: " + upgrade,
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        b"Sec-WebSocket-Version: 13",
+    )
+    heard = exchanged(running, post(running, *lines, LENGTH), SMUGGLED)
+    assert statuses(heard) in ([200], [426])
+    heard = exchanged(running, b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + b"\r\n".join(lines) + b"\r\n\r\n", SMUGGLED)
+    assert statuses(heard) in ([200], [426])
+
+
+def test_an_unknown_expectation_is_refused(running: Running):
+    assert statuses(exchanged(running, post(running, b"Expect: 200-ok", LENGTH) + SMUGGLED)) == [417]
+    continued = exchanged(running, post(running, b"Expect: 100-continue", b"Connection: close", LENGTH))
+    assert statuses(continued) == [100, 200]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
+        bytes(range(256)),
+        b"\r\n\r\n\x00\x00",
+        b"\xff" * 4096,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"*1\r\n$4\r\nPING\r\n",
+    ],
+    ids=lambda data: repr(data[:12]),
+)
+def test_what_is_no_http_is_refused(running: Running, data: bytes):
+    assert all(status in (400, 405, 501, 505) for status in statuses(exchanged(running, data)))
+
+
+def test_what_cannot_be_read_is_told_in_the_envelope_with_an_id(running: Running):
+    head, _, body = exchanged(running, b"\xff\xff").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"\r\nx-request-id: " in head
+    assert json.loads(body)["errors"][0]["code"] == 3003
+
+
+def test_what_comes_after_an_answer_is_ready_does_not_spoil_it(running: Running):
+    heard = exchanged(running, post(running, LENGTH) + b"\x00 garbage\r\n\r\n")
+    assert statuses(heard) in ([200], [200, 400])
+
+
+@pytest.mark.parametrize(
+    ("request_line", "lines", "expected"),
+    [
+        (b"GET /healthz?" + b"x" * 9000, [], (414, 3006)),
+        (b"GET /healthz", [b"X-%d: y" % i for i in range(120)], (431, 3006)),
+        (b"GET /healthz", [b"X: " + b"y" * 33_000], (431, 3006)),
+        (b"GET /healthz", [b"X: " + b"y" * 1_000_000], (431, 3006)),
+        (b"GET /" + b"x" * 1_000_000, [], (414, 3006)),
+        (b"GET /healthz?" + b"x" * 40_000, [], (414, 3006)),
+        (b"GET /healthz?" + b"x" * 70_000, [], (414, 3006)),
+        (b"GET /healthz?" + b"x" * 100_000, [], (414, 3006)),
+    ],
+    ids=["target", "many headers", "large headers", "endless header", "endless target", "40 KB", "70 KB", "100 KB"],
+)
+def test_a_head_that_is_too_large_costs_the_connection(
+    running: Running, request_line: bytes, lines: list[bytes], expected
+):
+    head = b"\r\n".join([request_line + b" HTTP/1.1", b"Host: x", *lines]) + b"\r\n\r\n"
+    heard = exchanged(running, head + SMUGGLED)
+    if heard:  # what is still arriving when the connection is closed may take the answer with it
+        assert statuses(heard) == [expected[0]]
+        assert b'"code":%d' % expected[1] in heard
+
+
+def test_a_client_of_http_1_0_is_sent_no_chunks(running: Running):
+    body = b'{"prompt": "x", "stream": true}'
+    heard = exchanged(running, post(running, b"Content-Length: %d" % len(body), version=b"HTTP/1.0", body=body))
+    head, _, stream = heard.partition(b"\r\n\r\n")
+    assert statuses(head) == [200]
+    assert b"transfer-encoding" not in head.lower()
+    assert stream.startswith(b"data: {")
+    assert stream.endswith(b"}\n\ndata: [DONE]\n\n")
+    whole = exchanged(running, post(running, LENGTH, version=b"HTTP/1.0"))
+    assert json.loads(whole.partition(b"\r\n\r\n")[2])["success"] is True
+
+
+def test_half_a_head_is_given_up_in_time_however_slowly_it_goes_on(running: Running):
+    started_s = time.monotonic()
+    with ExitStack() as stack:
+        opened = [
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", running.gateway.port), 5)))
+            for _ in range(30)
+        ]
+        for connection in opened[:20]:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+        for connection in opened[20:29]:
+            connection.sendall(b"\r\n")
+        for _ in range(5):
+            time.sleep(0.1)
+            opened[0].sendall(b"y")
+        heard = [connection.recv(65536) for connection in opened]
+    assert 1.0 <= time.monotonic() - started_s < 4
+    assert {tuple(statuses(answer)) for answer in heard[:20]} == {(408,)}
+    assert heard[29] == b""
+
+
+def test_a_kept_connection_that_begins_another_head_is_watched_too(running: Running):
+    started_s = time.monotonic()
+    heard = exchanged(running, b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n", b"GET /he")
+    assert statuses(heard) == [200, 408]
+    assert time.monotonic() - started_s < 4
+
+
+def test_a_body_that_comes_after_its_refusal_is_no_head(running: Running):
+    refused = post(running, LENGTH, body=b"").replace(b"Bearer ", b"Bearer x")
+    with closing(socket.create_connection(("127.0.0.1", running.gateway.port), timeout=5)) as connection:
+        connection.sendall(refused)
+        heard = connection.recv(65536)
+        while b'"messages":[]' not in heard:
+            heard += connection.recv(65536)
+        assert statuses(heard) == [400]
+        connection.sendall(BODY)
+        time.sleep(1.8)  # longer than a head may take
+        connection.sendall(post(running, LENGTH, b"Connection: close"))
+        later = b""
+        while data := connection.recv(65536):
+            later += data
+    assert statuses(later) == [200]
+
+
+def test_connections_without_a_credential_are_bounded_and_others_are_not(running: Running):
+    good = post(running, LENGTH)
+    with ExitStack() as stack:
+
+        def opened(request: bytes) -> socket.socket:
+            connection = stack.enter_context(closing(socket.create_connection(("127.0.0.1", running.gateway.port), 5)))
+            connection.sendall(request)
+            assert statuses(connection.recv(65536)) == [200]
+            return connection
+
+        known = [opened(good) for _ in range(30)]
+        strangers = [opened(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n") for _ in range(60)]
+        wait_until_blocking(lambda: sum(is_open(connection) for connection in strangers) <= 40)
+        assert sum(is_open(connection) for connection in strangers) == 40
+        assert all(is_open(connection) for connection in [*known, *strangers[20:]])
+
+
+def test_who_is_one_too_many_is_told_so_and_never_reset(running: Running):
+    """More than may stay come at once and say nothing; then one of those who were turned away asks all the same."""
+    process = running.gateway.process
+    assert process is not None
+    with ExitStack() as stack:
+        address = ("127.0.0.1", running.gateway.port)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            connections = [stack.enter_context(closing(socket.create_connection(address, 20))) for _ in range(80)]
+        finally:
+            process.send_signal(signal.SIGCONT)
+        heard = [whole_of(connection, asks=connection is connections[0]) for connection in connections[:40]]
+    for told in heard:
+        head, body = told.split(b"\r\n\r\n", 1)
+        assert statuses(head) == [429]
+        assert b"retry-after: " in head
+        assert b"connection: close" in head
+        assert json.loads(body)["errors"][0]["code"] == 971
+
+
+def test_a_burst_of_connections_that_show_a_credential_is_served(running: Running):
+    """Twelve times as many as may stay without one, here before the first of them is looked at."""
+    process = running.gateway.process
+    assert process is not None
+    path = f"/client/v4/accounts/{running.tenants.account_id}/ai/v1/models"
+    lines = f"Host: x\r\nConnection: close\r\nAuthorization: {running.headers()['Authorization']}"
+    request = f"GET {path} HTTP/1.1\r\n{lines}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            address = ("127.0.0.1", running.gateway.port)
+            connections = [stack.enter_context(closing(socket.create_connection(address, 20))) for _ in range(480)]
+            for connection in connections:
+                connection.sendall(request)
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert {tuple(statuses(whole_of(connection))) for connection in connections} == {(200,)}
+
+
+def whole_of(connection: socket.socket, *, asks: bool = False) -> bytes:
+    """All that comes until the other end closes. A reset raises. `asks`: for something, once the first of it came."""
+    heard = connection.recv(65536)
+    if asks:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    while data := connection.recv(65536):
+        heard += data
+    return heard
+
+
+def test_a_gateway_that_stood_still_drops_nobody_for_it(running: Running):
+    process = running.gateway.process
+    assert process is not None
+    path = f"/client/v4/accounts/{running.tenants.account_id}/ai/v1/models"
+    good = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {running.headers()['Authorization']}\r\n\r\n".encode()
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(closing(socket.create_connection(("127.0.0.1", running.gateway.port), 10)))
+            for _ in range(60)
+        ]
+        time.sleep(0.2)  # accepted by now, or else this is easier than it should be
+        process.send_signal(signal.SIGSTOP)
+        try:
+            for connection in connections:
+                connection.sendall(good)
+            time.sleep(1.3)  # longer than strangers, and heads, may take
+        finally:
+            process.send_signal(signal.SIGCONT)
+        assert {tuple(statuses(connection.recv(65536))) for connection in connections} == {(200,)}
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(65536):
+            pass
+        return False
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+
+
+def test_the_gateway_still_answers_and_none_of_this_was_a_defect(running: Running):
+    """Runs last in this file."""
+    assert statuses(exchanged(running, post(running, LENGTH, b"Connection: close"))) == [200]
+    assert running.gateway.metric("hearth_internal_errors_total") == 0
+    lines = running.gateway.log_lines()
+    assert not [line for line in lines if line["level"] in ("error", "critical")]
+    assert not [line for line in lines if line["level"] == "warning" and not line["logger"].startswith(ELSEWHERE)]

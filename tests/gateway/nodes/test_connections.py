@@ -1,0 +1,272 @@
+"""One connection to each node: proven before it is used, kept alive, reopened; its calls end with it."""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.protocol import wire
+from engine.protocol.events import Finished, Started, Token
+from engine.protocol.tasks import TextGeneration
+from gateway.nodes import connections
+from gateway.nodes.connections import Inbox, NodeLink, NodeLost, Overrun
+from gateway.settings import GatewaySettings
+from telemetry.settings import read_settings
+from tests.certificates import certificates
+from tests.fakes.node import WORDS, FakeNode
+from tests.waiting import wait_until
+
+SECRET = b"cluster secret of the tests"
+REQUIRED = {
+    "DATABASE_URL": "sqlite:///nowhere",
+    "REDIS_URL": "unix:///nowhere",
+    "HEARTH_SPOOL_DIR": "nowhere",
+    "HEARTH_TOKEN_PEPPER": "01" * 32,
+    "HEARTH_CACHE_SECRET": "02" * 32,
+    "HEARTH_CLUSTER_SECRET": SECRET.hex(),
+}
+STREAM = {"waits_for_end": False, "max_bytes": 1 << 20}
+
+
+@pytest.fixture
+def node(short_tmp_path: Path) -> Iterator[FakeNode]:
+    fake = FakeNode("n1", short_tmp_path, SECRET, {}).start()
+    yield fake
+    fake.stop()
+
+
+@contextlib.asynccontextmanager
+async def linked(node: FakeNode, secret: bytes = SECRET):
+    link = NodeLink(node.node_id, node.address, secret=secret, sender="g", on_change=lambda: None)
+    job = asyncio.create_task(link.run())
+    yield link
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+
+
+def execute(prompt: str):
+    def make(call_id: int) -> wire.Execute:
+        return wire.Execute(
+            call_id=call_id,
+            request_id=f"r{call_id}",
+            model="m",
+            revision="r",
+            namespace=b"n" * 32,
+            tenant=1,
+            task=TextGeneration(prompt=prompt),
+            deadline_s=10,
+        )
+
+    return make
+
+
+async def drain(inbox: Inbox) -> list:
+    events = []
+    while not inbox.has_ended or not events or not isinstance(events[-1], Finished):
+        events += await inbox.take()
+    return events
+
+
+async def test_many_calls_share_one_connection_and_each_gets_its_own_events(node: FakeNode):
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inboxes = [Inbox(**STREAM) for _ in range(50)]
+        for inbox in inboxes:
+            link.execute(execute("hi"), inbox)
+        for inbox in inboxes:
+            events = await drain(inbox)
+            assert isinstance(events[0], Started)
+            assert [event.text for event in events if isinstance(event, Token)] == list(WORDS)
+        assert len(node.connections) == 1
+
+
+async def test_an_inbox_that_waits_for_the_end_gives_everything_at_once(node: FakeNode):
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(waits_for_end=True, max_bytes=1 << 20)
+        link.execute(execute('!{"gap_s": 0.01}'), inbox)
+        assert isinstance((await inbox.take())[-1], Finished)
+
+
+async def test_nothing_is_given_before_its_time_but_the_end(node: FakeNode):
+    inbox = Inbox(**STREAM)
+    loop = asyncio.get_running_loop()
+    inbox.put(Token("a"))
+    start = loop.time()
+    loop.call_later(0.01, inbox.put, Token("b"))
+    assert len(await inbox.take(start + 0.05)) == 2
+    assert loop.time() >= start + 0.05
+    loop.call_later(0.01, inbox.put, Finished("stop"))
+    await inbox.take(loop.time() + 60)
+
+
+async def test_a_reader_that_takes_too_little_too_slowly_is_told_so():
+    inbox = Inbox(waits_for_end=False, max_bytes=1000)
+    for _ in range(20):
+        inbox.put(Token("x" * 50))
+    with pytest.raises(Overrun):
+        await inbox.take()
+
+
+async def test_what_was_said_before_a_loss_is_handed_on_unless_another_node_can_begin_anew():
+    fresh, begun = Inbox(**STREAM), Inbox(**STREAM)
+    begun.put(Token("a"))
+    await begun.take()
+    for inbox in (fresh, begun):
+        inbox.put(Token("b"))
+        inbox.fail(NodeLost("n1"))
+    with pytest.raises(NodeLost):
+        await fresh.take()
+    assert await begun.take() == [Token("b")]
+    with pytest.raises(NodeLost):
+        await begun.take()
+
+
+async def test_calls_on_a_node_that_dies_are_lost_at_once(node: FakeNode):
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        link.execute(execute('!{"first_s": 60}'), inbox)
+        node.die()
+        with pytest.raises(NodeLost):
+            await asyncio.wait_for(inbox.take(), 2)
+        await wait_until(lambda: not link.is_open)
+        with pytest.raises(NodeLost):
+            link.execute(execute("hi"), Inbox(**STREAM))
+
+
+async def test_a_socket_that_has_just_closed_takes_no_call_and_cancels_none(node: FakeNode):
+    """Between the socket's end and the news of it, a call finds the node lost, as it would a moment later."""
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        call_id = link.execute(execute("slow"), inbox)
+        connection = link._connection
+        assert connection is not None
+        assert connection.transport is not None
+        connection.transport.abort()
+        assert link.is_open
+        with pytest.raises(NodeLost):
+            link.execute(execute("again"), Inbox(**STREAM))
+        link.cancel(call_id)
+        with pytest.raises(NodeLost):
+            await drain(inbox)
+
+
+async def test_a_node_that_talks_garbage_is_dropped_and_connected_again(node: FakeNode):
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        link.execute(execute('!{"then_after": 1, "then": "garbage"}'), inbox)
+        with pytest.raises(NodeLost):
+            await asyncio.wait_for(drain(inbox), 2)
+        await wait_until(lambda: link.is_open)
+        again = Inbox(**STREAM)
+        link.execute(execute("hi"), again)
+        await drain(again)
+
+
+async def test_a_silent_node_is_dropped(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections.wire, "KEEPALIVE_INTERVAL_S", 0.02)
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        link.execute(execute('!{"first_s": 60}'), inbox)
+        await wait_until(lambda: node.executes)
+        node.is_deaf = True
+        monkeypatch.setattr(connections.wire, "KEEPALIVE_TIMEOUT_S", 0.1)
+        with pytest.raises(NodeLost):
+            await asyncio.wait_for(inbox.take(), 10)
+
+
+async def test_a_gateway_that_stood_still_takes_no_node_for_silent(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(connections.wire, "KEEPALIVE_INTERVAL_S", 0.02)
+    monkeypatch.setattr(connections.wire, "KEEPALIVE_TIMEOUT_S", 0.8)
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        link.execute(execute('!{"first_s": 60}'), inbox)
+        await wait_until(lambda: node.executes)
+        node.is_deaf = True  # as one that stood still with it: nothing has come meanwhile
+        await asyncio.sleep(0.1)
+        time.sleep(1.0)  # noqa: ASYNC251 - the event loop stands still: that is the point
+        node.is_deaf = False
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(inbox.take(), 0.3)
+        assert link.is_open
+
+
+async def test_without_the_cluster_secret_no_connection_opens(node: FakeNode, caplog: pytest.LogCaptureFixture):
+    async with linked(node, b"another secret") as link:
+        await wait_until(lambda: "node connection failed" in caplog.text)
+        assert not link.is_open
+
+
+async def test_a_node_that_cannot_prove_itself_gets_no_calls(short_tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    class Impostor(asyncio.Protocol):
+        def connection_made(self, transport):
+            self.transport = transport
+            transport.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16)))
+
+        def data_received(self, _data):
+            false_proof = wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16, proof=b"0" * 32)
+            self.transport.write(wire.encode(false_proof))
+
+    path = str(short_tmp_path / "impostor.sock")
+    server = await asyncio.get_running_loop().create_unix_server(Impostor, path)
+    link = NodeLink("n1", f"unix://{path}", secret=SECRET, sender="g", on_change=lambda: None)
+    job = asyncio.create_task(link.run())
+    await wait_until(lambda: "could not prove" in "".join(str(record.__dict__) for record in caplog.records))
+    assert not link.is_open
+    job.cancel()
+    await asyncio.gather(job, return_exceptions=True)
+    server.close()
+
+
+async def test_cancel_ends_a_call_with_what_the_node_had_done(node: FakeNode):
+    async with linked(node) as link:
+        await wait_until(lambda: link.is_open)
+        inbox = Inbox(**STREAM)
+        call_id = link.execute(execute('!{"gap_s": 60}'), inbox)
+        await inbox.take()
+        link.cancel(call_id)
+        events = await wait_until(lambda: inbox.has_ended and inbox.drain())
+        assert events[-1].reason == "aborted"
+        assert events[-1].usage.completion_tokens == 1
+
+
+async def test_over_tcp_both_ends_show_certificates(tmp_path: Path):
+    ca, node_files, gateway_files = certificates(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.verify_mode = ssl.CERT_REQUIRED
+    server_side.load_cert_chain(*node_files)
+    server_side.load_verify_locations(ca)
+    greeting = wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16))
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting)
+        (hello,) = wire.FrameDecoder().feed(await reader.read(4096))
+        assert wire.is_proven(SECRET, "gateway", hello, b"1" * 16)
+        answer = wire.proof(SECRET, "node", b"1" * 16, hello.nonce)
+        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16, proof=answer)))
+
+    server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=server_side)
+    address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    ours = {"HEARTH_GATEWAY_TLS_CERT": gateway_files[0], "HEARTH_GATEWAY_TLS_KEY": gateway_files[1]}
+    environ = {**REQUIRED, **{key: str(path) for key, path in ours.items()}, "HEARTH_GATEWAY_TLS_CA": str(ca)}
+    for tls, opens in ((read_settings(GatewaySettings, environ).tls_context(), True), (None, False)):
+        link = NodeLink("n1", address, secret=SECRET, sender="g", on_change=lambda: None, tls=tls)
+        job = asyncio.create_task(link.run())
+        if opens:
+            await wait_until(lambda link=link: link.is_open)
+        else:
+            done, _ = await asyncio.wait([job], timeout=0.5)
+            assert not done
+            assert not link.is_open, "a gateway without a certificate got in"
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+    server.close()
