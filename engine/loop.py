@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import inputs
-from engine.adapters.local_adapter import LocalAdapter
+from engine.adapters.queue import AdapterQueue, KeepsAdapters
 from engine.block_manager import BlockManager
 from engine.config import EngineConfig
 from engine.constraints.forced_tokens import ForcedTokens
@@ -67,17 +67,6 @@ class RunsSteps(Protocol):
     def wipe(self, block_ids: Ints) -> None: ...
 
 
-class HoldsAdapters(Protocol):
-    """What an AdapterBank offers: adapters by handle, read beside the steps and held by the sequences that use them."""
-
-    @property
-    def sites(self) -> dict[str, tuple[int, int]]: ...
-    def prepare(self, sequence_id: int, adapter: LocalAdapter) -> int: ...
-    def is_waiting(self, sequence_id: int) -> bool: ...
-    def take_ready(self, timeout_s: float = 0.0) -> list[tuple[int, int, int]]: ...
-    def forget(self, sequence_id: int) -> None: ...
-
-
 class Engine:
     """One loaded model and the sequences it works on. Not thread-safe; whoever owns it calls `step` while
     `has_work`."""
@@ -87,7 +76,7 @@ class Engine:
         runner: RunsSteps,
         config: EngineConfig,
         revision: str = "",
-        adapters: HoldsAdapters | None = None,
+        adapters: KeepsAdapters | None = None,
         guesses: Guesses | None = None,
     ) -> None:
         """`guesses` None: every token is drawn in a step of its own."""
@@ -131,9 +120,10 @@ class Engine:
             )
         self._forced = ForcedTokens(self.scheduler, self.matchers.find) if runner.has_cheap_runs else None
         self._runner = runner
-        self._adapters = adapters
+        self._adapters: AdapterQueue | None = None
+        if adapters is not None:
+            self._adapters = AdapterQueue(adapters, self.scheduler.counters, config.max_waiting)
         self._num_ephemeral = 0  # open sequences of which nothing is to stay
-        self._num_unadapted = 0  # sequences that wait for their adapter
         self._num_ranks = config.tensor_parallel
         self._sequences: dict[int, Sequence] = {}
         # (sequence id, finish code, cached tokens, device_us), for the next report
@@ -169,9 +159,10 @@ class Engine:
         self._num_ephemeral += request.is_ephemeral
         self._max_open_tokens += sequence.max_total_len
         if request.adapter is not None and self._adapters is not None:
-            sequence.adapter = self._adapters.prepare(request.sequence_id, request.adapter)
+            refused = self._adapters.add(sequence, self.scheduler.num_free_slots)
+            if refused is not None:
+                self._forget(refused, OUT_OF_CAPACITY)
             if not sequence.adapter:
-                self._num_unadapted += 1
                 return
         self._go_on(sequence)
 
@@ -191,9 +182,8 @@ class Engine:
         """End a sequence now: no forward pass sees it any more. Unknown ids have ended already and are ignored."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
-            if self._adapters is not None and self._adapters.is_waiting(sequence_id):
-                self._num_unadapted -= 1
-            elif not self.matchers.is_waiting(sequence_id):
+            is_unadapted = self._adapters is not None and self._adapters.is_waiting(sequence)
+            if not is_unadapted and not self.matchers.is_waiting(sequence_id):
                 self.scheduler.remove(sequence)
             self._forget(sequence, ABORTED)
             if sequence.request.is_ephemeral:
@@ -209,8 +199,8 @@ class Engine:
         """Plan, run, and report every sequence that got a token or ended."""
         if not self._charged_s:
             self._charged_s = time.perf_counter()
-        if self._num_unadapted:
-            self._take_adapters()
+        if self._adapters is not None and self._adapters.num_waiting:
+            self._take_adapters(self._adapters)
         if self.matchers.is_preparing:
             self._queue_prepared()
         scheduled = self.scheduler.plan()
@@ -266,7 +256,7 @@ class Engine:
         running = scheduler.running
         return EngineStatus(
             num_running=len(running),
-            num_waiting=scheduler.num_waiting,
+            num_waiting=scheduler.num_waiting + (self._adapters.num_waiting if self._adapters is not None else 0),
             queued_tokens=self._max_open_tokens - int(self.table.num_computed[running].sum()),
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free,
@@ -285,15 +275,11 @@ class Engine:
         if refused is not None:
             self._forget(refused, OUT_OF_CAPACITY)
 
-    def _take_adapters(self) -> None:
+    def _take_adapters(self, adapters: AdapterQueue) -> None:
         """Sequences whose adapter is here go on; waits a little for one if there is nothing else to do."""
-        assert self._adapters is not None
         is_idle = not (self.scheduler.has_sequences or self._ended or self.matchers.is_preparing)
-        for sequence_id, handle, code in self._adapters.take_ready(_MAX_WAIT_S if is_idle else 0):
-            self._num_unadapted -= 1
-            sequence = self._sequences[sequence_id]
+        for sequence, code in adapters.take_ready(_MAX_WAIT_S if is_idle else 0):
             if code == RUNNING:
-                sequence.adapter = handle
                 self._go_on(sequence)
             else:
                 self._forget(sequence, code)
@@ -434,8 +420,8 @@ class Engine:
         sequence.is_over = True
         self._num_ephemeral -= sequence.request.is_ephemeral
         self.matchers.forget(sequence.sequence_id)
-        if sequence.request.adapter is not None and self._adapters is not None:
-            self._adapters.forget(sequence.sequence_id)
+        if self._adapters is not None and sequence.request.adapter is not None:
+            self._adapters.forget(sequence)
         del self._sequences[sequence.sequence_id]
         self._max_open_tokens -= sequence.max_total_len
         self.scheduler.counters.leave(sequence.tenant_index)

@@ -90,6 +90,11 @@ class Scheduler:
         return len(self.waiting) + len(self._preempted)
 
     @property
+    def num_free_slots(self) -> int:
+        """Slots that are free, and that no preempted sequence waits for; below 0 where more of those wait."""
+        return len(self._free_slots) - len(self._preempted)
+
+    @property
     def has_sequences(self) -> bool:
         return self._num_running > 0 or self.num_waiting > 0
 
@@ -102,7 +107,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> Sequence | None:
         """Queue it. Returns the sequence that found no place in the queue, if any."""
-        return self.waiting.push(sequence, len(self._free_slots) - len(self._preempted))
+        return self.waiting.push(sequence, self.num_free_slots)
 
     def remove(self, sequence: Sequence) -> None:
         """It ended, wherever it is; its blocks are free before the next plan."""

@@ -1,9 +1,8 @@
 """The adapters that one rank holds: read beside the running steps, kept while they fit, the least recently used first
 to go.
 
-A sequence holds its adapter from the moment it may run to its end. Reading, checking and placing an adapter is done by
-a thread of its own; steps go on meanwhile, and other sequences with them. One that cannot be had ends the sequences
-that wait for it and nothing else. Belongs to one engine.
+Reading, checking and placing an adapter is done by a thread of its own; steps go on meanwhile. None leaves that
+somebody holds. Who waits for which, and whose turn it is, `queue.py` knows. Belongs to one engine.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict, deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.news import Arrival, Departure, News
-from engine.adapters.shelf import Kind, Shelf, padded_rank, slot_bytes
+from engine.adapters.queue import Reading
+from engine.adapters.shelf import Kind, Need, Shelf, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, Place
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
@@ -40,10 +41,6 @@ from engine.weight_formats.adapter_files import (
 from engine.weight_formats.stored import Files, StoredTensor, WeightsError
 
 logger = logging.getLogger(__name__)
-
-
-class NoRoom(Exception):
-    """Every adapter that would have to go is in use."""
 
 
 @dataclass(eq=False)
@@ -65,9 +62,6 @@ class AdapterBank:
         self._used_bytes = 0
         self._next_handle = 1
         self._lock = threading.Lock()  # of the four above
-        self._loading: dict[str, Future[None]] = {}
-        self._waiting: dict[int, str] = {}  # sequence id -> digest
-        self._held: dict[int, str] = {}
         self.news: deque[News] | None = None  # what the other ranks' banks have not been told yet, where there are any
         places: dict[int, Place] = {}
         self._step = AdaptedStep(places)
@@ -122,60 +116,44 @@ class AdapterBank:
 
     # ── for the engine ──
 
-    @property
-    def is_preparing(self) -> bool:
-        """Whether some sequence waits for its adapter."""
-        return bool(self._waiting)
-
-    def is_waiting(self, sequence_id: int) -> bool:
-        return sequence_id in self._waiting
-
-    def prepare(self, sequence_id: int, adapter: LocalAdapter) -> int:
-        """The adapter's handle, held for the sequence until `forget`; 0 if it has to be read first: `take_ready` tells
-        when that is done."""
-        handle = self._hold(sequence_id, adapter.digest)
-        if not handle:
-            self._waiting[sequence_id] = adapter.digest
-            if adapter.digest not in self._loading:
-                self._loading[adapter.digest] = self._reader.submit(self._load, adapter)
-        return handle
-
-    def take_ready(self, timeout_s: float = 0.0) -> list[tuple[int, int, int]]:
-        """Sequences whose wait is over: (id, handle, RUNNING), or (id, 0, the finish code of one that cannot be
-        served). Waits up to `timeout_s` for the first."""
-        if timeout_s and self._loading:
-            wait(self._loading.values(), timeout_s, return_when="FIRST_COMPLETED")
-        done = {digest: _code_of(future) for digest, future in self._loading.items() if future.done()}
-        ready: list[tuple[int, int, int]] = []
-        for sequence_id, digest in [each for each in self._waiting.items() if each[1] in done]:
-            del self._waiting[sequence_id]
-            code = done[digest]
-            handle = self._hold(sequence_id, digest) if code == RUNNING else 0
-            ready.append((sequence_id, handle, code))
-        with self._lock:
-            for digest, code in done.items():
-                del self._loading[digest]
-                if code == RUNNING:
-                    self._residents[digest].num_holds -= 1
-        return ready
-
-    def forget(self, sequence_id: int) -> None:
-        """It ended, wherever it was."""
-        self._waiting.pop(sequence_id, None)
-        digest = self._held.pop(sequence_id, None)
-        if digest is not None:
-            with self._lock:
-                self._residents[digest].num_holds -= 1
-
-    def _hold(self, sequence_id: int, digest: str) -> int:
+    def hold(self, digest: str) -> int:
+        """The adapter's handle, good until as many `release`s; 0 if it is not here."""
         with self._lock:
             resident = self._residents.get(digest)
             if resident is None:
                 return 0
             self._residents.move_to_end(digest)
             resident.num_holds += 1
-        self._held[sequence_id] = digest
-        return resident.handle
+            return resident.handle
+
+    def release(self, digest: str) -> bool:
+        """One hold less. Whether nobody holds it any more: it may leave when its room is needed."""
+        with self._lock:
+            resident = self._residents[digest]
+            resident.num_holds -= 1
+            return not resident.num_holds
+
+    def read(self, adapter: LocalAdapter, may_place: bool = True) -> Future[Reading]:
+        """Have an adapter that is not here read, and placed if there is room; or any only looked at."""
+        return self._reader.submit(self._load, adapter, may_place)
+
+    def has_room(self, needs: Sequence[Need]) -> bool:
+        """Whether these fit beside the adapters that are held."""
+        with self._lock:
+            return self._has_room(needs)
+
+    def leavers_for(self, needs: Sequence[Need]) -> Collection[str]:
+        """Adapters that have to leave so that these fit: idle ones, then those that fewest hold."""
+        with self._lock:
+            missing_bytes = self._used_bytes + sum(each.size_bytes for each in needs) - self._budget_bytes
+            full = {each.kind for each in needs if each.kind in self._shelves and self._shelves[each.kind].is_full}
+            leavers = []
+            for digest, resident in sorted(self._residents.items(), key=lambda each: each[1].num_holds):
+                if missing_bytes > 0 or resident.shelf.kind in full:
+                    leavers.append(digest)
+                    missing_bytes -= resident.shelf.slot_bytes
+                    full.discard(resident.shelf.kind)
+            return frozenset(leavers)
 
     # ── in the thread ──
 
@@ -183,15 +161,29 @@ class AdapterBank:
     def _reader(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
-    def _load(self, adapter: LocalAdapter) -> None:
-        """Raises AdapterError, WeightsError or NoRoom."""
-        folder = Path(adapter.folder)
-        form = read_adapter(folder, MAX_RANK)
-        check_fit(form, self.sites)
-        kind = Kind(padded_rank(form.max_rank), tuple(sorted(form.changes)))
-        matrices = self._read(folder / WEIGHTS_FILE, form)
-        shelf, slot = self._make_place(kind)
+    def _load(self, adapter: LocalAdapter, may_place: bool) -> Reading:
         try:
+            form = read_adapter(Path(adapter.folder), MAX_RANK)
+            check_fit(form, self.sites)
+            need = self._need_of(form)
+            place = self._make_place(need) if may_place else None
+            if place is None:
+                return Reading(OUT_OF_CAPACITY, need)
+            self._fill(place, adapter, form)
+        except (AdapterError, WeightsError) as error:
+            logger.warning("an adapter cannot be served: %s", error)
+            return Reading(BAD_ADAPTER)
+        except Exception as error:
+            logger.error("an adapter could not be loaded", exc_info=error)
+            return Reading(BAD_ADAPTER)
+        logger.info("an adapter is loaded", extra={"rank": form.max_rank, "size_bytes": place[0].slot_bytes})
+        return Reading(RUNNING)
+
+    def _fill(self, place: tuple[Shelf, int], adapter: LocalAdapter, form: AdapterForm) -> None:
+        """Read it into its place, and let it be found. Raises AdapterError or WeightsError; the place is empty then."""
+        shelf, slot = place
+        try:
+            matrices = self._read(Path(adapter.folder) / WEIGHTS_FILE, form)
             shelf.write(slot, matrices)
         except BaseException:
             with self._lock:
@@ -203,8 +195,7 @@ class AdapterBank:
             # Held until those who wait have taken it.
             self._residents[adapter.digest] = _Resident(handle, shelf, slot, num_holds=1)
             if self.news is not None:
-                self.news.append(Arrival(handle, kind, shelf.num_slots, matrices))
-        logger.info("an adapter is loaded", extra={"rank": form.max_rank, "size_bytes": shelf.slot_bytes})
+                self.news.append(Arrival(handle, shelf.kind, shelf.num_slots, matrices))
 
     def _read(self, path: Path, form: AdapterForm) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """A and scale × B of each module, checked to be finite."""
@@ -220,23 +211,38 @@ class AdapterBank:
             raise AdapterError(f"{WEIGHTS_FILE}: the scaled matrices are too large for {self._dtype}")
         return matrices
 
-    def _make_place(self, kind: Kind) -> tuple[Shelf, int]:
-        """An empty slot on the shelf of that kind; idle adapters leave for it. Raises AdapterError or NoRoom."""
+    def _need_of(self, form: AdapterForm) -> Need:
+        """Raises AdapterError for an adapter that never fits."""
+        kind = Kind(padded_rank(form.max_rank), tuple(sorted(form.changes)))
         size_bytes = slot_bytes(kind, self._sites, self._dtype)
         if size_bytes > self._budget_bytes:
             raise AdapterError(f"the adapter takes {size_bytes} bytes; at most {self._budget_bytes} are kept")
+        return Need(kind, size_bytes)
+
+    def _make_place(self, need: Need) -> tuple[Shelf, int] | None:
+        """An empty slot on the shelf of that kind; idle adapters leave for it. None, and nothing leaves, if those do
+        not suffice."""
         with self._lock:
-            idle = [digest for digest, each in self._residents.items() if not each.num_holds]
-            shelf = self._shelves.get(kind)
-            while self._used_bytes + size_bytes > self._budget_bytes or (shelf is not None and shelf.is_full):
-                if not idle:
-                    raise NoRoom
-                self._evict(idle.pop(0))
-                shelf = self._shelves.get(kind)
+            if not self._has_room([need]):
+                return None
+            shelf = self._shelves.get(need.kind)
+            while (is_tight := self._used_bytes + need.size_bytes > self._budget_bytes) or (shelf and shelf.is_full):
+                idle = (digest for digest, each in self._residents.items() if not each.num_holds)
+                self._evict(next(each for each in idle if is_tight or self._residents[each].shelf is shelf))
+                shelf = self._shelves.get(need.kind)
             if shelf is None:
-                shelf = self._shelves[kind] = Shelf(kind, self._sites, self._dtype, self._budget_bytes, self._kernels)
-            self._used_bytes += size_bytes
+                shelf = Shelf(need.kind, self._sites, self._dtype, self._budget_bytes, self._kernels)
+                self._shelves[need.kind] = shelf
+            self._used_bytes += need.size_bytes
             return shelf, shelf.take()
+
+    def _has_room(self, needs: Sequence[Need]) -> bool:
+        idle = [each.shelf for each in self._residents.values() if not each.num_holds]
+        held_bytes = self._used_bytes - sum(shelf.slot_bytes for shelf in idle)
+        if held_bytes + sum(each.size_bytes for each in needs) > self._budget_bytes:
+            return False
+        shelves = [self._shelves[each.kind] for each in needs if each.kind in self._shelves]
+        return all(shelves.count(shelf) <= shelf.num_slots - shelf.num_used + idle.count(shelf) for shelf in shelves)
 
     def _evict(self, digest: str) -> None:
         resident = self._residents.pop(digest)
@@ -250,17 +256,3 @@ class AdapterBank:
         self._used_bytes -= shelf.slot_bytes
         if not shelf.num_used:
             del self._shelves[shelf.kind]
-
-
-def _code_of(future: Future[None]) -> int:
-    """What becomes of the sequences that waited."""
-    error = future.exception()
-    if error is None:
-        return RUNNING
-    if isinstance(error, NoRoom):
-        return OUT_OF_CAPACITY
-    if isinstance(error, AdapterError | WeightsError):
-        logger.warning("an adapter cannot be served: %s", error)
-    else:
-        logger.error("an adapter could not be loaded", exc_info=error)
-    return BAD_ADAPTER

@@ -44,6 +44,14 @@ class Kind:
         return {index: found for index, found in names.items() if found}
 
 
+@dataclass(frozen=True)
+class Need:
+    """What one adapter takes."""
+
+    kind: Kind
+    size_bytes: int
+
+
 class PackedSite:
     """What adapters of one kind add to one linear map, laid out by the kernel that adds it."""
 

@@ -8,6 +8,7 @@ of a sequence but its tenant: never at what another tenant has cached.
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import zip_longest
 
 from engine.scheduling.fairness import TenantCounters
 from engine.sequence import Sequence
@@ -51,6 +52,13 @@ class WaitingQueue:
         if not candidates:
             return None
         return next(iter(self._queues[min(candidates, key=served.__getitem__)].values()))
+
+    def in_turn(self) -> list[Sequence]:
+        """All of them as their turns come: the first of every tenant, that of the least served before, then the second
+        of every tenant, and so on."""
+        served = self._counters.served
+        queues = [self._queues[index].values() for index in sorted(self._queues, key=served.__getitem__)]
+        return [each for turn in zip_longest(*queues) for each in turn if each is not None]
 
     def _crowded_out_by(self, sequence: Sequence) -> Sequence:
         own = len(self._queues.get(sequence.tenant_index, ()))

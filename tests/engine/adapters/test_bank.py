@@ -58,57 +58,81 @@ def bank_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) 
     return bank
 
 
-def prepare(bank: AdapterBank, sequence_id: int, adapter: LocalAdapter) -> tuple[int, int]:
-    """The handle and the code."""
-    handle = bank.prepare(sequence_id, adapter)
+def take(bank: AdapterBank, adapter: LocalAdapter) -> tuple[int, int]:
+    """The handle, held once more, and the code."""
+    code = RUNNING
+    if not bank.hold(adapter.digest):
+        code = bank.read(adapter).result(20).code  # held by the reading
+    handle = bank.hold(adapter.digest)
     if handle:
-        return handle, RUNNING
-    while True:
-        for ready_id, handle, code in bank.take_ready(5.0):
-            assert ready_id == sequence_id
-            return handle, code
+        bank.release(adapter.digest)
+    return handle, code
+
+
+def num_holds(bank: AdapterBank) -> int:
+    return sum(each.num_holds for each in bank._residents.values())
 
 
 def test_the_least_recently_used_idle_adapter_leaves_and_one_in_use_never_does(runner: Runner, tmp_path: Path):
     bank = bank_for(runner, 2)
     adapters = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(4)]
-    first, _ = prepare(bank, 1, adapters[0])
-    prepare(bank, 2, adapters[1])
-    assert prepare(bank, 3, adapters[2]) == (0, OUT_OF_CAPACITY)
-    bank.forget(2)
-    third, code = prepare(bank, 4, adapters[2])
-    assert (code, bank.prepare(5, adapters[0])) == (RUNNING, first), "the one in use has stayed"
-    for sequence_id in (1, 4, 5):
-        bank.forget(sequence_id)
-    prepare(bank, 6, adapters[3])
-    assert bank.prepare(7, adapters[0]) == first, "0 was used after 2"
-    assert bank.prepare(8, adapters[2]) == 0, "2 left"
+    first, _ = take(bank, adapters[0])
+    take(bank, adapters[1])
+    assert take(bank, adapters[2]) == (0, OUT_OF_CAPACITY)
+    assert bank.release(adapters[1].digest)
+    third, code = take(bank, adapters[2])
+    assert (code, bank.hold(adapters[0].digest)) == (RUNNING, first), "the one in use has stayed"
+    assert [bank.release(adapters[number].digest) for number in (0, 2, 0)] == [False, True, True]
+    take(bank, adapters[3])
+    assert bank.hold(adapters[0].digest) == first, "0 was used after 2"
+    assert bank.hold(adapters[2].digest) == 0, "2 left"
     assert third not in bank._step.places
     assert bank.used_bytes == bank._budget_bytes
 
 
 def test_memory_of_one_kind_serves_another_once_it_is_idle(runner: Runner, tmp_path: Path):
     bank = bank_for(runner, 2)
-    for seed in range(2):
-        prepare(bank, seed, save_adapter(tmp_path / str(seed), matrices_of(runner, seed)))
+    pair = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2)]
+    handles = [take(bank, each)[0] for each in pair]
     small = save_adapter(tmp_path / "small", matrices_of(runner, 5, ("v_proj",)))
-    assert prepare(bank, 3, small)[1] == OUT_OF_CAPACITY
-    bank.forget(0)
-    bank.forget(1)
-    assert prepare(bank, 4, small)[1] == RUNNING
+    assert take(bank, small)[1] == OUT_OF_CAPACITY
+    bank.release(pair[1].digest)
+    large = save_adapter(tmp_path / "large", matrices_of(runner, 6, rank=16))
+    assert take(bank, large)[1] == OUT_OF_CAPACITY
+    assert set(bank._step.places) == set(handles), "nobody leaves for one that does not fit then either"
+    bank.release(pair[0].digest)
+    assert take(bank, small)[1] == RUNNING
     assert sum(shelf.num_used for shelf in bank._shelves.values()) == len(bank._residents)
     assert bank.used_bytes == sum(shelf.num_used * shelf.slot_bytes for shelf in bank._shelves.values())
+
+
+def test_what_is_only_looked_at_takes_no_place_and_says_what_it_needs(runner: Runner, tmp_path: Path):
+    bank = bank_for(runner, 2)
+    one, two = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2))
+    large = save_adapter(tmp_path / "large", matrices_of(runner, 2, rank=16))
+    looked = [bank.read(each, may_place=False).result(20) for each in (one, large)]
+    needs = [each.need for each in looked if each.need is not None]
+    assert [each.code for each in looked] == [OUT_OF_CAPACITY] * 2
+    assert not bank.used_bytes
+    assert [each.size_bytes for each in needs] == [bank._budget_bytes // 2, bank._budget_bytes]
+    take(bank, one)
+    take(bank, two)
+    bank.release(one.digest)
+    assert [bank.has_room(needs[:1]), bank.has_room(needs[:1] * 2), bank.has_room(needs[1:])] == [True, False, False]
+    assert bank.leavers_for(needs[:1]) == {one.digest}
+    assert bank.leavers_for(needs[1:]) == {one.digest, two.digest}
 
 
 @BY_KERNELS
 def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, runner: Runner, tmp_path: Path):
     bank = bank_for(runner, 1, kernels)
-    prepare(bank, 1, save_adapter(tmp_path / "a", matrices_of(runner, 1, rank=8)))
-    bank.forget(1)
+    before = save_adapter(tmp_path / "a", matrices_of(runner, 1, rank=8))
+    take(bank, before)
+    bank.release(before.digest)
     small = save_adapter(tmp_path / "b", matrices_of(runner, 2, rank=3))
-    handle, _ = prepare(bank, 2, small)
+    handle, _ = take(bank, small)
     fresh = bank_for(runner, 1, kernels)
-    fresh_handle, _ = prepare(fresh, 2, small)
+    fresh_handle, _ = take(fresh, small)
     shelf, slot = bank._step.places[handle]
     seen = [numbers_of(*each._step.places[number]) for each, number in ((bank, handle), (fresh, fresh_handle))]
     assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
@@ -128,7 +152,7 @@ def numbers_of(shelf: Shelf, slot: int) -> list[torch.Tensor]:
 def test_an_adapter_that_fits_nowhere_is_refused(runner: Runner, tmp_path: Path):
     bank = bank_for(runner, 1)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 0, rank=20))
-    assert prepare(bank, 1, large) == (0, BAD_ADAPTER)
+    assert take(bank, large) == (0, BAD_ADAPTER)
     assert not AdapterBank(runner._model, torch.float32, 0).sites
 
 
@@ -162,8 +186,8 @@ def test_a_bad_adapter_ends_its_own_sequences_and_batch_mates_hear_nothing(base:
         ended = [driver.add(PROMPT, adapter=each, **GREEDY) for each in others for _ in range(2)]
         driver.run()
         assert {driver.finishes[each] for each in ended} <= {"bad_adapter"}
-        assert not driver.runner.adapters._held
-        assert not driver.runner.adapters.is_preparing
+        assert not num_holds(driver.runner.adapters)
+        assert not driver.engine.status().num_waiting
         return [driver.tokens[each] for each in good]
 
     assert run(bad) == run([])
@@ -179,7 +203,7 @@ def test_sequences_are_aborted_while_they_wait_and_others_go_on(base: Path, tmp_
     assert (driver.finishes[aborted], driver.finishes[kept]) == ("aborted", "length")
     driver.abort(driver.add(PROMPT, adapter=adapter, **GREEDY))
     driver.run()
-    assert not runner.adapters._held
+    assert not num_holds(runner.adapters)
 
 
 def test_cached_prefixes_are_an_adapters_own(base: Path, tmp_path: Path):

@@ -32,15 +32,10 @@ def quiet() -> None:
     transformers.logging.disable_progress_bar()
 
 
-def take(runner: Runner, adapter: LocalAdapter, sequence_id: int = 1) -> int:
+def take(runner: Runner, adapter: LocalAdapter) -> int:
     """Have the adapter read, and hold it."""
-    handle = runner.adapters.prepare(sequence_id, adapter)
-    if handle:
-        return handle
-    while True:
-        for _, handle, code in runner.adapters.take_ready(5.0):
-            assert code == RUNNING
-            return handle
+    assert runner.adapters.read(adapter).result(20).code == RUNNING
+    return runner.adapters.hold(adapter.digest)
 
 
 def logits_of(runner: Runner, handle: int, chunk: int) -> torch.Tensor:
@@ -109,7 +104,7 @@ def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(kernels: Ke
         ]
         driver.run()
         assert set(driver.finishes.values()) == {"length"}
-        assert not driver.runner.adapters._held
+        assert not any(each.num_holds for each in driver.runner.adapters._residents.values())
         return [driver.tokens[each] for each in ids]
 
     alone = [run([number], 64)[0] for number in range(5)]

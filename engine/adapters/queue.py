@@ -1,0 +1,237 @@
+"""Which sequences wait for their adapter, and whose turn it is to get one a place.
+
+A sequence whose adapter is there goes on at once. Any other waits: until its adapter is read, and where every place is
+in use, until those who use one have ended, as sequences wait for blocks. The tenant that has been served least goes
+first, and within a tenant who came first. Whoever waits for a place lets others join the adapters that are there for
+PATIENCE_S, and then nobody joins those that have to leave for it. Called by the engine's thread alone; knows neither
+files nor memory.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection
+from collections.abc import Sequence as Items
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from engine.adapters.local_adapter import LocalAdapter
+from engine.report import OUT_OF_CAPACITY, RUNNING
+from engine.scheduling.fairness import TenantCounters
+from engine.scheduling.waiting import WaitingQueue
+from engine.sequence import Sequence
+
+if TYPE_CHECKING:
+    from engine.adapters.shelf import Need
+
+PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What came of reading an adapter. RUNNING: it is there, and held once by whoever had it read. OUT_OF_CAPACITY: it
+    can be served, but has no place now; `need` says of what size. Any other code is the end of those who want it."""
+
+    code: int
+    need: Need | None = None
+
+
+class KeepsAdapters(Protocol):
+    """What an AdapterBank offers: adapters by handle, read beside the steps; none leaves that is held."""
+
+    @property
+    def sites(self) -> dict[str, tuple[int, int]]: ...
+    def hold(self, digest: str) -> int: ...
+    def release(self, digest: str) -> bool: ...
+    def read(self, adapter: LocalAdapter, may_place: bool) -> Future[Reading]: ...
+    def has_room(self, needs: Items[Need]) -> bool: ...
+    def leavers_for(self, needs: Items[Need]) -> Collection[str]: ...
+
+
+@dataclass(eq=False)
+class _Wanted:
+    """An adapter that somebody waits for."""
+
+    adapter: LocalAdapter
+    since_s: float
+    sequences: dict[int, Sequence] = field(default_factory=dict)
+    need: Need | None = None  # once it is known to be one that can be served, and waits for a place
+    reading: Future[Reading] | None = None
+
+
+class AdapterQueue:
+    """The sequences of one engine that wait for an adapter, and those that hold one. At most `max_waiting` wait beside
+    those for whom a slot is free; beyond that room is made as in the queue for slots."""
+
+    def __init__(
+        self,
+        bank: KeepsAdapters,
+        counters: TenantCounters,
+        max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bank, self._clock = bank, clock
+        self._queue = WaitingQueue(counters, max_waiting)
+        self._wanted: dict[str, _Wanted] = {}  # by digest
+        self._held: dict[int, str] = {}  # sequence id -> digest
+        self._closed: Collection[str] = frozenset()  # digests that nobody joins: they have to leave
+        self._is_changed = False  # since turns were last given
+        self._patience_ends_s = math.inf  # of the first for whom there is no room
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    def is_waiting(self, sequence: Sequence) -> bool:
+        wanted = self._wanted.get(_digest_of(sequence))
+        return wanted is not None and sequence.sequence_id in wanted.sequences
+
+    def add(self, sequence: Sequence, num_free_slots: int = 0) -> Sequence | None:
+        """Give it the handle of its adapter, held until `forget`; it stays 0 if that has to be waited for: `take_ready`
+        tells when. Returns the sequence that found no place among those that wait, if any: it is forgotten already."""
+        adapter = sequence.request.adapter
+        assert adapter is not None, "it goes through an adapter"
+        digest = adapter.digest
+        if digest not in self._wanted and digest not in self._closed and self._hold(sequence):
+            return None
+        refused = self._queue.push(sequence, num_free_slots)
+        if refused is sequence:
+            return refused
+        if refused is not None:
+            self._leave(refused)
+        wanted = self._wanted.get(digest)
+        if wanted is None:
+            is_free = digest not in self._closed and all(each.need is None for each in self._wanted.values())
+            wanted = self._wanted[digest] = _Wanted(adapter, self._clock())
+            wanted.reading = self._bank.read(adapter, may_place=is_free)  # else it waits for its turn
+        wanted.sequences[sequence.sequence_id] = sequence
+        return refused
+
+    def take_ready(self, timeout_s: float = 0.0) -> list[tuple[Sequence, int]]:
+        """Sequences whose wait is over: RUNNING with their handle, or the finish code of one that cannot be served.
+        Waits up to `timeout_s` for the first."""
+        ready = self._take()
+        if timeout_s and not ready:
+            wait(self._readings().values(), timeout_s, return_when="FIRST_COMPLETED")
+            ready = self._take()
+        return ready
+
+    def forget(self, sequence: Sequence) -> None:
+        """It ended, wherever it was."""
+        if self.is_waiting(sequence):
+            self._queue.remove(sequence)
+            self._leave(sequence)
+            return
+        digest = self._held.pop(sequence.sequence_id, None)
+        if digest is not None and self._bank.release(digest):
+            self._is_changed = True
+
+    # ── one by one ──
+
+    def _hold(self, sequence: Sequence) -> bool:
+        """Whether its adapter is there, and its own from now on."""
+        digest = _digest_of(sequence)
+        sequence.adapter = self._bank.hold(digest)
+        if sequence.adapter:
+            self._held[sequence.sequence_id] = digest
+        return sequence.adapter > 0
+
+    def _leave(self, sequence: Sequence) -> None:
+        """One sequence less wants its adapter. What is being read is read to the end."""
+        digest = _digest_of(sequence)
+        wanted = self._wanted[digest]
+        del wanted.sequences[sequence.sequence_id]
+        if not wanted.sequences and wanted.reading is None:
+            del self._wanted[digest]
+            self._is_changed = True
+
+    # ── turns ──
+
+    def _readings(self) -> dict[str, Future[Reading]]:
+        return {digest: each.reading for digest, each in self._wanted.items() if each.reading is not None}
+
+    def _take(self) -> list[tuple[Sequence, int]]:
+        ready: list[tuple[Sequence, int]] = []
+        for digest, reading in self._readings().items():
+            if reading.done():
+                self._note(digest, reading.result(), ready)
+        if self._is_changed or self._clock() >= self._patience_ends_s:
+            self._is_changed = False
+            self._give_turns(ready)
+        return ready
+
+    def _note(self, digest: str, reading: Reading, ready: list[tuple[Sequence, int]]) -> None:
+        """What was to be read is read, or waits for a place from now on."""
+        wanted = self._wanted[digest]
+        wanted.reading, self._is_changed = None, True
+        if reading.code == OUT_OF_CAPACITY and wanted.sequences:
+            wanted.need = reading.need
+            return
+        del self._wanted[digest]
+        for sequence in wanted.sequences.values():
+            self._queue.remove(sequence)
+            if reading.code == RUNNING:
+                self._hold(sequence)
+            ready.append((sequence, reading.code))
+        if reading.code == RUNNING:
+            self._bank.release(digest)
+
+    def _give_turns(self, ready: list[tuple[Sequence, int]]) -> None:
+        """Have those read that have a place now, up to the first that has none; nobody passes by that one to a place of
+        his own. Behind it others join what is there, unless that has to leave."""
+        placing = [each for each in self._wanted.values() if each.reading is not None and each.need is not None]
+        self._close_for(placing)
+        parked = iter(self._parked())
+        stuck = next((each for each in parked if not self._try(each, placing, ready)), None)
+        self._patience_ends_s = math.inf if stuck is None else stuck.since_s + PATIENCE_S
+        if stuck is not None and self._clock() >= self._patience_ends_s:
+            self._patience_ends_s = math.inf
+            self._close_for([*placing, stuck])
+        for wanted in parked:
+            self._join(wanted, ready)
+
+    def _close_for(self, placing: list[_Wanted]) -> None:
+        """From now on nobody joins what has to leave for these."""
+        self._closed = self._bank.leavers_for(_needs_of(placing)) if placing else frozenset()
+
+    def _try(self, wanted: _Wanted, placing: list[_Wanted], ready: list[tuple[Sequence, int]]) -> bool:
+        """Join the adapter or have it read. False: it has no room beside those that are about to have a place."""
+        if wanted.adapter.digest in self._closed or self._join(wanted, ready):
+            return True
+        if not self._bank.has_room(_needs_of([*placing, wanted])):
+            return False
+        wanted.reading = self._bank.read(wanted.adapter, may_place=True)
+        placing.append(wanted)
+        self._close_for(placing)
+        return True
+
+    def _parked(self) -> list[_Wanted]:
+        """Those that wait for a place, in turn."""
+        parked: dict[str, _Wanted] = {}
+        for sequence in self._queue.in_turn():
+            digest = _digest_of(sequence)
+            if self._wanted[digest].reading is None:
+                parked.setdefault(digest, self._wanted[digest])
+        return list(parked.values())
+
+    def _join(self, wanted: _Wanted, ready: list[tuple[Sequence, int]]) -> bool:
+        """Whether the adapter is there, and may be joined; then all that wait for it have it."""
+        if wanted.adapter.digest in self._closed:
+            return False
+        for sequence in wanted.sequences.values():
+            if not self._hold(sequence):
+                return False
+            self._queue.remove(sequence)
+            ready.append((sequence, RUNNING))
+        del self._wanted[wanted.adapter.digest]
+        return True
+
+
+def _digest_of(sequence: Sequence) -> str:
+    return sequence.request.adapter.digest if sequence.request.adapter is not None else ""
+
+
+def _needs_of(many: Items[_Wanted]) -> list[Need]:
+    return [each.need for each in many if each.need is not None]

@@ -1,0 +1,288 @@
+"""Who gets a place for his adapter when there are fewer places than adapters: nobody is passed by for ever, nobody is
+refused who can be served."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.adapters.local_adapter import LocalAdapter
+from engine.adapters.queue import PATIENCE_S, AdapterQueue, Reading
+from engine.protocol.tasks import Sampling
+from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
+from engine.scheduling.fairness import TenantCounters
+from engine.sequence import Sequence, SequenceRequest
+
+BAD, HUGE = "bad", "two"  # beginnings of digests: one that cannot be served, and those that take two places
+
+
+def size_of(digest: str) -> Any:
+    return 2 if digest.startswith(HUGE) else 1
+
+
+@dataclass
+class Bank:
+    """Places in numbers; what is to be read is read when the test says so."""
+
+    num_places: int
+    sites: dict[str, tuple[int, int]] = field(default_factory=dict)
+    holds: dict[str, int] = field(default_factory=dict)
+    queue: list[tuple[str, bool, Future[Reading]]] = field(default_factory=list)
+
+    def hold(self, digest: str) -> int:
+        if digest not in self.holds:
+            return 0
+        self.holds[digest] += 1
+        return 1 + sum(map(ord, digest))
+
+    def release(self, digest: str) -> bool:
+        self.holds[digest] -= 1
+        assert self.holds[digest] >= 0
+        return not self.holds[digest]
+
+    def read(self, adapter: LocalAdapter, may_place: bool) -> Future[Reading]:
+        assert not (may_place and adapter.digest in self.holds), "it is here"
+        assert adapter.digest not in [digest for digest, _, _ in self.queue], "it is being read"
+        self.queue.append((adapter.digest, may_place, Future()))
+        return self.queue[-1][2]
+
+    def has_room(self, needs: Any) -> bool:
+        return sum(size_of(digest) for digest, num in self.holds.items() if num) + sum(needs) <= self.num_places
+
+    def leavers_for(self, needs: Any) -> set[str]:
+        missing = sum(map(size_of, self.holds)) + sum(needs) - self.num_places
+        leavers = set()
+        for digest in sorted(self.holds, key=self.holds.__getitem__):
+            if missing > 0:
+                leavers.add(digest)
+                missing -= size_of(digest)
+        return leavers
+
+    def work(self) -> list[str]:
+        """Read all that waits to be read; whether it has a place is seen when its turn comes."""
+        done, self.queue = self.queue, []
+        for digest, may_place, future in done:
+            if digest.startswith(BAD):
+                future.set_result(Reading(BAD_ADAPTER))
+            elif may_place and self.has_room([size_of(digest)]):
+                while sum(map(size_of, self.holds)) + size_of(digest) > self.num_places:
+                    del self.holds[next(each for each, num in self.holds.items() if not num)]
+                self.holds[digest] = 1
+                future.set_result(Reading(RUNNING))
+            else:
+                future.set_result(Reading(OUT_OF_CAPACITY, size_of(digest)))
+        return [digest for digest, _, _ in done]
+
+
+class Room:
+    """A queue before a bank, a clock that stands still, and who has got what."""
+
+    def __init__(self, num_places: int, max_waiting: int = 100) -> None:
+        self.bank, self.counters, self.now_s = Bank(num_places), TenantCounters(), 0.0
+        self.queue = AdapterQueue(self.bank, self.counters, max_waiting, lambda: self.now_s)
+        self.codes: dict[int, int] = {}
+        self.order: list[str] = []  # digests, as they were got
+        self._next_id = 0
+
+    def ask(self, digest: str, tenant: int = 1) -> Sequence:
+        self._next_id += 1
+        prompt = np.array([1], dtype=np.int32)
+        request = SequenceRequest(self._next_id, prompt, Sampling(), b"n", tenant, adapter=LocalAdapter(digest, "/"))
+        sequence = Sequence(request, self.counters.join(tenant), 9, (), prompt, 1)
+        refused = self.queue.add(sequence)
+        if refused is not None:
+            self.codes[refused.sequence_id] = OUT_OF_CAPACITY
+        elif sequence.adapter:
+            self._note(sequence, RUNNING)
+        return sequence
+
+    def settle(self, seconds: float = 0.0) -> list[str]:
+        """Let time pass, and then happen what can. Returns what was got."""
+        self.now_s += seconds
+        before = len(self.order)
+        while True:
+            for sequence, code in self.queue.take_ready():
+                self._note(sequence, code)
+            if not self.bank.work():
+                return self.order[before:]
+
+    def _note(self, sequence: Sequence, code: int) -> None:
+        assert sequence.sequence_id not in self.codes
+        assert (sequence.adapter > 0) == (code == RUNNING)
+        self.codes[sequence.sequence_id] = code
+        if sequence.request.adapter is not None and code == RUNNING:
+            self.order.append(sequence.request.adapter.digest)
+
+    def end(self, *sequences: Sequence) -> None:
+        for sequence in sequences:
+            self.queue.forget(sequence)
+
+
+def test_one_that_finds_every_place_in_use_waits_for_the_first_that_is_not():
+    room = Room(2)
+    a, _b, c = (room.ask(each) for each in "abc")
+    assert room.settle() == ["a", "b"]
+    assert room.queue.num_waiting == 1
+    assert room.queue.is_waiting(c)
+    assert room.settle(100.0) == [], "nobody ended"
+    room.end(a)
+    assert room.settle() == ["c"]
+    assert sorted(room.bank.holds) == ["b", "c"]
+    room.end(_b, c)
+    assert (room.queue.num_waiting, set(room.bank.holds.values())) == (0, {0})
+
+
+def test_the_last_hold_may_end_between_the_look_and_the_news_of_it():
+    room = Room(1)
+    a = room.ask("a")
+    room.settle()
+    b = room.ask("b")
+    room.bank.work()  # b has found no room
+    room.end(a)  # and nobody has been told of that yet
+    assert room.settle() == ["b"]
+    room.end(b)
+
+
+def test_nothing_is_read_again_while_nothing_changes():
+    room = Room(1)
+    room.ask("a")
+    room.ask("b")
+    room.settle()
+    for _ in range(5):
+        room.settle(PATIENCE_S)
+        assert room.bank.work() == []
+
+
+def test_others_join_what_is_there_until_the_first_has_lost_patience():
+    room = Room(2)
+    held = [room.ask(each) for each in ("a", "a", "b")]
+    room.settle()
+    waiting = room.ask("c")
+    assert room.settle(0.9 * PATIENCE_S) == []
+    held.append(room.ask("a"))
+    assert held[-1].adapter, "there is time left"
+    assert room.settle(0.2 * PATIENCE_S) == []
+    later = room.ask("b")
+    assert not later.adapter, "b leaves for c: fewest use it"
+    assert room.ask("a").adapter, "a does not"
+    assert room.settle() == []
+    room.end(held[2])
+    assert room.settle() == ["c"]
+    assert room.queue.is_waiting(later)
+    room.end(waiting)
+    assert room.settle() == ["b"]
+
+
+def test_those_that_join_cannot_keep_a_large_one_out():
+    """It needs two places, and every moment somebody wants one of them again."""
+    room = Room(2)
+    open_ = [room.ask("a"), room.ask("b")]
+    room.settle()
+    large = room.ask("two")
+    room.settle(1.1 * PATIENCE_S)
+    for number in range(20):
+        open_.append(room.ask("ab"[number % 2]))
+        room.settle(0.01)
+        for each in [each for each in open_ if each.adapter][:1]:
+            room.end(each)
+            open_.remove(each)
+    assert large.adapter
+    room.end(large)
+    while open_:
+        room.settle()
+        room.end(*[each for each in open_ if each.adapter])
+        open_ = [each for each in open_ if not each.adapter]
+
+
+def test_a_tenant_with_many_adapters_does_not_keep_another_from_his():
+    room = Room(1)
+    many = [room.ask(f"a{number}", tenant=1) for number in range(20)]
+    other = room.ask("b", tenant=2)
+    assert room.settle() == ["a0"]
+    room.counters.charge_prompt(many[0].tenant_index, 100, 0)
+    room.end(many[0])
+    assert room.settle() == ["b"]
+    room.counters.charge_prompt(other.tenant_index, 200, 0)
+    room.end(other)
+    assert room.settle() == ["a1"], "and within one, who came first"
+
+
+def test_an_adapter_that_was_to_leave_may_be_joined_when_nobody_waits_for_its_place_any_more():
+    room = Room(1)
+    first = room.ask("a")
+    room.settle()
+    waiting = room.ask("b")
+    room.settle(2 * PATIENCE_S)
+    room.end(waiting)
+    second = room.ask("a")
+    assert room.settle() == ["a"]
+    room.end(first, second)
+    assert room.bank.holds == {"a": 0}
+
+
+def test_one_that_can_never_be_served_is_told_so_while_others_wait():
+    room = Room(1)
+    room.ask("a")
+    room.ask("b")
+    room.settle()
+    bad = room.ask("bad")
+    room.settle()
+    assert room.codes[bad.sequence_id] == BAD_ADAPTER
+    assert room.queue.num_waiting == 1
+
+
+def test_who_leaves_while_waiting_leaves_nothing_behind():
+    room = Room(1)
+    a = room.ask("a")
+    room.settle()
+    gone, stays, reading = room.ask("b"), room.ask("c"), room.ask("d")
+    room.end(reading)  # while it is being looked at
+    room.settle()
+    room.end(gone)
+    room.end(a)
+    assert room.settle() == ["c"]
+    room.end(stays)
+    room.settle()
+    assert (room.queue.num_waiting, room.queue._wanted, room.queue._held) == (0, {}, {})
+
+
+def test_no_more_wait_than_may_and_the_longest_queue_makes_room():
+    room = Room(1, max_waiting=3)
+    first = room.ask("a")
+    room.settle()
+    waiting = [room.ask(each, tenant=1) for each in "bcde"]
+    assert room.codes[waiting[3].sequence_id] == OUT_OF_CAPACITY
+    other = room.ask("e", tenant=2)
+    assert room.codes[waiting[2].sequence_id] == OUT_OF_CAPACITY
+    assert room.queue.num_waiting == 3
+    room.end(first)
+    for _ in range(3):
+        room.settle()
+        room.end(*[each for each in (*waiting, other) if each.adapter])
+    assert [room.codes[each.sequence_id] for each in (*waiting[:2], other)] == [RUNNING] * 3
+
+
+@pytest.mark.parametrize("num_places", [2, 3, 7])
+def test_everybody_is_served_whatever_comes(num_places: int):
+    """Random comings and goings of 12 adapters of two sizes; then all that is left is served in turn."""
+    rng = np.random.default_rng(num_places)
+    room, open_ = Room(num_places), list[Sequence]()
+    names = [f"{HUGE if number % 4 == 0 else 'one'}{number}" for number in range(12)]
+    for _ in range(400):
+        if rng.random() < 0.5 or not open_:
+            open_.append(room.ask(names[rng.integers(12)], tenant=int(rng.integers(3))))
+        else:
+            room.end(open_.pop(int(rng.integers(len(open_)))))  # it ends, or is aborted
+        if rng.random() < 0.7:
+            room.settle(float(rng.random()))
+    for _ in range(200):
+        room.settle()
+        room.end(*[each for each in open_ if each.adapter])
+        open_ = [each for each in open_ if not each.adapter]
+    assert not open_
+    assert set(room.codes.values()) == {RUNNING}
+    assert set(room.bank.holds.values()) == {0}
