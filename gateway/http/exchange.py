@@ -58,7 +58,8 @@ class Exchange:
         self._kept_headers: Headers = []
         self._kept_parts: list[bytes] = []  # of a stream that is to be kept
         self._connection: Connection = scope["hearth.connection"]
-        self._cycle: Cycle = scope["hearth.cycle"]
+        # Taken out: it knows the scope, and each would keep the other until the next garbage collection.
+        self._cycle: Cycle = scope.pop("hearth.cycle")
         self._receive = receive
         self._send = send
         self._has_whole_body = False

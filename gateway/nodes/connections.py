@@ -100,7 +100,7 @@ class Inbox:
         while self._error is None and not self._may_give():
             self._waiter = self._loop.create_future()
             if self._events and not self.waits_for_end:
-                self._timer = self._loop.call_at(self._not_before_s, self._wake)
+                self._timer = self._loop.call_at(self._not_before_s, self._be_due)
             try:
                 await self._waiter
             finally:
@@ -125,7 +125,13 @@ class Inbox:
         if self._may_give():
             self._wake()
         elif not self.waits_for_end and self._timer is None:
-            self._timer = self._loop.call_at(self._not_before_s, self._wake)
+            self._timer = self._loop.call_at(self._not_before_s, self._be_due)
+
+    def _be_due(self) -> None:
+        """By the timer's word, which counts: the clock, whose milliseconds are no exact fractions of a second, may say
+        that less than nothing is missing, and would be asked again and again until its next one."""
+        self._not_before_s = 0.0
+        self._wake()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -1,13 +1,16 @@
 """How an answer is written, without a server: in how few writes, and what is refused."""
 
 import asyncio
+import gc
 import logging
+import weakref
 from typing import Any
 
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.http.cycle import Cycle
+from gateway.http.exchange import Exchange
 
 
 class Transport:
@@ -143,3 +146,17 @@ async def test_a_whole_answer_goes_at_once_or_not_at_all():
             made.flow.pause_writing()
         assert not made.write_whole(200, [(b"content-length", b"2")], b"ok")
         assert (transport.writes, made.response_started) == ([], False)
+
+
+async def test_an_answered_request_is_gone_at_once_and_waits_for_no_garbage_collection():
+    made, transport = cycle(headers=[], query_string=b"")
+    remembered = weakref.ref(made)
+    made.scope |= {"hearth.request_id": "x", "hearth.connection": None, "hearth.cycle": made}
+    gc.disable()
+    try:
+        await Exchange(made.scope, made.receive, made.send).answer(200, b"{}", [])
+        del made
+        assert remembered() is None
+    finally:
+        gc.enable()
+    assert transport.writes[0].endswith(b"{}")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from engine.protocol import wire
 from engine.protocol.events import Finished, Started, Token
@@ -15,6 +16,7 @@ from engine.protocol.tasks import TextGeneration
 from gateway.nodes import connections
 from gateway.nodes.connections import Inbox, NodeLink, NodeLost, Overrun
 from gateway.settings import GatewaySettings
+from gateway.streaming import COALESCE_S
 from telemetry.settings import read_settings
 from tests.certificates import certificates
 from tests.fakes.node import WORDS, FakeNode
@@ -102,6 +104,30 @@ async def test_nothing_is_given_before_its_time_but_the_end(node: FakeNode):
     assert loop.time() >= start + 0.05
     loop.call_later(0.01, inbox.put, Finished("stop"))
     await inbox.take(loop.time() + 60)
+
+
+class Counted(Inbox):
+    """Counts how often it wakes its reader."""
+
+    num_wakes = 0
+
+    def _wake(self) -> None:
+        self.num_wakes += 1
+        super()._wake()
+
+
+def test_a_reader_is_woken_once_whatever_the_clock_makes_of_fractions_of_a_second():
+    async def take(inbox: Inbox, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        inbox.put(Token("a"))
+        assert await inbox.take(asyncio.get_running_loop().time() + COALESCE_S) == [Token("a")]
+
+    async def take_at_many_times() -> list[int]:
+        inboxes = [Counted(**STREAM) for _ in range(100)]
+        await asyncio.gather(*(take(inbox, number / 1000) for number, inbox in enumerate(inboxes)))
+        return [inbox.num_wakes for inbox in inboxes]
+
+    assert uvloop.run(take_at_many_times()) == [1] * 100
 
 
 async def test_a_reader_that_takes_too_little_too_slowly_is_told_so():
