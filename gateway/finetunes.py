@@ -44,6 +44,7 @@ class Finetunes:
         self._objects_url = objects_url
         self._objects: Objects | None = None
         self._clock = clock
+        self._num_changes = 0
         self._found: OrderedDict[tuple[str, str], _Found] = OrderedDict()  # (account, reference), the oldest first
 
     @property
@@ -67,17 +68,27 @@ class Finetunes:
             raise Refusal(Reason.FINETUNE_INCOMPLETE, ", ".join(finetune.missing_files))
         return Adapter(finetune.manifest_name, finetune.revision)
 
+    def forget(self, account_id: str, finetune_id: str) -> None:
+        """It was made, brought a file or taken away through this gateway: who calls from now on is answered by that."""
+        self._num_changes += 1
+        for key, found in list(self._found.items()):
+            if key[0] == account_id or (found.finetune is not None and found.finetune.finetune_id == finetune_id):
+                del self._found[key]
+
     async def _find(self, account_id: str, reference: str) -> Finetune | None:
         key, now_s = (account_id, reference), self._clock.monotonic_s()
         found = self._found.get(key)
         if found is not None and found.until_s > now_s:
             return found.finetune
+        num_changes = self._num_changes
         try:
             finetune = await finetunes.find_usable(self.database, account_id, reference)
         except StoreUnavailable:
             if found is None:
                 raise
             return found.finetune
+        if num_changes != self._num_changes:
+            return finetune  # it may be one of them, as it was before
         self._found[key] = _Found(finetune, now_s + REMEMBERED_S)
         self._found.move_to_end(key)
         while len(self._found) > _MAX_REMEMBERED:

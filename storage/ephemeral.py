@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Any
 
 from redis.asyncio import Redis
@@ -32,12 +32,15 @@ return string.format('%d.%06d', time[1], time[2])
 _SUBSCRIPTION_CHECK_S = 5.0
 _ENTRY = b"entry"
 
+Hearer = Callable[[bytes], None]
+
 
 class Ephemeral:
     """One Redis, shared by a whole process."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
+        self._hearers: dict[str, list[Hearer]] = {}  # by channel
 
     @classmethod
     def connect(cls, url: str, *, timeout_s: float = 0.25) -> Ephemeral:
@@ -103,9 +106,17 @@ class Ephemeral:
         return {id: payload for id, payload in zip(ids, payloads, strict=True) if payload is not None}
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """To whoever listens now; nobody else will hear of it."""
+        """To whoever listens now; nobody else will hear of it. Those of `hear_own` have heard it also when this raises
+        StoreUnavailable."""
+        for hearer in self._hearers.get(channel, ()):
+            hearer(message)
         with _translated():
             await self._redis.publish(channel, message)
+
+    def hear_own(self, channel: str, hearer: Hearer) -> None:
+        """From now on, whatever is published through this object on `channel` is given to `hearer` at once, whether
+        Redis answers or not. A subscription brings it once more, when it does."""
+        self._hearers.setdefault(channel, []).append(hearer)
 
     async def subscribe(self, channel: str) -> AsyncGenerator[bytes, None]:
         """Messages published on `channel` from now on: the first item, b"", says that listening has begun.

@@ -94,6 +94,7 @@ class Allowance:
         self._flush = flush
         self._budgets: dict[tuple[str, str], list[MonthlyBudget]] = {}  # by account and API token
         self._seen: dict[Budget, float] = {}  # -> when last, monotonic
+        self._refreshing = asyncio.Lock()
         self._held: dict[tuple[str, str], tuple[float, tuple[Budget, ...]]] = {}  # by account and token, until when
 
     def of(self, caller: Caller) -> tuple[Budget, ...]:
@@ -154,11 +155,12 @@ class Allowance:
 
     async def refresh(self) -> None:
         """Read all budgets. Raises StoreUnavailable."""
-        found: dict[tuple[str, str], list[MonthlyBudget]] = {}
-        for budget in await budgets.list_all(self._database):
-            found.setdefault((budget.account_id, budget.api_token_id), []).append(budget)
-        self._budgets = found
-        self._held.clear()
+        async with self._refreshing:  # an older read that ended later would take back what a newer one brought
+            found: dict[tuple[str, str], list[MonthlyBudget]] = {}
+            for budget in await budgets.list_all(self._database):
+                found.setdefault((budget.account_id, budget.api_token_id), []).append(budget)
+            self._budgets = found
+            self._held.clear()
 
     async def true_up(self, counts: Counts) -> None:
         """Whatever is counted less than the ledger knows of is raised to it. Raises StoreUnavailable."""

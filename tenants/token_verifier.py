@@ -1,9 +1,10 @@
 """From the text of an API token, or a user's global key, to the Principal it proves, or to why it proves none.
 
 Decisions are remembered for a short while, under a hash of the text, and forgotten the moment a change to the token or
-its account is seen: the epoch is read every second, and a hint over Redis asks for it sooner. While the database is
-away, what was confirmed in the last quarter of an hour still counts; what was not cannot be decided, and is not let in.
-A token that is used is confirmed again and again: when it last was is written down as its last use.
+its account is seen: the epoch is read every second, a hint over Redis asks for it sooner, and a change that is made by
+this very process is known to it before whoever asked for it has an answer. While the database is away, what was
+confirmed in the last quarter of an hour still counts; what was not cannot be decided, and is not let in. A token in use
+is confirmed again and again: when it last was is written down as its last use.
 """
 
 from __future__ import annotations
@@ -80,6 +81,9 @@ class TokenVerifier:
         self._is_database_away = False
         self._poll_now = asyncio.Event()
         self._used: dict[str, datetime] = {}  # API token id -> when it was last confirmed, until that is written
+        self._num_changes = 0  # seen; what was being read meanwhile is not remembered
+        if ephemeral is not None:
+            ephemeral.hear_own(decision_epoch.CHANNEL, self._hear)
 
     async def verify(self, text: str) -> Principal | Refused:
         """Who holds this secret. Raises StoreUnavailable when that cannot be decided."""
@@ -149,6 +153,7 @@ class TokenVerifier:
         if self._epoch < 0:  # the first look: what was decided before it holds if nothing has changed since
             self._keep_only(epoch)
         elif epoch < self._epoch:  # an older copy of the database took over
+            self._num_changes += 1
             self._good.clear()
             self._refused.clear()
         elif changed:
@@ -185,34 +190,35 @@ class TokenVerifier:
         return await asyncio.shield(task)
 
     def _lookup_ended(self, key: bytes, task: asyncio.Task[_Decision]) -> None:
-        self._lookups.pop(key, None)
+        if self._lookups.get(key) is task:
+            del self._lookups[key]
         if not task.cancelled():
             task.exception()  # seen, even when everyone who waited has gone
 
     async def _look_up_token(self, key: bytes, parsed: ParsedSecret, text: str) -> _Decision:
         async with self._reading() as connection:
-            asked_s = self._clock.monotonic_s()
+            asked_s, num_changes = self._clock.monotonic_s(), self._num_changes
             row = await credential_rows.read_token(connection, parsed.lookup_id)
             judged = Judged(Refused("unknown"), frozenset({parsed.lookup_id}))
             if self._is_right(text, row) and row is not None:
                 judged = await credential_rows.judge_token(connection, row, parsed.lookup_id)
         epoch = self._epoch if row is None else row["epoch"]
         decision = _Decision(judged.verdict, judged.marks, epoch, asked_s)
-        self._remember(key, decision)
+        self._remember(key, decision, num_changes)
         if isinstance(judged.verdict, Principal):
             self._used[judged.verdict.api_token_id] = self._clock.now()
         return decision
 
     async def _look_up_user(self, key: bytes, email: str, secret: str) -> _Decision:
         async with self._reading() as connection:
-            asked_s = self._clock.monotonic_s()
+            asked_s, num_changes = self._clock.monotonic_s(), self._num_changes
             row = await credential_rows.read_user(connection, email)
             judged = Judged(Refused("unknown"), frozenset() if row is None else frozenset({row["user_id"]}))
             if self._is_right(secret, row) and row is not None:
                 judged = await credential_rows.judge_user(connection, row)
         epoch = self._epoch if row is None else row["epoch"]
         decision = _Decision(judged.verdict, judged.marks, epoch, asked_s)
-        self._remember(key, decision)
+        self._remember(key, decision, num_changes)
         return decision
 
     @contextlib.asynccontextmanager
@@ -226,9 +232,11 @@ class TokenVerifier:
     def _is_right(self, text: str, row: RowMapping | None) -> bool:
         return hmac.compare_digest(keyed_hash(self._pepper, text), _NO_DIGEST if row is None else row["digest"])
 
-    def _remember(self, key: bytes, decision: _Decision) -> None:
-        if decision.epoch < self._epoch:
-            return  # a change was seen while this was being read, and it may be about this very credential
+    def _remember(self, key: bytes, decision: _Decision, num_changes: int) -> None:
+        """Unless a change was seen while this was being read (`num_changes` had been before): it may be about this very
+        credential."""
+        if decision.epoch < self._epoch or num_changes != self._num_changes:
+            return
         self._good.pop(key, None)
         self._refused.pop(key, None)
         table = self._good if isinstance(decision.verdict, Principal) else self._refused
@@ -243,6 +251,10 @@ class TokenVerifier:
                 del table[key]
 
     def _forget(self, marks: Iterable[str]) -> None:
+        """Forget what rests on any of these. What is being read now may have been read before they changed: it is told
+        to those who asked before, and to nobody who asks from now on."""
+        self._num_changes += 1
+        self._lookups.clear()
         changed = frozenset(marks)
         for table in (self._good, self._refused):
             for key in [key for key, decision in table.items() if not changed.isdisjoint(decision.marks)]:
@@ -267,10 +279,10 @@ class TokenVerifier:
             with contextlib.suppress(StoreUnavailable):
                 async with contextlib.aclosing(ephemeral.subscribe(decision_epoch.CHANNEL)) as messages:
                     async for message in messages:
-                        self._hear(message.decode("ascii", "replace"))
+                        self._hear(message)
             await asyncio.sleep(POLL_S)
 
-    def _hear(self, changed_id: str) -> None:
+    def _hear(self, message: bytes) -> None:
         """A hint. What it names is asked for again in any case; the rest waits for what the epoch says."""
-        self._forget([changed_id])
+        self._forget([message.decode("ascii", "replace")])
         self._poll_now.set()

@@ -52,6 +52,7 @@ async def create(services: Services, request: Request) -> Response:
         )
     except FinetuneError as error:
         raise Refusal(Reason.INPUT_INVALID, str(error)) from None
+    services.finetunes.forget(account_id, made.finetune_id)
     return _answer(_row(made))
 
 
@@ -84,11 +85,12 @@ async def get(services: Services, request: Request) -> Response:
 
 
 async def delete(services: Services, request: Request) -> Response:
-    """Take one of the account's own away: within two seconds no call finds it any more."""
+    """Take one of the account's own away: no call here finds it any more, and elsewhere none after two seconds."""
     own, note = request.path_params, _note(services, request, "finetune.delete")
     store = services.finetunes.database
     if not await finetunes.remove(store, own["account_id"], own["finetune_id"], note=note):
         raise Refusal(Reason.FINETUNE_UNKNOWN)
+    services.finetunes.forget(own["account_id"], own["finetune_id"])
     return _answer({"id": own["finetune_id"]})
 
 
@@ -153,6 +155,7 @@ async def _take_file(services: Services, request: Request, finetune: Finetune, f
     await finetunes.put_file(
         store.database, store.objects, finetune, file_name, path, limits=store.limits, note=note, clock=services.clock
     )
+    store.forget(finetune.account_id, finetune.finetune_id)
 
 
 async def _base_model(services: Services, text: str) -> str:

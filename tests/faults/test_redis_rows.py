@@ -33,6 +33,7 @@ pytestmark = pytest.mark.full
 
 LIMIT = 40
 QUOTA_TIMEOUT_S = 0.25
+READ_ID, EVERYWHERE = "a92d2450e05d4e7bb7d0a64968f83d11", "com.cloudflare.api.account.*"
 WINDOW = "quota:r:text-generation:{account}"
 
 
@@ -144,6 +145,43 @@ def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted)
     assert set(statuses) == {200, 429}
     assert during.count(200) + statuses.count(200) == LIMIT - 25
     assert parted.counted() == LIMIT
+
+
+def test_whoever_changes_something_through_a_gateway_is_answered_by_it_at_once_though_no_news_passes(parted: Parted):
+    site, base_url = parted.running.site, parted.running.gateway.base_url
+    user = parted.running.headers("global key")
+    policies = [{"effect": "allow", "permission_groups": [{"id": READ_ID}], "resources": {EVERYWHERE: "*"}}]
+
+    def ask(method: str, path: str, body: object = None, headers: dict[str, str] = user) -> httpx.Response:
+        return parted.client.request(method, base_url + path, json=body, headers=headers)
+
+    def made(path: str, body: object) -> tuple[str, str]:
+        result = ask("POST", path, body).json()["result"]
+        return result["id"], result.get("value", "")
+
+    def runs(secret: str, account_id: str) -> int:
+        headers = {"Authorization": f"Bearer {secret}"}
+        return ask("POST", f"/accounts/{account_id}/ai/run/{PARROT}", {"prompt": "x"}, headers).status_code
+
+    parted.proxy.part()
+    token_id, secret = made("/user/tokens", {"name": "x", "policies": policies})
+    assert runs(secret, site.tenants.account_id) == 200
+    for _ in range(3):  # once in a while the database is looked at just in time
+        account_id, _ = made("/accounts", {"name": "Lab"})
+        assert runs(secret, account_id) == 200
+        path = f"/user/tokens/{token_id}"
+        assert ask("PUT", path, {"name": "x", "policies": policies, "status": "disabled"}).status_code == 200
+        assert runs(secret, account_id) == 401
+        assert ask("PUT", path, {"name": "x", "policies": policies, "status": "active"}).status_code == 200
+        assert runs(secret, account_id) == 200
+        old, secret = secret, ask("PUT", f"{path}/value", {}).json()["result"]
+        assert (runs(old, account_id), runs(secret, account_id)) == (401, 200)
+        settings = {"name": "Lab", "settings": {"region": {"countries": ["US"]}}}
+        assert ask("PUT", f"/accounts/{account_id}", settings).status_code == 200
+        assert runs(secret, account_id) == 429
+        assert ask("DELETE", f"/accounts/{account_id}").status_code == 200
+        assert runs(secret, account_id) == 403
+        assert ask("GET", f"/accounts/{account_id}").status_code == 403
 
 
 @pytest.mark.parametrize("how", ["parted", "vanished", "slow", "refusing"])

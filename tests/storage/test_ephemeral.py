@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -73,6 +74,23 @@ async def test_the_newest_announcement_counts_and_a_withdrawal_is_immediate(ephe
     assert await ephemeral.present("nodes") == {"a": b"new"}
     await ephemeral.withdraw("nodes", "a")
     assert await ephemeral.present("nodes") == {}
+
+
+async def test_what_a_process_publishes_it_hears_at_once_whether_redis_is_there_or_not(
+    ephemeral: Ephemeral, tmp_path: Path
+) -> None:
+    away = Ephemeral.connect(f"unix://{tmp_path / 'nobody'}")
+    for store in (ephemeral, away):
+        heard: list[bytes] = []
+        store.hear_own("news", heard.append)
+        store.hear_own("news", heard.append)
+        with contextlib.nullcontext() if store is ephemeral else pytest.raises(StoreUnavailable):
+            await store.publish("news", b"one")
+        assert heard == [b"one", b"one"]
+        with contextlib.suppress(StoreUnavailable):
+            await store.publish("other news", b"two")
+        assert len(heard) == 2
+    await away.close()
 
 
 async def test_a_message_reaches_every_listener_once(ephemeral: Ephemeral) -> None:

@@ -21,7 +21,7 @@ from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry.steady_clock import BELIEVED_AFTER_S, SteadyClock
-from tenants import accounts, api_tokens, token_verifier
+from tenants import accounts, api_tokens, credential_rows, token_verifier, users
 from tenants.api_token_text import mint
 from tenants.principal import Principal, Refused
 from tenants.scopes import WORKERS_AI_GROUPS
@@ -199,6 +199,73 @@ async def test_each_kind_of_change_is_seen_at_the_next_poll_and_by_its_own_name(
     assert not (await after_poll()).is_account_blocked
     await api_tokens.revoke(database, *ids)
     assert await after_poll() == Refused("revoked", ids[1], ids[0], "user")
+
+
+@pytest.fixture
+async def away(tmp_path: Path) -> AsyncIterator[Ephemeral]:
+    """A Redis that nobody answers at."""
+    ephemeral = Ephemeral.connect(f"unix://{tmp_path / 'nobody'}")
+    yield ephemeral
+    await ephemeral.close()
+
+
+async def test_a_change_by_this_very_process_is_seen_at_once_though_no_news_passes(
+    created: api_tokens.CreatedToken, database: Database, account_id: str, clock: HandClock, away: Ephemeral
+) -> None:
+    verifier = TokenVerifier(database, PEPPER, clock, away)  # nobody polls here
+    ids = account_id, created.token.api_token_id
+
+    async def verdict() -> Any:
+        return await verifier.verify(created.secret)
+
+    assert isinstance(await verdict(), Principal)
+    await accounts.block(database, account_id, ephemeral=away)
+    assert (await verdict()).is_account_blocked
+    await accounts.unblock(database, account_id, ephemeral=away)
+    assert not (await verdict()).is_account_blocked
+    await api_tokens.set_disabled(database, *ids, True, ephemeral=away)
+    assert await verdict() == Refused("disabled", ids[1], ids[0], "user")
+    await api_tokens.set_disabled(database, *ids, False, ephemeral=away)
+    assert isinstance(await verdict(), Principal)
+    made = await users.create(database, PEPPER, "ada@example.com", [account_id])
+    key = made.user.email, made.global_key
+    assert set((await verifier.verify_global_key(*key)).elsewhere) == {account_id}  # type: ignore[union-attr]
+    other = accounts.Account("b" * 32, "other", "active", "paid", clock.now())
+    await users.create_account(database, made.user.user_id, other, who="ops", ephemeral=away)
+    held = (await verifier.verify_global_key(*key)).elsewhere  # type: ignore[union-attr]
+    assert set(held) == {account_id, other.account_id}
+    await api_tokens.revoke(database, *ids, ephemeral=away)
+    assert await verdict() == Refused("revoked", ids[1], ids[0], "user")
+
+
+async def test_what_was_read_before_a_change_answers_nobody_who_asks_after_it(
+    created: api_tokens.CreatedToken,
+    database: Database,
+    account_id: str,
+    clock: HandClock,
+    away: Ephemeral,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    verifier = TokenVerifier(database, PEPPER, clock, away)
+    has_read, may_go_on = asyncio.Event(), asyncio.Event()
+    real = credential_rows.judge_token
+
+    async def slowly(*read: Any) -> credential_rows.Judged:
+        judged = await real(*read)
+        if not has_read.is_set():
+            has_read.set()
+            await may_go_on.wait()
+        return judged
+
+    monkeypatch.setattr(credential_rows, "judge_token", slowly)
+    before = asyncio.create_task(verifier.verify(created.secret))
+    await has_read.wait()
+    await api_tokens.revoke(database, account_id, created.token.api_token_id, ephemeral=away)
+    after = asyncio.create_task(verifier.verify(created.secret))
+    assert isinstance(await after, Refused), "it shared no query that had begun before"
+    may_go_on.set()
+    assert isinstance(await before, Principal), "it asked before"
+    assert isinstance(await verifier.verify(created.secret), Refused), "and that was not remembered"
 
 
 async def test_a_change_to_one_token_makes_no_other_forgotten(
