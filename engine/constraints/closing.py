@@ -113,7 +113,8 @@ class _Walk:
         self._matcher = matcher
         self._view = view
         self._byte_ids = view.ids_of_bytes
-        self._uses: dict[int, int] = {}  # by byte
+        self._ends: dict[int, int] = {}  # how often it was taken to end something, by byte
+        self._uses: dict[int, int] = {}  # how often it was taken otherwise since then, by byte
 
     def go(self, max_choices: int) -> bool:
         for _ in range(max_choices):
@@ -164,7 +165,7 @@ class _Walk:
         for byte in filter(is_allowed, _WITHIN_STRING if is_free else _BETWEEN):
             num_uses = self._num_uses(byte)
             if byte in endings:
-                num_uses = max(0, num_uses - _PATIENCE)
+                num_uses = max(0, self._ends.get(byte, 0) - _PATIENCE)
             if num_uses < fewest:
                 chosen, fewest = byte, num_uses
             if not num_uses:
@@ -172,8 +173,10 @@ class _Walk:
         if chosen < 0:
             return self._first_other(np.frombuffer(mask, dtype=np.uint8))
         if chosen in endings:
-            self._uses = {byte: uses for byte, uses in self._uses.items() if byte in _ENDINGS}
-        self._uses[chosen] = self._num_uses(chosen) + 1
+            self._uses.clear()
+            self._ends[chosen] = self._ends.get(chosen, 0) + 1
+        else:
+            self._uses[chosen] = self._num_uses(chosen) + 1
         return ids[chosen]
 
     def _spell(self) -> bool:

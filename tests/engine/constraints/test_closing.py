@@ -80,6 +80,18 @@ def test_signs_that_a_pattern_asks_for_among_any_are_spelled(pattern: str, close
     assert VIEW.tokenizer.decode_str(found) == close
 
 
+def test_what_ended_other_parts_is_still_spelled_first_where_a_text_needs_it() -> None:
+    """A scheme's colon, after as many colons as there were keys."""
+    constraint = schema(
+        record(**{f"key{number}": STRING for number in range(12)}, uri={"type": "string", "format": "uri"})
+    )
+    found = find_close(compile_matcher(constraint, VIEW), VIEW, words_of(constraint))
+    assert found is not None
+    last = json.loads(VIEW.tokenizer.decode_str(found))["uri"]
+    assert last.endswith(":")
+    assert len(last) < 10
+
+
 def test_a_close_that_has_become_shorter_is_found() -> None:
     """What would have closed the text at first is longer than what is left of it, and closes it still."""
     constraint = schema({"type": "string", "pattern": "^(.*a){60}$"})
