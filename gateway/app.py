@@ -45,9 +45,9 @@ from gateway.envelope import Dialect
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.http import binding
 from gateway.http.cors import Cors, preflight_headers
-from gateway.http.exchange import Exchange, Headers, Receive, Scope, Send
+from gateway.http.exchange import App, Exchange, Headers, Receive, Scope, Send
 from gateway.http.guard import HeadGuard
-from gateway.middleware import AccessLog, App, RequestIdentity
+from gateway.middleware import AccessLog, RequestIdentity
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
 from storage.errors import StoreError

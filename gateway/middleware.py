@@ -11,18 +11,16 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import BinaryIO
 
 import msgspec
 
-from gateway.http.exchange import Receive, Scope, Send
+from gateway.http.exchange import App, Receive, Scope, Send
 from storage.columns import uuid7
 from telemetry import metrics
-
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOG_FLUSH_INTERVAL_S = 0.1
 

@@ -16,7 +16,7 @@ import uvicorn
 
 from gateway.http.connection import Connection
 from gateway.http.doorkeeper import Doorkeeper
-from gateway.middleware import App
+from gateway.http.exchange import App
 from gateway.services import Services
 
 log = logging.getLogger(__name__)

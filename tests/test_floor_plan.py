@@ -64,6 +64,24 @@ MAY_IMPORT = {
 # A package's process stands on the floor of what it starts.
 FLOOR_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants", "catalog.tables": "catalog"}
 
+# What a room of the gateway may import besides itself: `api` and `batches` lead whole calls, and may know all of it.
+GATEWAY_ROOMS = {
+    "gateway.http": {"gateway.envelope", "gateway.errors", "storage.columns", "telemetry"},
+    "gateway.shapes": {"gateway.envelope", "gateway.errors", "engine.protocol", "catalog"},
+    "gateway.kept": {
+        "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "storage", "telemetry", "tenants",
+    },
+    "gateway.nodes": {
+        "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
+        "tenants",
+    },
+    "gateway.operators": {"gateway.errors", "gateway.kept", "gateway.settings", "storage", "telemetry", "tenants"},
+    "gateway.openapi": {"gateway.call", "gateway.routing", "catalog", "tenants"},
+    "gateway.markdown": {"gateway.errors", "gateway.http", "documents", "storage", "tenants"},
+    "gateway.webhooks": {
+        "gateway.envelope", "gateway.errors", "gateway.http", "gateway.services", "storage", "telemetry", "tenants",
+    },
+}  # fmt: skip
 GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
 HOST_WING = ("engine.sequence", "engine.block_manager", "engine.scheduler", "engine.scheduling")
 DEVICE_WING = ("engine.runner", "engine.sampler", "engine.weights", "engine.models", "engine.layers", "engine.kernels")
@@ -228,6 +246,27 @@ def test_stages_of_the_gateway_do_not_know_each_other():
         for name in stages & set(modules())
         for imported in imports_of(name)
         if imported in (stages - {name}) | {"gateway.pipeline"}
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("room", GATEWAY_ROOMS)
+def test_a_room_of_the_gateway_knows_only_what_it_needs(room: str):
+    """The connection's end knows no tenant, the shapes of answers know no connection, and so on."""
+    allowed = (room, *GATEWAY_ROOMS[room])
+    inside = [name for name in modules() if is_under(name, (room,))]
+    assert len(inside) > 1, "the room is gone"
+    assert [f"{name} -> {i}" for name in inside for i in ours(imports_of(name)) if not is_under(i, allowed)] == []
+
+
+def test_only_the_table_of_contents_knows_the_routes_of_the_gateway():
+    above = {"gateway.app", "gateway.__main__"}
+    wrong = [
+        f"{name} -> {imported}"
+        for name in modules()
+        if is_under(name, ("gateway",)) and name not in above
+        for imported in imports_of(name)
+        if imported in above or (is_under(imported, ("gateway.api",)) and not is_under(name, ("gateway.api",)))
     ]
     assert wrong == []
 

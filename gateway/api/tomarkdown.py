@@ -13,10 +13,8 @@ from gateway.api.objects import principal_of
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.http import json_body, multipart
 from gateway.http.exchange import Exchange
-from gateway.markdown import conversion as documents
-from gateway.markdown import usage as documents_usage
-from gateway.markdown.conversion import Ask
-from gateway.markdown.usage import TASK
+from gateway.markdown.conversion import FIELDS, MAX_FILES, Ask, ask_of_form, ask_of_json, supported
+from gateway.markdown.usage import TASK, entry_of
 from gateway.services import Services
 
 _FORM_OVERHEAD_BYTES = 256 * 1024
@@ -37,10 +35,10 @@ async def convert(services: Services, request: Request) -> Response:
             None,
             max_bytes=limit + _FORM_OVERHEAD_BYTES,
             stall_timeout_s=services.settings.body_timeout_s,
-            repeated=documents.FIELDS,
-            max_parts=documents.MAX_FILES + 2,
+            repeated=FIELDS,
+            max_parts=MAX_FILES + 2,
         )
-        return documents.ask_of_form(form)
+        return ask_of_form(form)
 
     return await _converted(services, request, read)
 
@@ -54,7 +52,7 @@ async def transform(services: Services, request: Request) -> Response:
         max_bytes = services.documents.max_bytes * 4 // 3 + _FORM_OVERHEAD_BYTES
         exchange.check_announced_body(max_bytes)
         body = await exchange.read_body(max_bytes, services.settings.body_timeout_s)
-        return documents.ask_of_json(json_body.parse(body))
+        return ask_of_json(json_body.parse(body))
 
     return await _converted(services, request, read)
 
@@ -76,13 +74,21 @@ async def _converted(services: Services, request: Request, read: Callable[[], Aw
 
             exchange.when_client_leaves(stop)
             place.stop = stop
-            began = documents_usage.Began(services.clock.now(), services.clock.monotonic_s())
+            started_at, started_s = services.clock.now(), services.clock.monotonic_s()
             try:
                 await asyncio.wait({job})
             finally:
                 exchange.when_client_leaves(None)
                 job.cancel()
-            entry = documents_usage.entry_of(services, exchange.request_id, principal, began, ask, job)
+            entry = entry_of(
+                exchange.request_id,
+                principal,
+                ask,
+                job,
+                pop=services.settings.pop,
+                started_at=started_at,
+                duration_ms=(services.clock.monotonic_s() - started_s) * 1000,
+            )
             await services.ledger.record(entry)
         if job.cancelled():
             raise Refusal(Reason.ABORTED) if services.admission.is_draining else ClientLeft
@@ -91,7 +97,7 @@ async def _converted(services: Services, request: Request, read: Callable[[], Aw
 
 async def list_supported(_services: Services, _request: Request) -> Response:
     """The extensions of files that are converted, with their media types."""
-    return _answer(documents.supported())
+    return _answer(supported())
 
 
 def _answer(result: object) -> Response:

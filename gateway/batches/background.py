@@ -16,7 +16,6 @@ import msgspec
 from catalog.registry import Resolved
 from gateway.admission import Place
 from gateway.batches.body import Queue, Request
-from gateway.batches.queue import MAX_SEALED_BYTES
 from gateway.call import Record
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
@@ -77,7 +76,7 @@ async def _answered(
     if not sealed:
         raise Refusal(Reason.RESPONSE_UNKNOWN)
     try:
-        item = _decode(services.batches.sealer.open(account_id, sealed[0], MAX_SEALED_BYTES))
+        item = _decode(services.batches.opened(account_id, sealed[0]))
     except (ValueError, msgspec.MsgspecError):
         raise Refusal(Reason.RESPONSE_UNKNOWN) from None
     if item["success"]:

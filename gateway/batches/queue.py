@@ -31,7 +31,7 @@ from tenants.principal import Principal
 log = logging.getLogger(__name__)
 
 DOORBELL = "batches"
-MAX_SEALED_BYTES = 64 << 20  # of one answer, or one chunk's requests
+_MAX_SEALED_BYTES = 64 << 20  # of one answer, or one chunk's requests
 PAGE_ANSWERS = 128
 RETRY_FULL_S = 30
 
@@ -116,9 +116,13 @@ class Batches:
             sealed = await batches.answers(self.database, account_id, batch_id, first, PAGE_ANSWERS)
             if len(sealed) < min(PAGE_ANSWERS, state.num_requests - first):
                 raise StoreUnavailable("answers of a batch have gone while they were read")
-            opened = await asyncio.to_thread(self._opened, account_id, sealed)
+            opened = await asyncio.to_thread(self._joined, account_id, sealed)
             yield b"," + opened if first else opened
         yield batch_answers.bare_tail(*tokens) if is_bare else batch_answers.tail(*tokens)
 
-    def _opened(self, account_id: str, sealed: list[bytes]) -> bytes:
-        return b",".join(self.sealer.open(account_id, answer, MAX_SEALED_BYTES) for answer in sealed)
+    def _joined(self, account_id: str, sealed: list[bytes]) -> bytes:
+        return b",".join(self.opened(account_id, answer) for answer in sealed)
+
+    def opened(self, account_id: str, sealed: bytes) -> bytes:
+        """What of a batch lay in the database: a chunk's requests, an answer, a webhook. Raises ValueError."""
+        return self.sealer.open(account_id, sealed, _MAX_SEALED_BYTES)

@@ -20,7 +20,7 @@ from gateway import envelope
 from gateway.authentication import RUN_MODELS_SCOPE
 from gateway.batches import answers as batch_answers
 from gateway.batches.body import Request, call_of
-from gateway.batches.queue import DOORBELL, MAX_SEALED_BYTES
+from gateway.batches.queue import DOORBELL
 from gateway.batches.synchronous import Ending, ItemAnswer, told
 from gateway.call import Door
 from gateway.errors import Reason, Refusal
@@ -164,8 +164,7 @@ class BatchWorker:
         try:
             if residency.rules or residency.is_zero_retention:
                 raise _HeldSince
-            sealed = services.batches.sealer.open(leased.account_id, leased.requests, MAX_SEALED_BYTES)
-            requests = _decode(sealed)
+            requests = _decode(services.batches.opened(leased.account_id, leased.requests))
         except (ValueError, msgspec.MsgspecError):
             log.error("queued requests cannot be read: has the cache secret changed?", extra={"batch": leased.key[0]})
             why = Refusal(Reason.INTERNAL)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Collection
 
-from gateway.http.exchange import Headers, Receive, Scope, Send
-from gateway.middleware import App
+from gateway.http.exchange import App, Headers, Receive, Scope, Send
 
 EXPOSED = (
     b"cf-ai-neurons, cf-ai-req-id, cf-ray, idempotent-replayed, ratelimit, ratelimit-policy, retry-after, "

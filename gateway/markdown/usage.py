@@ -6,12 +6,10 @@ Knows no file's content, and not who reads it.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from gateway.markdown.conversion import Ask
-from gateway.services import Services
 from tenants.principal import Principal
 from tenants.usage import UsageEntry
 
@@ -19,23 +17,18 @@ TASK = "to-markdown"
 """What limits and usage call it; it stands for the model too, for it runs none."""
 
 
-@dataclass(frozen=True)
-class Began:
-    """When the call's files were all here, by either clock."""
-
-    at: datetime
-    at_s: float
-
-
 def entry_of(
-    services: Services,
     request_id: str,
     principal: Principal,
-    began: Began,
     ask: Ask,
     job: asyncio.Task[list[dict[str, Any]]],
+    *,
+    pop: str,
+    started_at: datetime,
+    duration_ms: float,
 ) -> UsageEntry:
-    """Of a conversion that has ended: `stop`, `client_left` where it was ended, or `refused` as a whole."""
+    """Of a conversion that has ended: `stop`, `client_left` where it was ended, or `refused` as a whole. It started
+    when the call's files were all here."""
     failed = job.cancelled() or job.exception() is not None
     rows = [] if failed else job.result()
     texts = [str(row["data"]) for row in rows if "data" in row]
@@ -46,15 +39,15 @@ def entry_of(
         model=TASK,
         revision="",
         task=TASK,
-        pop=services.settings.pop,
+        pop=pop,
         node_id="",
         status="client_left" if job.cancelled() else "refused" if failed else "stop",
         prompt_tokens=0,
         cached_tokens=0,
         completion_tokens=0,
-        started_at=began.at,
+        started_at=started_at,
         ttft_ms=None,
-        duration_ms=(services.clock.monotonic_s() - began.at_s) * 1000,
+        duration_ms=duration_ms,
         attempts=1,
         micro_neurons=0,
         is_stream=False,

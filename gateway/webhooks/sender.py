@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from gateway import envelope
-from gateway.batches.queue import MAX_SEALED_BYTES
 from gateway.services import Services
 from gateway.webhooks.outgoing import TIMEOUT_S, NotSent
 from gateway.webhooks.signature import headers_of
@@ -103,13 +102,12 @@ class WebhookSender:
     async def _try(self, due: Due) -> str:
         """`delivered`, or why it was not. Raises StoreUnavailable, and ValueError for what cannot be opened."""
         services = self._services
-        sealer = services.batches.sealer
-        webhook = _decode_target(sealer.open(due.account_id, due.target, MAX_SEALED_BYTES))
+        webhook = _decode_target(services.batches.opened(due.account_id, due.target))
         sealed = await batches.answers(services.database, due.account_id, due.batch_id, 0, due.num_requests)
         if len(sealed) < due.num_requests:
             return "expired"
         items: list[Mapping[str, Any]] = [
-            _decode_item(sealer.open(due.account_id, each, MAX_SEALED_BYTES)) for each in sealed
+            _decode_item(services.batches.opened(due.account_id, each)) for each in sealed
         ]
         created = int(due.finished_at.timestamp())
         body = envelope.encode(body_of(webhook, due.batch_id, due.shown_model, created, items))
