@@ -17,6 +17,7 @@ import time
 import msgspec
 
 from engine.loop import Engine
+from engine.processes.frames import FrameReader
 from engine.ranks import wire
 from engine.ranks.group import load
 from engine.speculation.make import make_guesses
@@ -76,7 +77,7 @@ class _Inbox:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._reader = wire.FrameReader()
+        self._reader = FrameReader()
 
     def drain(self, engine: Engine) -> bool:
         """Everything that is there; sleeps for the first of it if the engine has no work. False: the replica left."""

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
-from typing import Literal
 
 from msgspec import Raw, Struct
 
@@ -18,24 +17,11 @@ from engine.config import EngineConfig
 from engine.processes.child_link import ChildLink
 from engine.processes.zygote import Zygote
 from engine.ranks import wire
-from engine.report import FINISHES, EngineInfo, EngineStatus, ScoredPrompt, StepReport
+from engine.report import FINISHES, EngineInfo, EngineStatus, Finish, ScoredPrompt, StepReport
 from engine.sequence import SequenceRequest
 from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
-
-Finish = Literal[
-    "stop",
-    "length",
-    "aborted",
-    "out_of_capacity",
-    "context_too_long",
-    "error",
-    "unclosed",
-    "bad_adapter",
-    "too_complex",
-    "crashed",
-]
 
 
 class ReplicaLoadError(Exception):
@@ -54,9 +40,9 @@ class Output(Struct, frozen=True, gc=False):
     without tokens where a constraint has nothing left to say. "unclosed": the limit cut a constrained text short.
 
     `num_cached_tokens` is the part of the prompt that came from the prefix cache, `device_us` what it has had of the
-    devices' time until now, in microseconds. `logprobs` matches `token_ids`, and
-    is empty unless asked for. `prompt_logprobs` are those of the next tokens of the prompt, from its second one on; all
-    of them come before any token.
+    devices' time until now, in microseconds. `logprobs` matches `token_ids`, and is empty unless asked for.
+    `prompt_logprobs` are those of the next tokens of the prompt, from its second one on; all of them come before any
+    token.
     """
 
     token_ids: tuple[int, ...]
@@ -236,7 +222,7 @@ class Replica:
             if has_logprobs:
                 for each in range(row + 1 - len(token_ids), row + 1):
                     logprobs += _logprobs(report, each)
-            self._call(sequence_id, sink, Output(token_ids, FINISHES[code], num_cached, logprobs, device_us))  # type: ignore[arg-type]
+            self._call(sequence_id, sink, Output(token_ids, FINISHES[code], num_cached, logprobs, device_us))
         self._wake_drained()
 
     def _call(self, sequence_id: int, sink: Sink, output: Output) -> None:

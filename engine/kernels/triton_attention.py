@@ -14,8 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.interface import AttentionShape, Reach
-from engine.kernels.paged_attention import StepBlocks, heads_per_program
+from engine.kernels.launch import AttentionLayer, StepBlocks, heads_per_program
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -116,16 +115,9 @@ def _attend(
     tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & (v < value_dim)[None, :])
 
 
-def attend(
-    qkv: torch.Tensor,
-    layer: torch.Tensor,
-    blocks: StepBlocks,
-    shape: AttentionShape,
-    reach: Reach,
-    sinks: torch.Tensor | None,
-    block_size: int,
-) -> torch.Tensor:
-    """See `engine.kernels.paged_attention.Launch`."""
+def attend(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
+    """See `engine.kernels.launch.Launch`."""
+    shape, reach, sinks = layer.shape, layer.reach, layer.sinks
     out = qkv.new_empty(len(qkv), shape.mixed_width)
     heads, group = heads_per_program(shape), shape.num_heads // shape.num_kv_heads
     width = triton.next_power_of_2(max(shape.head_dim, 16))
@@ -134,20 +126,20 @@ def attend(
     grid = (len(blocks.plan), shape.num_kv_heads * -(-group // heads))
     _attend[grid](
         qkv,
-        layer,
+        kv,
         out,
         out if sinks is None else sinks,
         blocks.plan,
         blocks.block_tables,
         qkv.stride(0),
-        layer.stride(0),
+        kv.stride(0),
         out.stride(0),
         blocks.block_tables.stride(0),
         shape.score_scale,
         shape.softcap or 1.0,
         reach.window or 1,
         reach.chunk or 1,
-        block_size=block_size,
+        block_size=layer.block_size,
         group=group,
         heads=heads,
         head_dim=shape.head_dim,

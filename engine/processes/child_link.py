@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.ranks.wire import FrameReader
+from engine.processes.frames import FrameReader
 from telemetry.child_process import Child, how_it_ended
 
 logger = logging.getLogger(__name__)

@@ -29,10 +29,11 @@ from engine.kernels.collectives import Meeting, backend_of
 from engine.layers.share import Share
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
+from engine.processes.frames import framed, receive_frame
 from engine.processes.zygote import run_and_exit
 from engine.ranks import wire
 from engine.ranks.devices import device_of
-from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_exactly, receive_step
+from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
 from engine.runner import Runner, settle_dtype
 from telemetry.child_process import die_with_parent, how_it_ended, set_process_name
 
@@ -154,7 +155,7 @@ class Followers:
 
 def _follow(channel: socket.socket, rank: int, size: int) -> None:
     """A follower's whole life."""
-    data = _receive(channel)
+    data = receive_frame(channel)
     if data is None:
         return
     setup = msgspec.msgpack.decode(data, type=_Setup)
@@ -184,7 +185,7 @@ def obey(runner: Runner, message: StepInputs | Ints | News) -> None:
 
 
 def _await_ready(follower: _Follower) -> None:
-    data = _receive(follower.channel)
+    data = receive_frame(follower.channel)
     if data is None:
         raise GroupError(f"rank {follower.rank} {_how_ended(follower)} while loading; its log says why")
     ready = msgspec.msgpack.decode(data, type=_Ready)
@@ -197,10 +198,4 @@ def _how_ended(follower: _Follower) -> str:
 
 
 def _send(channel: socket.socket, message: _Setup | _Ready) -> None:
-    payload = msgspec.msgpack.encode(message)
-    channel.sendall(len(payload).to_bytes(4, "little") + payload)
-
-
-def _receive(channel: socket.socket) -> bytearray | None:
-    header = receive_exactly(channel, 4)
-    return None if header is None else receive_exactly(channel, int.from_bytes(header, "little"))
+    channel.sendall(framed(msgspec.msgpack.encode(message)))

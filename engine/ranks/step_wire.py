@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from engine.adapters.news import Arrival, Departure, News
 from engine.adapters.shelf import Kind
 from engine.inputs import NO_SAMPLING, Ints, Longs, StepInputs
+from engine.processes.frames import receive_exactly
 
 # Bytes in all, T, K, R, blocks of the longest row, decode rows, block copies, whether there are guesses, and adapters.
 _NUM_SIZES = 9
@@ -137,18 +138,3 @@ def _split(data: bytearray, offset: int, counts: Sequence[int]) -> list[Longs]:
 def _split32(data: bytearray, offset: int, counts: Sequence[int]) -> list[Ints]:
     """int32 arrays, the last of which is all that is left."""
     return np.split(np.frombuffer(data, np.int32, -1, offset), np.cumsum(counts).tolist())
-
-
-def receive_exactly(channel: socket.socket, num_bytes: int) -> bytearray | None:
-    """Exactly so many bytes; None if the other end closes before."""
-    data = bytearray(num_bytes)
-    rest = memoryview(data)
-    while rest:
-        try:
-            count = channel.recv_into(rest)
-        except ConnectionResetError:
-            return None
-        if not count:
-            return None
-        rest = rest[count:]
-    return data

@@ -1,6 +1,6 @@
 """What crosses the Unix socket between a replica and its rank: one frame per step each way, arrays as raw bytes.
 
-A frame is 4 bytes little-endian length and one MessagePack message:
+A frame (`processes/frames.py`) is one MessagePack message:
 
     rank     Loaded | LoadFailed            once
     replica  Work(sequences to add, ids to abort)
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
+from engine.processes.frames import framed
 from engine.protocol.tasks import Constraint, Sampling
 from engine.report import EngineInfo, EngineStatus, ScoredPrompt, StepReport
 from engine.sequence import SequenceRequest
@@ -106,8 +107,7 @@ def decode_arguments(data: bytes) -> tuple[EngineConfig, str]:
 
 def encode_frame(message: Loaded | LoadFailed | Stepped | Work) -> bytes:
     """One frame, length included."""
-    payload = _encoder.encode(message)
-    return len(payload).to_bytes(4, "little") + payload
+    return framed(_encoder.encode(message))
 
 
 def decode_work(payload: bytes) -> Work:
@@ -218,25 +218,3 @@ def _scored_prompt(message: _Scored) -> ScoredPrompt:
         np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
         np.frombuffer(message.top_logprobs, dtype=np.float32).reshape(shape),
     )
-
-
-class FrameReader:
-    """Bytes in, payloads out, for any split of the bytes."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Every payload completed by `data`, in order."""
-        self._buffer += data
-        payloads: list[bytes] = []
-        offset = 0
-        while len(self._buffer) - offset >= 4:
-            end = offset + 4 + int.from_bytes(self._buffer[offset : offset + 4], "little")
-            if len(self._buffer) < end:
-                break
-            payloads.append(bytes(self._buffer[offset + 4 : end]))
-            offset = end
-        if offset:
-            del self._buffer[:offset]
-        return payloads

@@ -10,12 +10,27 @@ from typing import Any
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _MAX_LEVELS = 8
+_BEYOND_PROPERTIES = (
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "$ref",
+    "patternProperties",
+    "minProperties",
+    "maxProperties",
+    "dependentRequired",
+)
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """The schemas of the arguments that `schema` declares."""
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
+
+
+def has_plain_properties(schema: Mapping[str, Any]) -> bool:
+    """Whether what `schema` asks of the arguments together is only which there are and which there must be."""
+    return not any(key in schema for key in _BEYOND_PROPERTIES)
 
 
 def resolved(part: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,7 +15,14 @@ from typing import Any, Literal
 import msgspec
 
 from engine.tool_calls.argument_reader import ArgumentReader
-from engine.tool_calls.argument_types import is_only_text, may_be_text, properties_of, resolved, types_of
+from engine.tool_calls.argument_types import (
+    has_plain_properties,
+    is_only_text,
+    may_be_text,
+    properties_of,
+    resolved,
+    types_of,
+)
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted, schemas_of
 from engine.tool_calls.free_text import text_until
 from engine.tool_calls.json_text import JsonScanner
@@ -25,16 +32,6 @@ _MAX_KEY_CHARS = 256
 _MAX_KEY_END_CHARS = 64
 _KEY = r"/[A-Za-z0-9_.:-]{1,64}/"
 _UNHELD = ("enum", "const", "pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not", "if")
-_UNREAD = (
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "$ref",
-    "patternProperties",
-    "minProperties",
-    "maxProperties",
-    "dependentRequired",
-)
 
 Told = Literal["schema", "text", "json"]
 
@@ -92,7 +89,7 @@ class PairCalls(Family):
 
     def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
         literal = writer.literal
-        properties = None if any(key in schema for key in _UNREAD) else properties_of(schema)
+        properties = properties_of(schema) if has_plain_properties(schema) else None
         if properties is None and not writer.is_lenient:
             raise SchemaUnwritable("its parameters are not plain properties")
         pairs: list[str] = []

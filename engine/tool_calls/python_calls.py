@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.tool_calls.argument_reader import ArgumentReader
-from engine.tool_calls.argument_types import properties_of, resolved, types_of
+from engine.tool_calls.argument_types import has_plain_properties, properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
 from engine.tool_calls.python_text import PythonReader
 
@@ -17,16 +17,6 @@ _BEGUN_NAME = re.compile(rf"(?:{NAME}(?:\s{{0,8}}\(?)?)?")
 _WHOLE_KEY = re.compile(r"\s*([A-Za-z_]\w{0,127})\s{0,8}=")
 _BEGUN_KEY = re.compile(r"\s*(?:[A-Za-z_]\w{0,127}(?:\s{0,8}=?)?)?")
 _KEY = re.compile(r"[A-Za-z_]\w{0,127}")
-_UNREAD = (
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "$ref",
-    "patternProperties",
-    "minProperties",
-    "maxProperties",
-    "dependentRequired",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +33,7 @@ class PythonCalls(Family):
 
     def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
         properties = properties_of(schema)
-        is_plain = not any(key in schema for key in _UNREAD) and all(map(_KEY.fullmatch, properties))
+        is_plain = has_plain_properties(schema) and all(map(_KEY.fullmatch, properties))
         if not is_plain and not writer.is_lenient:
             raise SchemaUnwritable("its parameters are not plain properties")
         rules: list[str] = []

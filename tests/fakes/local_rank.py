@@ -14,6 +14,7 @@ import numpy as np
 from engine import rank
 from engine.loop import Engine
 from engine.node.model_store import LocalModel
+from engine.processes.frames import FrameReader
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
 from engine.protocol.tasks import TextGeneration
 from engine.ranks import wire
@@ -40,7 +41,7 @@ class LocalRank(Child):
         self.is_dead = False
         self.engine = Engine(runner, *wire.decode_arguments(arguments))
         self._step_s = step_s
-        self._reader = wire.FrameReader()
+        self._reader = FrameReader()
         self._timer: asyncio.TimerHandle | None = None
         self.theirs.setblocking(False)
         self._loop.add_reader(self.theirs.fileno(), self._receive)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.replica import Finish, Output, Sink, TokenIdLogprob
-from engine.report import EngineInfo, EngineStatus
+from engine.replica import Output, Sink, TokenIdLogprob
+from engine.report import EngineInfo, EngineStatus, Finish
 from engine.sequence import SequenceRequest
 
 

@@ -27,7 +27,8 @@ from engine.inputs import NO_SAMPLING, StepInputs
 from engine.kernels import paged_attention
 from engine.kernels.device import DeviceKernels
 from engine.kernels.interface import AttentionShape
-from engine.kernels.paged_attention import PagedAttention, StepBlocks, plan_blocks, tokens_per_block
+from engine.kernels.launch import AttentionLayer, StepBlocks, plan_blocks, tokens_per_block
+from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.upload import Upload
 from engine.layers.moe import Experts
@@ -158,10 +159,10 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, num_tensors: list[int]) -> It
         assert all(each.device == GPU for each in tensors)
         num_tensors.append(len(tensors))
 
-    def launch(qkv: torch.Tensor, layer: torch.Tensor, blocks: StepBlocks, shape: AttentionShape, *more: Any) -> Any:
-        operands = [qkv, layer, blocks.plan, blocks.block_tables, *(each for each in more[1:2] if each is not None)]
+    def launch(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
+        operands = [qkv, kv, blocks.plan, blocks.block_tables, *([] if layer.sinks is None else [layer.sinks])]
         assert all(each.device == GPU and each.stride(-1) == 1 for each in operands)
-        return qkv.new_empty(len(qkv), shape.mixed_width)
+        return qkv.new_empty(len(qkv), layer.shape.mixed_width)
 
     def chosen(experts: Experts, flat: torch.Tensor) -> tuple[list[int], list[int], int]:
         assert flat.device == GPU

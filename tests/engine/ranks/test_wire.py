@@ -1,4 +1,4 @@
-"""The frames between replica and rank: what goes in comes out, however the bytes are split."""
+"""The messages between replica and rank: what goes in comes out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from engine.config import EngineConfig
 from engine.protocol.tasks import Constraint, Sampling
@@ -81,14 +79,3 @@ def test_a_report_survives_the_way(num_rows: int, has_logprobs: bool):
 def test_a_rank_s_arguments_survive_the_way():
     config = EngineConfig(model_dir=Path("/models/x"), dtype="float32", num_blocks=9)
     assert wire.decode_arguments(wire.encode_arguments(config, "rev")) == (config, "rev")
-
-
-@given(st.lists(st.integers(0, 3), max_size=5), st.data())
-def test_frames_come_out_whole_for_any_split(sizes: list[int], data: st.DataObject):
-    frames = [wire.encode_frame(wire.Work([], list(range(size)))) for size in sizes]
-    stream, reader, payloads = b"".join(frames), wire.FrameReader(), []
-    while stream:
-        cut = data.draw(st.integers(1, len(stream)))
-        payloads += reader.feed(stream[:cut])
-        stream = stream[cut:]
-    assert [wire.decode_work(payload).aborts for payload in payloads] == [list(range(n)) for n in sizes]

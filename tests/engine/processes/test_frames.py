@@ -1,0 +1,28 @@
+"""Frames: what goes in comes out, however the bytes are split, and a half one is none."""
+
+from __future__ import annotations
+
+import socket
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.processes.frames import FrameReader, framed, receive_frame
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5), st.data())
+def test_frames_come_out_whole_for_any_split(sent: list[bytes], data: st.DataObject):
+    stream, reader, payloads = b"".join(map(framed, sent)), FrameReader(), []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        payloads += reader.feed(stream[:cut])
+        stream = stream[cut:]
+    assert payloads == sent
+
+
+def test_a_frame_that_the_other_end_leaves_half_said_is_none():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(framed(b"whole") + framed(b"") + framed(b"half")[:-1])
+        theirs.close()
+        assert [receive_frame(ours) for _ in range(3)] == [b"whole", b"", None]
