@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import asyncpg
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -30,9 +31,11 @@ from telemetry.child_process import die_with_parent
 from tests.ports import free_port
 from tests.postgres_server import PostgresServer, find_postgres
 from tests.tls_contexts import share_tls_contexts
-from tests.waiting import wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 share_tls_contexts()
+# What a client does not say itself: httpx's own five seconds are less than a busy machine may take.
+httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a shell's background, and then in every child
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -22,6 +22,7 @@ from engine.protocol.status import NodeStatus, ReplicaStatus
 from engine.protocol.tasks import TaskInput, TextEmbeddings
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from tests.waiting import PATIENCE_S
 
 WORDS = ("Hello", " from", " the", " fake", " node", " ✓")
 DIMENSIONS = 8
@@ -45,6 +46,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     pad: int = 0
     deaths: int = 0
     one_death: bool = False  # its failure was a death, the first to be held against it
+    held_after: int = -1  # after so many tokens it waits until its node is told to go on
     then_after: int = -1
     then: str = "die"  # die | hang | garbage
     calls: tuple[tuple[str, str], ...] = ()  # name and arguments of tools called after the text
@@ -87,6 +89,8 @@ class FakeNode:
         self._server: asyncio.Server | None = None
         self.connections: set[NodeSide] = set()
         self._jobs: set[asyncio.Task[None]] = set()
+        self.goes_on = asyncio.Event()
+        self._telling = asyncio.Lock()
 
     def start(self) -> FakeNode:
         self._thread.start()
@@ -98,7 +102,7 @@ class FakeNode:
         if self._thread.is_alive():
             self._call(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+            self._thread.join(PATIENCE_S)
             self._loop.close()
 
     def die(self) -> None:
@@ -108,6 +112,10 @@ class FakeNode:
     def publish(self) -> None:
         """Say at once what this node now is."""
         self._call(self._announce())
+
+    def go_on(self) -> None:
+        """Let the calls go on that wait to be let, and those that would."""
+        self._loop.call_soon_threadsafe(self.goes_on.set)
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         """Run something on this node's loop until it stops."""
@@ -122,7 +130,7 @@ class FakeNode:
         return False
 
     def _call(self, job: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(job, self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(job, self._loop).result(PATIENCE_S)
 
     async def _open(self) -> None:
         path = self.address.removeprefix("unix://")
@@ -143,11 +151,12 @@ class FakeNode:
                 await self._announce()
 
     async def _announce(self) -> None:
-        store = Ephemeral.connect(self._redis_url, timeout_s=2)
-        try:
-            await store.announce("nodes", self.node_id, msgspec.json.encode(self.status()), ttl_s=5)
-        finally:
-            await store.close()
+        async with self._telling:  # what it was is not told after what it is
+            store = Ephemeral.connect(self._redis_url, timeout_s=2)
+            try:
+                await store.announce("nodes", self.node_id, msgspec.json.encode(self.status()), ttl_s=5)
+            finally:
+                await store.close()
 
     def status(self) -> NodeStatus:
         return NodeStatus(
@@ -264,6 +273,8 @@ class NodeSide(asyncio.Protocol):
             for i, text in enumerate(script.texts()[: execute.task.sampling.max_tokens]):
                 if i == script.then_after:
                     await self._misbehave(script.then)
+                if i == script.held_after:
+                    await self._node.goes_on.wait()
                 if i == 0:
                     self.send(wire.Reply(call_id, events.Started(prompt_tokens, script.cached)))
                 else:

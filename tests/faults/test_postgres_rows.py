@@ -103,7 +103,7 @@ def behind(new_site: Callable[..., Site]) -> Iterator[Behind]:
         asyncio.run(migrate(server.url_of("ledger")))
         site = new_site(server.url_of("ledger"))
         site.add_node("n1")
-        with FaultProxy(server.socket_path) as proxy, httpx.Client(timeout=20) as client:
+        with FaultProxy(server.socket_path) as proxy, httpx.Client(timeout=60) as client:
             gateway = site.gateway(DATABASE_URL=f"postgresql://postgres@127.0.0.1:{proxy.port}/ledger")
             behind = Behind(Running(site, gateway.start()), server, proxy, client)
             assert behind.ask().status_code == 200

@@ -82,7 +82,7 @@ def parted_site(new_site: Callable[..., Site]) -> Iterator[Parted]:
             HEARTH_QUOTA_TIMEOUT_S=str(QUOTA_TIMEOUT_S),
             HEARTH_FREE_NEURONS_PER_DAY="1",
         )
-        with httpx.Client(timeout=20) as client:
+        with httpx.Client(timeout=60) as client:
             yield Parted(Running(site, gateway.start()), proxy, client, redis)
         assert errors_in(gateway) == ""
         assert gateway.stop() == 0

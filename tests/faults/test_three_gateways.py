@@ -86,7 +86,7 @@ def test_a_window_admits_no_more_at_its_edge_and_says_truly_when_it_ends(three: 
     refused: list[tuple[float, float]] = []  # when it was told so, and how long to wait
 
     async def client_of(number: int, until_s: float) -> None:
-        async with httpx.AsyncClient(timeout=20) as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             while time.monotonic() < until_s:
                 began_s = time.monotonic()
                 answer = await three.ask(client, number, account)

@@ -98,7 +98,7 @@ def entries(running: Running) -> list[tuple[str, str]]:
 
 
 def test_every_route_that_acts_leaves_an_entry_with_who_did_it(running: Running):
-    with httpx.Client(headers=running.headers("global key"), timeout=20) as client:
+    with httpx.Client(headers=running.headers("global key"), timeout=60) as client:
 
         def result(method: str, path: str, **sent: Any) -> Any:
             answer = client.request(method, running.gateway.url + path, **sent)
@@ -126,7 +126,7 @@ def test_every_route_that_acts_leaves_an_entry_with_who_did_it(running: Running)
 
 def test_what_is_refused_leaves_none(running: Running):
     before = entries(running)
-    with httpx.Client(headers=running.headers("good"), timeout=20) as client:
+    with httpx.Client(headers=running.headers("good"), timeout=60) as client:
         for method, path, sent, *_ in ACTS:
             told = dict.fromkeys(("group", "api_token_id", "finetune_id", "membership_id"), "f" * 32)
             told["account_id"] = running.tenants.account_id

@@ -23,6 +23,7 @@ from tests.gateway.test_text_generation import script
 from tests.waiting import wait_until, wait_until_blocking
 
 LONG = {"prompt": script(tokens=["x"] * 80, gap_s=0.05)}
+HELD = {"prompt": script(held_after=0)}
 LATE = {"prompt": script(first_s=2.0)}
 SLOW = {"prompt": script(tokens=["x"] * 8, first_s=0.2, gap_s=0.05)}
 
@@ -41,7 +42,7 @@ def limited(running: Running, limits: str) -> Iterator[None]:
     account_id = running.tenants.other_account_id
     asyncio.run(set_limits(running.site, account_id, limits + ", account=1000/60"))
     try:
-        with httpx.Client(headers=running.headers("other"), timeout=20) as client:
+        with httpx.Client(headers=running.headers("other"), timeout=60) as client:
             url = url_of(running, "other", running.gateway)
             wait_until_blocking(lambda: "ratelimit" in client.post(url, json={"prompt": "x"}).headers)
         yield
@@ -62,8 +63,8 @@ async def ask(
 
 def test_a_flood_is_refused_above_its_calls_at_once_and_another_account_passes(running: Running):
     async def run() -> None:
-        async with httpx.AsyncClient(timeout=20) as client:
-            flood = [asyncio.ensure_future(ask(client, running, "other", running.gateway, LONG)) for _ in range(10)]
+        async with httpx.AsyncClient(timeout=60) as client:
+            flood = [asyncio.ensure_future(ask(client, running, "other", running.gateway, HELD)) for _ in range(10)]
             await wait_until(lambda: sum(job.done() for job in flood) == 8)
             for _ in range(5):
                 answer = await ask(client, running, "good", running.gateway, {"prompt": "x"})
@@ -93,7 +94,7 @@ def test_calls_without_output_are_bounded_apart_from_those_that_stream(new_site:
     waiting = f"quota:w:account:{running.tenants.other_account_id}"
 
     async def run(redis: Redis) -> None:
-        async with httpx.AsyncClient(timeout=20) as client, asyncio.TaskGroup() as group:
+        async with httpx.AsyncClient(timeout=60) as client, asyncio.TaskGroup() as group:
 
             async def stream(has_output: asyncio.Event) -> str:
                 url, headers = url_of(running, "other", running.gateway), running.headers("other")
@@ -145,7 +146,7 @@ def test_bodies_that_do_not_come_leave_places_to_others(new_site: Callable[..., 
         wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 20)
         refused = [connection for connection in opened if is_refused(connection)]
         assert len(refused) == 20
-        with httpx.Client(headers=running.headers(), timeout=20) as client:
+        with httpx.Client(headers=running.headers(), timeout=60) as client:
             for _ in range(20):
                 assert client.post(url_of(running, "good", running.gateway), json={"prompt": "x"}).status_code == 200
 

@@ -21,8 +21,6 @@ from tests.gateway.test_text_generation import events_of, run, script
 from tests.postgres_server import PostgresServer, find_postgres
 from tests.waiting import wait_until_blocking
 
-SLOW = {"prompt": script(tokens=["x"] * 20, gap_s=0.05)}
-
 
 @pytest.fixture(scope="module")
 def site(new_site: Callable[..., Site]) -> Site:
@@ -40,15 +38,17 @@ def in_background(job: Callable[[], httpx.Response]) -> tuple[threading.Thread, 
 
 def test_sigterm_lets_calls_finish_refuses_new_ones_and_ends_well(site: Site):
     running = Running(site, site.gateway().start())
-    with httpx.Client(headers=running.headers(), timeout=20) as client, httpx.Client(timeout=20) as probe:
+    with httpx.Client(headers=running.headers(), timeout=60) as client, httpx.Client(timeout=60) as probe:
         assert probe.get(f"{running.gateway.url}/readyz").status_code == 200
-        thread, answers = in_background(lambda: run(client, running, SLOW | {"stream": True}))
+        held = {"prompt": script(held_after=2), "stream": True}
+        thread, answers = in_background(lambda: run(client, running, held))
         wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 1)
         running.gateway.terminate()
-        wait_until_blocking(lambda: probe.get(f"{running.gateway.url}/readyz").status_code == 503, 1)
+        wait_until_blocking(lambda: probe.get(f"{running.gateway.url}/readyz").status_code == 503)
         refused = run(probe, running, {"prompt": "x"}, headers=running.headers())
         assert (refused.status_code, refused.json()["errors"][0]["code"]) == (503, 11001)
         assert refused.headers["retry-after"]
+        site.nodes["n1"].go_on()
         thread.join()
     assert running.gateway.wait() == 0
     assert events_of(answers[0])[-1] == "[DONE]"
@@ -59,7 +59,7 @@ def test_sigterm_lets_calls_finish_refuses_new_ones_and_ends_well(site: Site):
 def test_calls_that_outlast_the_drain_end_with_an_error_and_are_recorded(site: Site, why: str):
     environ = {"HEARTH_DRAIN_TIMEOUT_S": "0.3"} if why == "timeout" else {}
     running = Running(site, site.gateway(**environ).start())
-    with httpx.Client(headers=running.headers(), timeout=20) as client:
+    with httpx.Client(headers=running.headers(), timeout=60) as client:
         prompt = script(tokens=["x"] * 200, gap_s=0.05)
         thread, answers = in_background(lambda: run(client, running, {"prompt": prompt, "stream": True}))
         wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 1)
@@ -78,7 +78,7 @@ def test_calls_that_outlast_the_drain_end_with_an_error_and_are_recorded(site: S
 
 def test_usage_survives_a_kill(site: Site):
     running = Running(site, site.gateway().start())
-    with httpx.Client(headers=running.headers(), timeout=20) as client:
+    with httpx.Client(headers=running.headers(), timeout=60) as client:
         ids = [run(client, running, {"prompt": "x"}).headers["cf-ai-req-id"] for _ in range(5)]
     assert running.gateway.process is not None
     running.gateway.process.kill()
@@ -96,7 +96,7 @@ def test_while_redis_is_away_nodes_last_known_serve_on(new_site: Callable[..., S
     running = Running(site, site.gateway().start())
     site.redis.stop()
     wait_until_blocking(lambda: "presence cannot be read" in running.gateway.log_text())
-    with httpx.Client(headers=running.headers(), timeout=20) as client:
+    with httpx.Client(headers=running.headers(), timeout=60) as client:
         for _ in range(3):
             assert run(client, running, {"prompt": "x"}).status_code == 200
     assert running.gateway.is_ready()
@@ -119,7 +119,7 @@ def test_while_the_database_is_away_known_tokens_go_on_and_unknown_ones_wait(
     site = new_site(own_postgres.url)
     site.add_node("n1")
     running = Running(site, site.gateway().start())
-    with httpx.Client(timeout=20) as client:
+    with httpx.Client(timeout=60) as client:
         known = running.headers("good")
         assert run(client, running, {"prompt": "x"}, headers=known).status_code == 200
         own_postgres.kill()
@@ -255,7 +255,7 @@ def test_two_gateways_never_share_a_spool(site: Site):
 
 def test_logs_are_json_and_hold_no_secret_and_no_text_of_calls(site: Site):
     running = Running(site, site.gateway(HEARTH_LOG_LEVEL="debug").start())
-    with httpx.Client(headers=running.headers(), timeout=20) as client:
+    with httpx.Client(headers=running.headers(), timeout=60) as client:
         run(client, running, {"prompt": "marker-of-a-prompt"})
         run(client, running, {"prompt": "marker-of-a-prompt", "temperature": "marker-of-a-prompt"})
         client.get(f"{running.gateway.url}/client/v4/marker-of-a-path")

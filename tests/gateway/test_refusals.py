@@ -154,7 +154,7 @@ def test_a_malformed_account_id_is_said_before_the_credential(running: Running, 
 
 def raw_request(running: Running, request: bytes) -> tuple[int, int, dict]:
     """Send bytes, and read one answer: status, code and body."""
-    with closing(socket.create_connection(("127.0.0.1", running.gateway.port), timeout=10)) as connection:
+    with closing(socket.create_connection(("127.0.0.1", running.gateway.port), timeout=60)) as connection:
         connection.sendall(request)
         answer = httpx_answer(connection)
     body = json.loads(answer[1])
@@ -360,7 +360,7 @@ def test_size_is_refused_by_what_is_declared_and_by_what_arrives(client: httpx.C
     declared = client.post(run_url(running), content=big)
     assert code_of(declared) == (413, 3006)
     chunks = (big[at : at + 65536] for at in range(0, len(big), 65536))
-    chunked = httpx.post(run_url(running), content=chunks, headers=running.headers(), timeout=20)
+    chunked = httpx.post(run_url(running), content=chunks, headers=running.headers(), timeout=60)
     assert code_of(chunked) == (413, 3006)
 
 

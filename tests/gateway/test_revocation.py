@@ -34,7 +34,7 @@ class Gateways:
     def status(self, gateway: GatewayProcess, secret: str) -> int:
         url = f"{gateway.base_url}/accounts/{self.site.tenants.account_id}/ai/run/{PARROT}"
         return httpx.post(
-            url, json={"prompt": "x"}, headers={"Authorization": f"Bearer {secret}"}, timeout=20
+            url, json={"prompt": "x"}, headers={"Authorization": f"Bearer {secret}"}, timeout=60
         ).status_code
 
     def new_token(self) -> api_tokens.CreatedToken:
@@ -68,7 +68,7 @@ class Gateways:
     def ask(self, method: str, rest: str, **sent: Any) -> Any:
         url = f"{self.processes[0].base_url}/accounts/{self.site.tenants.account_id}/tokens{rest}"
         owner = Running(self.site, self.processes[0]).headers("global key")
-        answer = httpx.request(method, url, headers=owner, timeout=20, **sent)
+        answer = httpx.request(method, url, headers=owner, timeout=60, **sent)
         assert answer.status_code == 200, answer.text
         return answer.json()["result"]
 

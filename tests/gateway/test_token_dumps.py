@@ -124,7 +124,7 @@ def use_everywhere(running: Running) -> list[str]:
     shown = []
     good, account_url = running.tenants.secrets["good"], running.account_url
     bearer = {"Authorization": f"Bearer {good}"}
-    with httpx.Client(timeout=20) as client:
+    with httpx.Client(timeout=60) as client:
         url = f"{account_url}/ai/run/{PARROT}"
         for name in running.tenants.secrets:
             if name != "global key":

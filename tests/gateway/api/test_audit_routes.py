@@ -22,7 +22,7 @@ def running(new_site: Callable[..., Site]) -> Running:
 
 def test_entries_come_newest_first_in_pages_and_by_action(running: Running):
     url = f"{running.account_url}/audit_logs"
-    with httpx.Client(headers=running.headers("keeper"), timeout=20) as client:
+    with httpx.Client(headers=running.headers("keeper"), timeout=60) as client:
         whole = client.get(url).json()
         rows, total = whole["result"], whole["result_info"]["total_count"]
         assert len(rows) == total >= 10

@@ -36,7 +36,7 @@ def running(new_site: Callable[..., Site]) -> Running:
 
 @pytest.fixture
 def client(running: Running) -> Iterator[httpx.Client]:
-    with httpx.Client(headers=running.headers("write"), timeout=20) as client:
+    with httpx.Client(headers=running.headers("write"), timeout=60) as client:
         yield client
 
 
@@ -194,7 +194,7 @@ def test_another_accounts_finetune_is_not_there(running: Running, client: httpx.
     made = complete(running, client, "secret-style")
     tenants = running.tenants
     theirs = f"{running.gateway.base_url}/accounts/{tenants.other_account_id}/ai"
-    with httpx.Client(headers=running.headers("other"), timeout=20) as other:
+    with httpx.Client(headers=running.headers("other"), timeout=60) as other:
         assert other.get(f"{theirs}/finetunes").json()["result"] == []
         for reference in (made["id"], "secret-style"):
             body = {"prompt": "x", "lora": reference}
@@ -209,7 +209,7 @@ def test_a_public_one_is_listed_for_all_and_used_by_all(running: Running, client
     made = complete(running, client, "for-all", public=True)
     create(running, client, "for-all-later", public="true")  # without files: nobody can use it yet
     theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai"
-    with httpx.Client(headers=running.headers("other"), timeout=20) as other:
+    with httpx.Client(headers=running.headers("other"), timeout=60) as other:
 
         def page(query: str) -> list[str]:
             return [row["name"] for row in other.get(f"{theirs}/finetunes/public?{query}").json()["result"]]
@@ -246,7 +246,7 @@ def test_a_call_that_names_what_it_cannot_have_is_refused(running: Running, clie
 
 def test_reading_is_enough_to_list_and_to_run_but_not_to_write(running: Running, client: httpx.Client):
     made = complete(running, client, "readable")
-    with httpx.Client(headers=running.headers("good"), timeout=20) as reader:
+    with httpx.Client(headers=running.headers("good"), timeout=60) as reader:
         assert made["id"] in [row["id"] for row in reader.get(url(running, "/")).json()["result"]]
         assert adapter_asked(running, reader, "readable")
         assert code_of(reader.post(url(running), json={"model": HANDY, "name": "x"})) == (403, 10000)
@@ -258,11 +258,11 @@ def test_one_is_taken_away_by_its_owner_alone_and_every_change_is_in_the_audit(r
     assert adapter_asked(running, client, "short-lived")
     one = url(running, f"/{made['id']}")
     assert client.get(one).json()["result"]["name"] == "short-lived"
-    with httpx.Client(headers=running.headers("good"), timeout=20) as reader:
+    with httpx.Client(headers=running.headers("good"), timeout=60) as reader:
         assert reader.get(one + "/").status_code == 200
         assert code_of(reader.delete(one)) == (403, 10000)
     theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/finetunes/{made['id']}"
-    with httpx.Client(headers=running.headers("other"), timeout=20) as other:
+    with httpx.Client(headers=running.headers("other"), timeout=60) as other:
         assert code_of(other.get(theirs)) == (404, 3042)
     assert client.delete(one).json()["result"] == {"id": made["id"]}
     assert code_of(client.delete(one)) == (404, 3042)

@@ -105,7 +105,7 @@ def test_whoever_leaves_ends_the_reading_of_a_file(running: Running):
     def num_calls() -> float:
         return running.gateway.metric("hearth_calls_in_flight")
 
-    with socket.create_connection(("127.0.0.1", running.gateway.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", running.gateway.port), timeout=60) as connection:
         connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + form)
         wait_until_blocking(lambda: num_calls() == 1)
     wait_until_blocking(lambda: num_calls() == 0)
@@ -137,7 +137,7 @@ def test_a_call_leaves_one_usage_entry(running: Running, client: httpx.Client):
 def test_it_is_held_to_its_task_s_limits_and_to_calls_at_once(running: Running):
     account_id = running.tenants.other_account_id
     asked = f"{running.gateway.base_url}/accounts/{account_id}/ai/tomarkdown"
-    with httpx.Client(headers=running.headers("other"), timeout=20) as client:
+    with httpx.Client(headers=running.headers("other"), timeout=60) as client:
 
         def statuses(count: int) -> list[int]:
             return [client.post(asked, files=[("files", PAGE)]).status_code for _ in range(count)]

@@ -28,13 +28,13 @@ def running(new_site: Callable[..., Site]) -> Running:
 @pytest.fixture
 def keeper(running: Running) -> Iterator[httpx.Client]:
     base = f"{running.account_url}/ai/"
-    with httpx.Client(headers=running.headers("keeper"), timeout=20, base_url=base) as client:
+    with httpx.Client(headers=running.headers("keeper"), timeout=60, base_url=base) as client:
         yield client
 
 
 def run(running: Running, prompt: str = "hello there", **headers: str) -> httpx.Response:
     url = f"{running.account_url}/ai/run/{PARROT}"
-    return httpx.post(url, json={"prompt": prompt}, headers=running.headers() | headers, timeout=20)
+    return httpx.post(url, json={"prompt": prompt}, headers=running.headers() | headers, timeout=60)
 
 
 def sums(keeper: httpx.Client, **query: str) -> list[dict]:
@@ -72,10 +72,10 @@ def test_calls_are_summed_with_what_they_cost(running: Running, keeper: httpx.Cl
 
 def test_a_reply_asked_for_again_is_not_useful(running: Running, keeper: httpx.Client):
     calls, replies = num_calls(keeper), num_useful(keeper)
-    run(running, "once more", **{"x-stainless-retry-count": "0"})
+    assert run(running, "once more", **{"x-stainless-retry-count": "0"}).status_code == 200
     wait_until_blocking(lambda: num_calls(keeper) == calls + 1)
     assert num_useful(keeper) == replies + 1
-    run(running, "once more", **{"x-stainless-retry-count": "1"})
+    assert run(running, "once more", **{"x-stainless-retry-count": "1"}).status_code == 200
     wait_until_blocking(lambda: num_calls(keeper) == calls + 2)
     assert num_useful(keeper) == replies + 1
 
@@ -160,7 +160,7 @@ def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running)
 
     def ask(max_tokens: int) -> httpx.Response:
         headers = running.headers("other")
-        return httpx.post(url, json={"prompt": "hello", "max_tokens": max_tokens}, headers=headers, timeout=20)
+        return httpx.post(url, json={"prompt": "hello", "max_tokens": max_tokens}, headers=headers, timeout=60)
 
     assert ask(1).status_code == 200
     refused = wait_until_blocking(lambda: (answer := ask(2000)).status_code == 429 and answer)
@@ -172,7 +172,7 @@ def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running)
 
     prompts = {"model": PARROT, "prompt": ["one", "two"], "max_tokens": 600}
     listed = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/v1/completions"
-    dear = httpx.post(listed, json=prompts, headers=running.headers("other"), timeout=20)
+    dear = httpx.post(listed, json=prompts, headers=running.headers("other"), timeout=60)
     assert dear.status_code == 429, "what the answers to all prompts may cost is reserved"
 
     queued = {"params": {"queueRequest": "true"}, "headers": running.headers("other"), "timeout": 20}

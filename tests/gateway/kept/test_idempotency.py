@@ -30,9 +30,17 @@ def executes_of(running: Running, marker: str) -> int:
     return sum(marker in repr(execute.task) for node in running.site.nodes.values() for execute in node.executes)
 
 
+@pytest.fixture
+def two(of_one_site: tuple[Running, Running]) -> tuple[Running, Running]:
+    """Two gateways of one site; one that was killed is back."""
+    for running in of_one_site:
+        if running.gateway.process is not None and running.gateway.process.poll() is not None:
+            running.gateway.start()
+    return of_one_site
+
+
 @pytest.fixture(scope="module")
-def two(new_site: Callable[..., Site]) -> tuple[Running, Running]:
-    """Two gateways of one site."""
+def of_one_site(new_site: Callable[..., Site]) -> tuple[Running, Running]:
     site = new_site()
     site.add_node("n1")
     lease = {"HEARTH_BATCH_LEASE_S": "4"}
@@ -149,7 +157,7 @@ def test_a_client_that_comes_back_finds_its_answer(two: tuple[Running, Running],
     connection.request("POST", path, content, two[0].headers() | {"idempotency-key": key})
     wait_until_blocking(lambda: executes_of(two[0], marker) == 1)
     connection.close()
-    with httpx.Client(headers=two[1].headers(), timeout=20) as client:
+    with httpx.Client(headers=two[1].headers(), timeout=60) as client:
         answer = wait_until_blocking(
             lambda: found if (found := keyed(client, two[1], key, body)).status_code == 200 else None
         )
@@ -162,14 +170,14 @@ def test_a_client_that_comes_back_finds_its_answer(two: tuple[Running, Running],
 def test_a_gateway_that_was_killed_leaves_the_key_to_the_next(two: tuple[Running, Running]):
     killed, other = two
     body = {"prompt": script(tokens=["killed ", "mid-way"], gap_s=1.0)}
-    with httpx.Client(headers=killed.headers(), timeout=20) as client:
+    with httpx.Client(headers=killed.headers(), timeout=60) as client:
         thread = threading.Thread(target=lambda: _ignoring_errors(client, killed, body))
         thread.start()
         wait_until_blocking(lambda: executes_of(killed, "killed ") == 1)
         assert killed.gateway.process is not None
         killed.gateway.process.kill()
         thread.join()
-    with httpx.Client(headers=other.headers(), timeout=20) as client:
+    with httpx.Client(headers=other.headers(), timeout=60) as client:
         assert keyed(client, other, "killed", body).status_code == 409
         answer = wait_until_blocking(
             lambda: found if (found := keyed(client, other, "killed", body)).status_code == 200 else None

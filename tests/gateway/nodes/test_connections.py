@@ -20,7 +20,7 @@ from gateway.streaming import COALESCE_S
 from telemetry.settings import read_settings
 from tests.certificates import certificates
 from tests.fakes.node import WORDS, FakeNode
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 SECRET = b"cluster secret of the tests"
 REQUIRED = {
@@ -159,7 +159,7 @@ async def test_calls_on_a_node_that_dies_are_lost_at_once(node: FakeNode):
         link.execute(execute('!{"first_s": 60}'), inbox)
         node.die()
         with pytest.raises(NodeLost):
-            await asyncio.wait_for(inbox.take(), 2)
+            await asyncio.wait_for(inbox.take(), PATIENCE_S)
         await wait_until(lambda: not link.is_open)
         with pytest.raises(NodeLost):
             link.execute(execute("hi"), Inbox(**STREAM))
@@ -189,7 +189,7 @@ async def test_a_node_that_talks_garbage_is_dropped_and_connected_again(node: Fa
         inbox, first = Inbox(**STREAM), link._connection
         link.execute(execute('!{"then_after": 1, "then": "garbage"}'), inbox)
         with pytest.raises(NodeLost):
-            await asyncio.wait_for(drain(inbox), 30)
+            await asyncio.wait_for(drain(inbox), PATIENCE_S)
         # Its calls hear of a connection's end a moment before the link does.
         await wait_until(lambda: link.is_open and link._connection is not first)
         again = Inbox(**STREAM)
@@ -207,7 +207,7 @@ async def test_a_silent_node_is_dropped(node: FakeNode, monkeypatch: pytest.Monk
         node.is_deaf = True
         monkeypatch.setattr(connections.wire, "KEEPALIVE_TIMEOUT_S", 0.1)
         with pytest.raises(NodeLost):
-            await asyncio.wait_for(inbox.take(), 10)
+            await asyncio.wait_for(inbox.take(), PATIENCE_S)
 
 
 async def test_a_gateway_that_stood_still_takes_no_node_for_silent(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
