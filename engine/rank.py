@@ -40,7 +40,8 @@ def main(connection: socket.socket, arguments: bytes) -> None:
         logger.error("loading failed: %s", type(error).__name__)
         connection.sendall(wire.encode_frame(wire.LoadFailed(f"{type(error).__name__}: {error}")))
         return
-    info = msgspec.structs.replace(engine.info, load_s=round(time.monotonic() - started, 3))
+    load_s = round(time.monotonic() - started, 3)
+    info = msgspec.structs.replace(engine.info, architecture=runner.model_config.architecture, load_s=load_s)
     logger.info("loaded", extra={"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks})
     try:
         connection.sendall(wire.encode_frame(wire.Loaded(info, engine.status(), follower_pids)))

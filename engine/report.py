@@ -101,4 +101,5 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     block_size: int
     layout_tag: str
     adapter_sites: dict[str, tuple[int, int]] = {}  # modules that adapters can change, and their (in, out)
+    architecture: str = ""  # the name in the checkpoint's config
     load_s: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 
@@ -26,6 +27,14 @@ def cpu_ticks(pid: int) -> int:
     """User and system time it has used, in ticks (of 10 ms)."""
     fields = _fields(pid)
     return int(fields[11]) + int(fields[12])
+
+
+async def are_at_rest(*pids: int, for_s: float = 0.3) -> bool:
+    """Whether they sleep for as long, but for one tick. To be asked until it is so: what a process does once after its
+    last answer may fall into one window, and one that polls is busy in all of them."""
+    before = sum(cpu_ticks(pid) for pid in pids)
+    await asyncio.sleep(for_s)
+    return all(is_sleeping(pid) for pid in pids) and sum(cpu_ticks(pid) for pid in pids) - before <= 1
 
 
 def num_threads(pid: int) -> int:

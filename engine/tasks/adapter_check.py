@@ -18,10 +18,10 @@ _MAX_REMEMBERED = 1024
 
 
 class AdapterCheck:
-    """`sites` are the modules that an adapter can change, and their (in, out)."""
+    """`sites` are the modules that an adapter can change, and their (in, out); the `architecture` is the model's."""
 
-    def __init__(self, sites: Mapping[str, tuple[int, int]]) -> None:
-        self._sites = sites
+    def __init__(self, sites: Mapping[str, tuple[int, int]], architecture: str) -> None:
+        self._sites, self._architecture = sites, architecture
         self._found: OrderedDict[str, str] = OrderedDict()  # digest -> what is wrong, "" for nothing
 
     async def check(self, adapter: LocalAdapter) -> None:
@@ -38,7 +38,7 @@ class AdapterCheck:
         if not self._sites:
             return "several processes share it here (tensor parallelism), and none loads adapters"
         try:
-            check_fit(read_adapter(folder), self._sites)
+            check_fit(read_adapter(folder), self._sites, self._architecture)
         except AdapterError as error:
             return str(error)
         return ""

@@ -79,7 +79,7 @@ class TextGenerator:
         self._tokenizer = tokenizer
         self._checker = checker
         self._sequence_ids = itertools.count(1)
-        self._adapters = AdapterCheck(replica.info.adapter_sites)
+        self._adapters = AdapterCheck(replica.info.adapter_sites, replica.info.architecture)
         template = tokenizer.chat_template
         words = frozenset() if template is None else template.words | template.written
         hints = words if template is not None and template.reads_tools else ()

@@ -173,8 +173,13 @@ def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterForm:
     return AdapterForm(settings, read_changes(folder / WEIGHTS_FILE, settings, max_rank))
 
 
-def check_fit(form: AdapterForm, sites: Mapping[str, tuple[int, int]]) -> None:
-    """Is it for this base? `sites` are the modules that can be changed and their (in, out). Raises AdapterError."""
+def check_fit(form: AdapterForm, sites: Mapping[str, tuple[int, int]], architecture: str = "") -> None:
+    """Is it for this base? `sites` are the modules that can be changed and their (in, out). Models of two families may
+    have the same ones: `model_type`, where it is said, has to be of the family of the `architecture`, numbers apart
+    (`llama` and `llama4` are of one, `llama` and `mistral` are not). Raises AdapterError."""
+    said = form.settings.model_type
+    if said and architecture and _family_of(said) != _family_of(architecture):
+        raise _fault("model_type", f"is {said!r}, but the model is of another family ({architecture})")
     for module, change in form.changes.items():
         shape = sites.get(module)
         if shape is None:
@@ -230,6 +235,12 @@ def _find(pattern: Mapping[str, float], module: str, default: float) -> float:
     """The value of the first key that names the module."""
     names = _suffixes(module) if pattern else set()
     return next((value for key, value in pattern.items() if key in names), default)
+
+
+def _family_of(name: str) -> str:
+    """Of a `model_type` (`qwen2_moe`) or an architecture (`Qwen2MoeForCausalLM`): its letters before any number."""
+    letters = re.match(r"[a-z]*", name.partition("For")[0].lower().replace("_", "").replace("-", ""))
+    return letters[0] if letters is not None else ""
 
 
 def _plain_name(name: str) -> str:

@@ -76,6 +76,13 @@ def test_a_finetune_of_another_base_is_refused_by_its_module(
         ask(platform, cloudflare, lora="wide")
     assert refused.value.status_code == 400
     assert "'layers.0.self_attn.q_proj' maps 300 to 256, the model's maps 256 to 256" in str(refused.value)
+    folder = save_random_adapter(tmp_path / "mistral", 5)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"model_type": "mistral"}))
+    bring(platform, cloudflare, "mistral", folder)
+    with pytest.raises(APIStatusError) as refused:
+        ask(platform, cloudflare, lora="mistral")
+    assert "'model_type' is 'mistral', but the model is of another family (LlamaForCausalLM)" in str(refused.value)
 
 
 @pytest.mark.parametrize(("number", "says"), [(float("nan"), "not finite"), (3e38, "too large")])

@@ -116,6 +116,33 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path):
         check_fit(form, {})
 
 
+@pytest.mark.parametrize(
+    ("said", "architecture", "is_of_it"),
+    [
+        ("llama", "LlamaForCausalLM", True),
+        ("mistral", "LlamaForCausalLM", False),
+        ("llama", "MistralForCausalLM", False),
+        ("mistral", "MixtralForCausalLM", False),
+        ("gemma", "Gemma3ForConditionalGeneration", True),
+        ("gemma3_text", "Gemma3ForCausalLM", True),
+        ("qwen2", "Qwen2MoeForCausalLM", True),
+        ("gpt_oss", "GptOssForCausalLM", True),
+        ("deepseek_v3", "DeepseekV3ForCausalLM", True),
+        (None, "LlamaForCausalLM", True),
+        ("mistral", "", True),
+    ],
+)
+def test_an_adapter_of_another_family_is_refused_though_its_matrices_fit(
+    said: str | None, architecture: str, is_of_it: bool, tmp_path: Path
+):
+    form = read_adapter(write(tmp_path, config_bytes(model_type=said)))
+    if is_of_it:
+        check_fit(form, MODULES, architecture)
+        return
+    with pytest.raises(AdapterError, match=f"adapter_config.json: 'model_type' is '{said}'.*{architecture}"):
+        check_fit(form, MODULES, architecture)
+
+
 @given(st.binary(max_size=300), st.integers(0, 1200), st.integers(0, 255))
 def test_hostile_bytes_are_refused_and_raise_nothing_else(garbage: bytes, place: int, value: int):
     damaged = bytearray(weights_bytes())
