@@ -2,15 +2,18 @@
 
 import re
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 LOCKS = {"requirements.lock": ("engine", "embedded", "dev"), "requirements-clients.lock": ("clients",)}  # and extras
+OLDEST_PYTHON = "3.11.0"  # as `requires-python` says
 NOT_LOCKED = {"torch"}  # its build depends on the machine
 
 
@@ -79,6 +82,17 @@ def test_every_direct_dependency_is_locked_inside_its_range(lock: str):
             continue
         assert name in locked, f"{name} is asked for and not locked: run `make lock`"
         assert requirement.specifier.contains(locked[name]), f"{name} {locked[name]} is outside {requirement.specifier}"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_oldest_python_that_the_project_takes_can_install_every_version(lock: str):
+    """As far as this environment holds the locked version, and so knows what it asks of Python."""
+    pins = (line.split(";")[0].strip().split("==") for line in lock_lines((ROOT / lock).read_text()))
+    installed = {canonicalize_name(each.name): each for each in distributions()}
+    known = [installed[name] for name, version in pins if name in installed and installed[name].version == version]
+    asks = {f"{each.name} {each.version}": each.metadata.get("Requires-Python") or "" for each in known}
+    assert known
+    assert [each for each, range_ in asks.items() if not SpecifierSet(range_).contains(OLDEST_PYTHON)] == []
 
 
 def test_every_direct_dependency_is_bounded_on_both_sides():
