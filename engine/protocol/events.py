@@ -41,11 +41,13 @@ class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
     """One token's text, natural-log probability, and the likeliest alternatives as (text, logprob). The first token
-    of a prompt has none: its `logprob` is NaN."""
+    of a prompt has none: its `logprob` is NaN. `spelled`: the bytes of it and of each alternative, where one of them is
+    no whole text."""
 
     text: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
+    spelled: tuple[bytes, ...] = ()
 
 
 class Started(Struct, frozen=True, tag="started", omit_defaults=True):

@@ -17,6 +17,8 @@ from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_calls
 MAX_MESSAGES = 1000
 MAX_CONTENT_PARTS = 64
 
+_ASSISTANTS_PARTS = ("text", "refusal")
+
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -47,6 +49,7 @@ def _message(index: int, message: Any) -> ChatMessage:
     content = _content(index, message.get("content"), may_be_null=known_role == "assistant")
     if known_role == "assistant":
         calls = earlier_calls(message, f"/messages/{index}")
+        content = content or _told_instead(index, message, "refusal")
         return ChatMessage(known_role, content, tool_calls=calls, reasoning=_reasoning(index, message))
     if known_role == "tool":
         return ChatMessage(
@@ -64,7 +67,7 @@ def _content(index: int, content: Any, *, may_be_null: bool) -> str:
     if content is None and may_be_null:
         return ""
     if isinstance(content, list):
-        return joined_texts(content, f"/messages/{index}/content")
+        return joined_texts(content, f"/messages/{index}/content", _ASSISTANTS_PARTS if may_be_null else ("text",))
     raise BadInput(f"Type mismatch of '/messages/{index}/content', expected 'string' or 'array'")
 
 
@@ -78,6 +81,11 @@ def _label(index: int, message: Mapping[str, Any], field: str) -> str | None:
 def _reasoning(index: int, message: Mapping[str, Any]) -> str:
     """What an assistant says it thought before this turn, under either of the names that clients send."""
     name = "reasoning_content" if message.get("reasoning_content") is not None else "reasoning"
+    return _told_instead(index, message, name)
+
+
+def _told_instead(index: int, message: Mapping[str, Any], name: str) -> str:
+    """What an assistant told in another field than its content."""
     value = message.get(name)
     if value is not None and not isinstance(value, str):
         raise BadInput(f"Type mismatch of '/messages/{index}/{name}', expected 'string'")
@@ -85,7 +93,7 @@ def _reasoning(index: int, message: Mapping[str, Any]) -> str:
 
 
 def joined_texts(content: Any, pointer: str, kinds: Container[str] = ("text",)) -> str:
-    """A text, or the texts of its parts. Raises BadInput."""
+    """A text, or the texts of its parts; what a part refuses is a text too. Raises BadInput."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -94,7 +102,9 @@ def joined_texts(content: Any, pointer: str, kinds: Container[str] = ("text",)) 
         raise BadInput(f"'{pointer}' must have 1 to {MAX_CONTENT_PARTS} parts")
     texts = []
     for part in content:
-        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(kind, str) and kind in kinds else None
+        if not isinstance(text, str):
             raise BadInput(f"'{pointer}' may hold parts of type 'text' only")
-        texts.append(part["text"])
+        texts.append(text)
     return "\n".join(texts)

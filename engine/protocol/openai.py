@@ -224,19 +224,18 @@ def chat_usage_object(usage: Usage) -> dict[str, Any]:
 
 def logprobs_object(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     """`logprobs` of a choice."""
-    return {
-        "content": [
-            _logprob(entry.text, entry.logprob)
-            | {"top_logprobs": [_logprob(*alternative) for alternative in entry.top]}
-            for entry in logprobs
-        ],
-        "refusal": None,
-    }
+    return {"content": [_logprobs_of(entry) for entry in logprobs], "refusal": None}
 
 
-def _logprob(text: str, logprob: float) -> dict[str, Any]:
-    """`bytes` is null for a token that is no whole character: its text is a stand-in."""
-    return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+def _logprobs_of(entry: TokenLogprob) -> dict[str, Any]:
+    """One token's. Where it is a part of a character its text is a stand-in, and its `bytes` are what tells."""
+    texts = ((entry.text, entry.logprob), *entry.top)
+    spelled = entry.spelled or tuple(text.encode() for text, _ in texts)
+    own, *others = [
+        {"token": text, "logprob": logprob, "bytes": list(spells)}
+        for (text, logprob), spells in zip(texts, spelled, strict=True)
+    ]
+    return own | {"top_logprobs": others}
 
 
 def chat_completion(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -24,8 +24,9 @@ from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_call, tool_use
 MAX_ITEMS = 1000
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
+_ITEM_ID = re.compile(r"(?:msg|fc|rs|in)_([0-9a-f]{32})[0-9a-f]{2,4}")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
 _THOUGHTS = frozenset({"reasoning_text", "text"})
 _WITH_LOGPROBS = "message.output_text.logprobs"
 _UNSUPPORTED = {
@@ -37,7 +38,8 @@ _UNSUPPORTED = {
 @dataclass(frozen=True)
 class ResponseRequest:
     """What a body asks for. `task` has the `instructions` and the `turns` of this body alone; `previous_id` names the
-    response whose turns come before them. `is_background`: nobody waits for it."""
+    response whose turns come before them. `is_background`: nobody waits for it. Items of earlier responses that `items`
+    only names are missing in the turns until `with_items` has them; `references` are their ids."""
 
     task: TextGeneration
     instructions: tuple[ChatMessage, ...]
@@ -45,6 +47,18 @@ class ResponseRequest:
     previous_id: str | None
     is_stored: bool
     is_background: bool = False
+    items: tuple[dict[str, Any], ...] = ()
+    references: tuple[str, ...] = ()
+
+    def with_items(self, known: Mapping[str, Mapping[str, Any]]) -> ResponseRequest:
+        """With the items that it names, by their ids. Raises BadInput."""
+        items = list(self.items)
+        for index, item in enumerate(items):
+            if _is_reference(item):
+                if item["id"] not in known:
+                    raise BadInput(f"'/input/{index}/id' names no item of a response that is kept")
+                items[index] = dict(known[item["id"]])
+        return replace(self, turns=_turns(items), references=())
 
     def with_earlier(self, earlier: tuple[ChatMessage, ...]) -> TextGeneration:
         """The task with the turns of earlier responses in front of this body's. Raises BadInput."""
@@ -65,7 +79,9 @@ def response_request(body: Mapping[str, Any], *, default_max_tokens: int, contex
         words, "max_output_tokens", default_max_tokens=default_max_tokens, context_window=context_window
     )
     instructions = _instructions(body.get("instructions"))
-    turns = _turns(body.get("input"))
+    given = body.get("input")
+    references = _references(given)
+    turns = _turns(given, may_be_empty=bool(references))
     use = tool_use(body)
     reasoning = fields.mapping(body.get("reasoning") or {}, "/reasoning")
     task = TextGeneration(
@@ -83,7 +99,33 @@ def response_request(body: Mapping[str, Any], *, default_max_tokens: int, contex
     if is_background and not is_stored:
         raise BadInput("'/background' needs '/store': what nobody waits for is asked for later")
     previous_id = _previous_id(body.get("previous_response_id"))
-    return ResponseRequest(task, instructions, turns, previous_id, is_stored, is_background)
+    items = tuple(given or ()) if references else ()
+    return ResponseRequest(task, instructions, turns, previous_id, is_stored, is_background, items, references)
+
+
+def response_of(item_id: str) -> str:
+    """The id of the response that an item is of."""
+    found = _ITEM_ID.fullmatch(item_id)
+    assert found is not None
+    return f"resp_{found[1]}"
+
+
+def _is_reference(item: Any) -> bool:
+    """Whether it only names an item; the type may be left out."""
+    return isinstance(item, dict) and (
+        item.get("type") == "item_reference" or (item.get("type") is None and "id" in item and "role" not in item)
+    )
+
+
+def _references(given: Any) -> tuple[str, ...]:
+    found = []
+    for index, item in enumerate(given if isinstance(given, list) else ()):
+        if _is_reference(item):
+            item_id = item.get("id")
+            if not isinstance(item_id, str) or not _ITEM_ID.fullmatch(item_id):
+                raise BadInput(f"'/input/{index}/id' must be the id of an item of a response")
+            found.append(item_id)
+    return tuple(found)
 
 
 def _previous_id(value: Any) -> str | None:
@@ -102,8 +144,9 @@ def _instructions(value: Any) -> tuple[ChatMessage, ...]:
     return (ChatMessage("system", value),)
 
 
-def _turns(value: Any) -> tuple[ChatMessage, ...]:
-    """The items of `input` as turns; an assistant's thoughts, words and calls after each other are of one turn."""
+def _turns(value: Any, *, may_be_empty: bool = False) -> tuple[ChatMessage, ...]:
+    """The items of `input` as turns, but for those that are only named; an assistant's thoughts, words and calls after
+    each other are of one turn."""
     if isinstance(value, str):
         return (ChatMessage("user", value),)
     items = fields.items(value, "/input", maximum=MAX_ITEMS)
@@ -111,6 +154,8 @@ def _turns(value: Any) -> tuple[ChatMessage, ...]:
         raise BadInput("required properties at '/' are 'input'" if value is None else "'/input' must have >= 1 items")
     turns: list[ChatMessage] = []
     for index, item in enumerate(items):
+        if _is_reference(item):
+            continue
         turn = _turn(fields.mapping(item, f"/input/{index}"), f"/input/{index}")
         if turn is None:
             continue
@@ -120,7 +165,7 @@ def _turns(value: Any) -> tuple[ChatMessage, ...]:
                 before, content=before.content or turn.content, tool_calls=(*before.tool_calls, *turn.tool_calls)
             )
         turns.append(turn)
-    if not turns:
+    if not turns and not may_be_empty:
         raise BadInput("'/input' must hold a message")
     return tuple(turns)
 
@@ -154,4 +199,6 @@ def _turn(item: dict[str, Any], pointer: str) -> ChatMessage | None:
             if thoughts
             else None
         )
-    raise BadInput(f"'{pointer}/type' must be one of message, function_call, function_call_output, reasoning")
+    raise BadInput(
+        f"'{pointer}/type' must be one of message, function_call, function_call_output, reasoning, item_reference"
+    )

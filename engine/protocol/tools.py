@@ -52,7 +52,10 @@ def tool_use(body: Mapping[str, Any], *, schema_field: str = "parameters") -> To
     field = "functions" if is_old else "tools"
     choice_field = "function_call" if is_old and body.get("function_call") is not None else "tool_choice"
     tools = _tools(body.get(field), field, schema_field)
-    choice, named = _choice(body.get(choice_field), choice_field)
+    asked = body.get(choice_field)
+    if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
+        asked, tools = _allowed(asked, f"/{choice_field}", tools)
+    choice, named = _choice(asked, choice_field)
     if not tools and (choice == "required" or named is not None):
         raise BadInput(f"'/{choice_field}' needs '/{field}'")
     if named is not None and all(tool.name != named for tool in tools):
@@ -114,7 +117,30 @@ def _choice(value: Any, field: str) -> tuple[Literal["auto", "none", "required"]
         word = value.get("type")
     if isinstance(word, str) and word in _CHOICES:
         return _CHOICES[word], None
-    raise BadInput(f"'/{field}' must be one of auto, none, required, or name a function")
+    raise BadInput(f"'/{field}' must be one of auto, none, required, or name a function or the allowed tools")
+
+
+def _allowed(value: Mapping[str, Any], pointer: str, tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
+    """The choice left to the model among some of `tools`, and these: it is told of no others. Chat completions wrap
+    what the Responses API has flat."""
+    if "allowed_tools" in value:
+        pointer += "/allowed_tools"
+        value = fields.mapping(value["allowed_tools"], pointer)
+    mode = value.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise BadInput(f"'{pointer}/mode' must be one of auto, required")
+    names = set()
+    for index, item in enumerate(fields.items(value.get("tools"), f"{pointer}/tools", maximum=MAX_TOOLS)):
+        where = f"{pointer}/tools/{index}"
+        entry = fields.mapping(item, where)
+        inner = entry.get("function")
+        name = (inner if isinstance(inner, dict) else entry).get("name")
+        if all(tool.name != name for tool in tools):
+            raise BadInput(f"'{where}' must name one of '/tools'")
+        names.add(name)
+    if not names:
+        raise BadInput(f"'{pointer}/tools' must have >= 1 items")
+    return mode, tuple(tool for tool in tools if tool.name in names)
 
 
 def earlier_calls(message: Mapping[str, Any], pointer: str) -> tuple[ToolCall, ...]:

@@ -169,8 +169,13 @@ class Generation:
         return pieces
 
     def _logprob(self, token_id: int, drawn: TokenIdLogprob) -> TokenLogprob:
-        top = tuple((self._tokenizer.token_text(other), logprob) for other, logprob in drawn.top[: self._num_tops])
-        return TokenLogprob(self._tokenizer.token_text(token_id), drawn.logprob, top)
+        tokenizer, likeliest = self._tokenizer, drawn.top[: self._num_tops]
+        top = tuple((tokenizer.token_text(other), logprob) for other, logprob in likeliest)
+        text = tokenizer.token_text(token_id)
+        spelled: tuple[bytes, ...] = ()
+        if "\ufffd" in text or any("\ufffd" in other for other, _ in top):
+            spelled = (tokenizer.token_bytes(token_id), *(tokenizer.token_bytes(other) for other, _ in likeliest))
+        return TokenLogprob(text, drawn.logprob, top, spelled)
 
     def _start(self) -> None:
         if not self._is_started:

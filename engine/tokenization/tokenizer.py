@@ -145,6 +145,10 @@ class Tokenizer:
         """One token's own text, for log-probabilities; bytes that are no character show as U+FFFD."""
         return self._token_bytes[token_id].decode(errors="replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one token spells; not always those of whole characters."""
+        return self._token_bytes[token_id]
+
     def _encode_parts(self, text: str, pattern: re.Pattern[str] | None, guard: Guard | None = None) -> list[int]:
         """`text` split at the controls that `pattern` finds: their ids, and the ids of the plain text between them."""
         token_ids: list[int] = []

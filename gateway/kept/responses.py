@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -21,6 +21,7 @@ from msgspec import structs
 from engine.protocol.events import Event, Finished
 from engine.protocol.fields import BadInput
 from engine.protocol.outcome import Outcome
+from engine.protocol.responses import response_of
 from engine.protocol.tasks import ChatMessage
 from gateway.call import Asked, Record
 from gateway.kept.sealed import Sealer
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 MAX_BYTES = 1 << 20  # of one thread, compressed
 MAX_TURNS_BYTES = 64 << 20  # of one thread, before
+MAX_REFERRED = 64  # responses whose items one input names
 EXPIRE_INTERVAL_S = 60.0
 
 _What = TypeVar("_What")
@@ -74,10 +76,16 @@ class Threads:
     async def go_on(
         self, asked: Asked, account_id: str, *, may_read: bool = True
     ) -> tuple[Asked, tuple[ChatMessage, ...]]:
-        """What is asked, with the turns of the response that it names in front; and all turns but the instructions.
-        Raises BadInput when that response is not known, StoreUnavailable when that cannot be told."""
+        """What is asked, with the items that it names in their places and the turns of the response that it names in
+        front; and all turns but the instructions. Raises BadInput when one is not known, StoreUnavailable when that
+        cannot be told."""
         request = asked.thread
         assert request is not None
+        if request.references:
+            if not (may_read and self.keeps_any):
+                raise BadInput("'/input' names items by their ids, and none are kept: send them whole")
+            request = request.with_items(await self._items(account_id, request.references))
+            asked = structs.replace(asked, task=request.with_earlier(()), thread=request)
         if request.previous_id is None:
             return asked, request.turns
         if not may_read:
@@ -96,6 +104,21 @@ class Threads:
         if turns is None:
             raise BadInput("'/previous_response_id' names no response that is kept")
         return turns
+
+    async def _items(self, account_id: str, item_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The items with these ids, those that are kept. Raises BadInput, StoreUnavailable."""
+        response_ids = dict.fromkeys(map(response_of, item_ids))
+        if len(response_ids) > MAX_REFERRED:
+            raise BadInput(f"'/input' must not name items of more than {MAX_REFERRED} responses")
+        wanted = set(item_ids)
+        items: dict[str, dict[str, Any]] = {}
+        for response_id in response_ids:
+            record = await self.find(account_id, response_id)
+            if record is not None:
+                told = [*msgspec.json.decode(record.input_items), *msgspec.json.decode(record.response)["output"]]
+                own = [item for item in told if item["id"] in wanted and response_of(item["id"]) == response_id]
+                items |= {item["id"]: item for item in own if item["type"] != "item_reference"}
+        return items
 
     async def find(self, account_id: str, response_id: str) -> Record | None:
         """What a response was, while it is kept. Raises StoreUnavailable."""

@@ -8,6 +8,7 @@ import pytest
 
 from engine.protocol import openai
 from engine.protocol.events import Embeddings, TokenLogprob, Usage
+from engine.protocol.fields import BadInput
 from engine.protocol.tasks import ChatMessage
 
 USER = {"role": "user", "content": "Hi"}
@@ -188,11 +189,34 @@ def test_a_stream_without_text_still_names_the_role():
     assert (choice["delta"], choice["finish_reason"]) == ({"role": "assistant", "content": ""}, "stop")
 
 
-def test_a_token_that_is_no_whole_character_has_no_bytes_to_show():
-    entry = TokenLogprob("\ufffd", -1.0, (("x", -2.0),))
-    (shown,) = openai.logprobs_object([entry])["content"]
-    assert shown["bytes"] is None
-    assert shown["top_logprobs"][0]["bytes"] == [120]
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": [{"type": "text", "text": "I am sorry."}, {"type": "refusal", "refusal": "No."}]},
+        {"content": None, "refusal": "I am sorry.\nNo."},
+    ],
+)
+def test_what_an_assistant_refused_is_a_text_of_its_turn(message):
+    task = openai.text_generation(
+        {"messages": [{"role": "assistant", **message}, {"role": "user", "content": "Why?"}]},
+        default_max_tokens=16,
+        context_window=2048,
+    )
+    assert task.messages[0].content == "I am sorry.\nNo."
+
+
+def test_only_assistants_refuse():
+    body = {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "No."}]}]}
+    with pytest.raises(BadInput, match="'/messages/0/content' may hold"):
+        openai.text_generation(body, default_max_tokens=16, context_window=2048)
+
+
+def test_a_token_that_is_no_whole_character_shows_the_bytes_that_it_is():
+    first = TokenLogprob("\ufffd", -1.0, (("x", -2.0), ("\ufffd", -3.0)), (b"\xc3", b"x", b"\xe2\x82"))
+    second = TokenLogprob("\ufffd", -1.0, (), (b"\xa9",))
+    shown = openai.logprobs_object([first, second])["content"]
+    assert bytes(byte for entry in shown for byte in entry["bytes"]).decode() == "é"
+    assert [other["bytes"] for other in shown[0]["top_logprobs"]] == [[120], [0xE2, 0x82]]
 
 
 def test_logprobs_show_bytes_and_alternatives_whole_and_streamed():

@@ -18,6 +18,10 @@ TOOL = Tool(name="get_weather", description="The weather", parameters=PARAMETERS
 BARE = {"name": "now"}
 
 
+def allowed(*tools, mode="auto"):
+    return {"tools": [BARE], "tool_choice": {"type": "allowed_tools", "mode": mode, "tools": list(tools)}}
+
+
 def read(**fields):
     return openai.text_generation({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
 
@@ -54,6 +58,16 @@ def test_no_tools_leave_no_choice():
 def test_all_forms_of_a_choice(choice, expected):
     use = tool_use({"tools": [WRAPPED, BARE], "tool_choice": choice})
     assert (use.choice, use.named_tool) == expected
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+@pytest.mark.parametrize("is_flat", [True, False])
+def test_of_the_tools_only_those_that_are_allowed_are_offered(mode, is_flat):
+    names = [BARE] if is_flat else [{"type": "function", "function": BARE}]
+    allowed = {"mode": mode, "tools": names}
+    choice = {"type": "allowed_tools", **(allowed if is_flat else {"allowed_tools": allowed})}
+    use = tool_use({"tools": [WRAPPED, BARE], "tool_choice": choice})
+    assert use == ToolUse((Tool(name="now"),), mode)
 
 
 def test_the_older_words_for_tools_ask_for_one_call_and_are_remembered():
@@ -94,6 +108,10 @@ def test_parallel_calls_are_on_unless_switched_off():
         ({"tools": [BARE], "tool_choice": {"type": {}}}, "'/tool_choice' must be one of"),
         ({"tools": [BARE], "tool_choice": {"function": {"name": "other"}}}, "must name one of '/tools'"),
         ({"tool_choice": "required"}, "'/tool_choice' needs '/tools'"),
+        (allowed(BARE, {"name": "other"}), "'/tool_choice/tools/1' must name one of '/tools'"),
+        (allowed({"name": ["now"]}), "'/tool_choice/tools/0' must name one of '/tools'"),
+        (allowed(), "'/tool_choice/tools' must have >= 1 items"),
+        (allowed(BARE, mode="none"), "'/tool_choice/mode' must be one of auto, required"),
         ({"functions": [BARE], "function_call": {"name": "other"}}, "'/function_call' must name one of '/functions'"),
         ({"tools": [BARE], "parallel_tool_calls": 1}, "'/parallel_tool_calls'"),
     ],

@@ -223,6 +223,17 @@ async def test_log_probabilities_come_with_their_texts(bench: Bench) -> None:
     (event,) = [event for event in bench.heard if isinstance(event, Token)]
     (logprob,) = event.logprobs
     assert (logprob.text, logprob.logprob, logprob.top) == (",", -0.5, ((",", -0.5),))
+    assert logprob.spelled == ()
+
+
+async def test_a_token_that_is_a_part_of_a_character_comes_with_its_bytes(bench: Bench) -> None:
+    await bench.start(sampling=Sampling(logprobs=1))
+    parts = bench.tokenizer.encode("日")[-3:]
+    for token_id in parts:
+        bench.replica.say(token_id, logprobs=[TokenIdLogprob(-0.5, ((432, -0.1),))])
+    logprobs = [entry for event in bench.heard if isinstance(event, Token) for entry in event.logprobs]
+    assert b"".join(entry.spelled[0] for entry in logprobs).decode() == "日"
+    assert {entry.spelled[1] for entry in logprobs} == {b","}
 
 
 async def test_the_answer_is_capped_to_the_context_that_is_left(bench: Bench) -> None:

@@ -217,6 +217,33 @@ def test_the_calls_of_an_earlier_response_can_be_answered(openai: OpenAI, runnin
     assert told == ChatMessage("tool", "sunny", tool_call_id="call_0")
 
 
+def test_items_that_are_only_named_are_those_of_the_earlier_responses(
+    openai: OpenAI, running: Running, client: httpx.Client
+):
+    first = openai.responses.create(model=PARROT, input="One")
+    asked = script(tokens=[], calls=[("get_weather", "{}")], end="tool_calls")
+    second = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
+    (words,) = openai.responses.input_items.list(first.id).data
+    output = {"type": "function_call_output", "call_id": second.output[0].call_id, "output": "sunny"}
+    named = [
+        {"id": words.id},
+        {"type": "item_reference", "id": first.output[0].id},
+        {"role": "user", "content": "Two"},
+        {"type": "item_reference", "id": second.output[0].id},
+        output,
+    ]
+    user, parrot, _two, called, told = task_of(client, running, {"input": named, "instructions": "Go on"}).messages[1:]
+    assert [(turn.role, turn.content) for turn in (user, parrot)] == [("user", "One"), ("assistant", TEXT)]
+    assert called.tool_calls == (ToolCall(id="call_0", name="get_weather", arguments="{}"),)
+    assert told == ChatMessage("tool", "sunny", tool_call_id="call_0")
+    for unknown in ("msg_" + "0" * 34, first.output[0].id[:-2] + "07"):
+        refused = respond(client, running, {"input": [*named, {"id": unknown}]})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[5].id")
+    other = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/v1/responses"
+    body = {"model": PARROT, "input": named}
+    assert httpx.post(other, json=body, headers=running.headers("other")).json()["error"]["param"] == "input[0].id"
+
+
 def test_what_is_not_stored_and_what_is_anothers_is_unknown(openai: OpenAI, running: Running, client: httpx.Client):
     unstored = openai.responses.create(model=PARROT, input="One", store=False)
     assert unstored.store is False
