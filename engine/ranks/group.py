@@ -8,6 +8,7 @@ a model. To the replica a group is one process, whose end it knows what to do wi
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -63,6 +64,11 @@ class _Follower:
     pid: int
     channel: socket.socket
 
+    @property
+    def has_news(self) -> bool:
+        """Whether it has said something that nobody has read."""
+        return bool(select.select([self.channel], [], [], 0)[0]) and bool(self.channel.recv(1, socket.MSG_PEEK))
+
 
 def load(config: EngineConfig, connection: socket.socket) -> tuple[Runner, tuple[int, ...]]:
     """The model, and the processes that share it besides this one. `connection` is this rank's to its replica, which no
@@ -82,8 +88,10 @@ def load(config: EngineConfig, connection: socket.socket) -> tuple[Runner, tuple
 class Followers:
     """The leader's handle of the other ranks. Made by `fork`."""
 
-    def __init__(self, followers: list[_Follower]) -> None:
-        self._followers = followers
+    def __init__(self, followers: list[_Follower], connection: socket.socket) -> None:
+        """`connection` is the leader's to its replica, which is told when a follower ends while all load."""
+        self._followers, self._connection = followers, connection
+        self._is_loaded = False
         self._block_size = 0
         self._news: deque[News] = deque()  # of adapters, until the next step
 
@@ -101,7 +109,7 @@ class Followers:
                 run_and_exit(f"rank {rank} of {num_ranks}", partial(_follow, theirs, rank, num_ranks))
             theirs.close()
             followers.append(_Follower(rank, pid, ours))
-        return cls(followers)
+        return cls(followers, connection)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -116,14 +124,16 @@ class Followers:
         meeting = Meeting(0, size)
         for follower in self._followers:
             _send(follower.channel, _Setup(wire.encode_arguments(config, ""), meeting.port))
+        watch = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        watch.start()  # now: who meets waits for all, and would for a minute
         share = Share(0, size, meeting.join(device))
         self._block_size = config.block_size
         runner = Runner(config, share=share, announce=self._announce, announce_wipe=self._announce_wipe)
         if runner.adapters is not None:
             runner.adapters.news = self._news
         for follower in self._followers:
-            _await_ready(follower)
-        threading.Thread(target=self._watch, name="ranks", daemon=True).start()
+            _await_ready(follower, watch)
+        self._is_loaded = True
         runner.warm()
         return runner
 
@@ -143,13 +153,24 @@ class Followers:
             raise GroupError("a follower is gone") from None
 
     def _watch(self) -> None:
-        """Followers say nothing any more: a channel that can be read is one whose other end is closed."""
+        """End this process when a follower has ended, whatever it does. One that said why it cannot load has been
+        heard, or will be."""
         poll, by_fd = select.poll(), {follower.channel.fileno(): follower for follower in self._followers}
         for fd in by_fd:
-            poll.register(fd, select.POLLIN)
-        gone = by_fd[poll.poll()[0][0]]
-        logger.critical("rank %d of %d %s", gone.rank, len(by_fd) + 1, _how_ended(gone))
+            poll.register(fd, 0)  # that the other end is closed is always told
+        while True:
+            fd = poll.poll()[0][0]
+            if not by_fd[fd].has_news:
+                break
+            poll.unregister(fd)
+        gone = by_fd[fd]
+        how = f"rank {gone.rank} of {len(by_fd) + 1} {_how_ended(gone)}"
+        logger.critical("%s", how)
         sys.stderr.flush()
+        if not self._is_loaded:
+            failure = wire.encode_frame(wire.LoadFailed(f"GroupError: {how} while loading; its log says why"))
+            with contextlib.suppress(OSError):
+                self._connection.sendall(failure)
         os._exit(1)
 
 
@@ -184,10 +205,11 @@ def obey(runner: Runner, message: StepInputs | Ints | News) -> None:
         runner.wipe(message)
 
 
-def _await_ready(follower: _Follower) -> None:
+def _await_ready(follower: _Follower, watch: threading.Thread) -> None:
     data = receive_frame(follower.channel)
     if data is None:
-        raise GroupError(f"rank {follower.rank} {_how_ended(follower)} while loading; its log says why")
+        watch.join()  # it ends this process
+        raise GroupError(f"rank {follower.rank} is gone")
     ready = msgspec.msgpack.decode(data, type=_Ready)
     if ready.failure:
         raise GroupError(f"rank {follower.rank}: {ready.failure}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -79,6 +80,18 @@ def with_a_poor_follower(connection: socket.socket, arguments: bytes) -> None:
         return Runner(config, share=share, **told)
 
     vars(rank_group)["Runner"] = load
+    rank.main(connection, arguments)
+
+
+def with_a_follower_that_dies(connection: socket.socket, arguments: bytes) -> None:
+    """A rank whose follower never joins it."""
+
+    def meet(number: int, size: int, port: int = 0) -> Meeting:
+        if number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Meeting(number, size, port)
+
+    vars(rank_group)["Meeting"] = meet
     rank.main(connection, arguments)
 
 

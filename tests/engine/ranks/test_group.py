@@ -252,6 +252,16 @@ async def test_a_group_with_nothing_to_do_sleeps_and_leaves_when_told(zygote: Zy
     assert door.exits == []
 
 
+async def test_a_follower_that_dies_before_it_has_joined_is_not_waited_for(
+    zygote: Zygote, capfd: pytest.CaptureFixture[str]
+) -> None:
+    starting = Replica.start(
+        zygote, CONFIG, "r1", lambda _: None, entry="tests.engine.ranks.joined:with_a_follower_that_dies"
+    )
+    with pytest.raises(ReplicaLoadError, match="rank 1 of 2 was killed by signal 9 while loading"):
+        await asyncio.wait_for(starting, 30)  # half of what meeting may take
+
+
 @pytest.mark.parametrize(
     ("num_ranks", "message"),
     [(3, "num_attention_heads=4: not a multiple of tensor_parallel=3"), (2, "rank 1: WeightsError: not mine")],
