@@ -186,7 +186,7 @@ async def test_watch_brings_a_change_into_memory(sqlite_database: Database) -> N
     registry = Registry(sqlite_database, builtin_cards=[])
     watching = asyncio.create_task(registry.watch())
     await put(sqlite_database, chat_card())
-    await wait_until(lambda: registry.find("@cf/acme/chat"), deadline_s=registry_module.POLL_INTERVAL_S * 3)
+    await wait_until(lambda: registry.find("@cf/acme/chat"))
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching

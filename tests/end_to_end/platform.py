@@ -24,17 +24,17 @@ from storage.ephemeral import Ephemeral
 from tests.ports import free_port
 from tests.processes import children_of
 
-READY_DEADLINE_S = 90  # torch alone takes one, where every core and the disk are busy
+READY_DEADLINE_S = 110  # torch alone takes many, where every core and the disk are busy
 
 
-def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 60.0) -> Any:
+def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 90.0) -> Any:
     """Poll until `predicate` gives something true; fail naming `what`."""
     end = time.monotonic() + deadline_s
     while True:
         value = predicate()
         if value:
             return value
-        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}, but {value!r}"
         time.sleep(0.02)
 
 

@@ -31,7 +31,7 @@ def test_a_batch_of_embeddings_says_what_each_call_would(platform: Platform, clo
         poll = {"request_id": queued["request_id"]}
         return post(cloudflare, platform, poll, platform.embed_model)["result"].get("responses")
 
-    found = wait_for("the batch", answers, 60)
+    found = wait_for("the batch", answers)
     assert [item["external_reference"] for item in found] == texts
     direct = cloudflare.ai.run(platform.embed_model, account_id=platform.account_id, text=texts[3])
     assert found[3]["result"]["data"][0] == pytest.approx(direct["data"][0], abs=1e-4)  # type: ignore[index]
@@ -58,4 +58,4 @@ def test_a_client_of_the_sdk_that_gives_up_frees_the_device(platform: Platform):
     sdk = Cloudflare(base_url=platform.base_url, api_token=platform.api_token, timeout=0.5, max_retries=0)
     with sdk as client, pytest.raises(cloudflare_sdk.APITimeoutError):
         client.post(path, cast_to=object, body=body)
-    wait_for("every block is free", lambda: num_held_blocks(platform) == 0 and num_running(platform) == 0, 10)
+    wait_for("every block is free", lambda: num_held_blocks(platform) == 0 and num_running(platform) == 0)

@@ -24,29 +24,32 @@ from engine.protocol.status import NodeStatus
 from tests.end_to_end.platform import Platform, wait_for
 from tests.ports import free_port
 
+TRIES = 5
 ENDLESS = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module")
 def fragile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     """A platform whose processes these tests kill."""
-    running = Platform(tmp_path_factory.mktemp("fragile"), environ={"HEARTH_NODE_STEP_TIMEOUT_S": "1"}).start()
+    running = Platform(tmp_path_factory.mktemp("fragile"), environ={"HEARTH_NODE_STEP_TIMEOUT_S": "2"}).start()
     yield running
     assert running.stop() == 0
 
 
 def num_held_blocks(platform: Platform) -> int:
-    replicas = [replica for node in platform.statuses() for replica in node.replicas if replica.num_blocks]
+    replicas = [replica for node in live_statuses(platform) for replica in node.replicas if replica.num_blocks]
     return sum(r.num_blocks - r.num_free_blocks - r.num_cached_blocks for r in replicas)
 
 
 def num_running(platform: Platform) -> int:
-    return sum(replica.num_running + replica.num_waiting for node in platform.statuses() for replica in node.replicas)
+    return sum(
+        replica.num_running + replica.num_waiting for node in live_statuses(platform) for replica in node.replicas
+    )
 
 
 def nodes_running(platform: Platform) -> list[str]:
     """Nodes on which a sequence runs, by their own word."""
-    return [node.node_id for node in platform.statuses() if any(replica.num_running for replica in node.replicas)]
+    return [node.node_id for node in live_statuses(platform) if any(replica.num_running for replica in node.replicas)]
 
 
 def events_of(response: httpx.Response) -> Iterator[str]:
@@ -58,7 +61,7 @@ def wait_until_whole(platform: Platform) -> None:
     so that it may have been missed before anybody looks."""
     with contextlib.suppress(AssertionError):
         wait_for("the node is missed", lambda: platform.metric("hearth_nodes_alive") == 1, 5)
-    wait_for("the node is back", lambda: platform.metric("hearth_nodes_alive") == 2 and platform.num_hot == 2, 30)
+    wait_for("the node is back", lambda: platform.metric("hearth_nodes_alive") == 2 and platform.num_hot == 2)
 
 
 def node_that_serves(platform: Platform, affinity: str) -> str:
@@ -83,17 +86,31 @@ def asking(ask: Callable[[], None], is_seen: Callable[[], bool]) -> threading.Th
             return caller
 
 
+def until_cut(platform: Platform, cut: Callable[[], tuple[str, list[str]]]) -> tuple[str, list[str]]:
+    """What `cut` gives once it was in time: a fast machine says all 1,500 tokens while a busy one looks elsewhere."""
+    for _ in range(TRIES):
+        request_id, rest = cut()
+        if "[DONE]" not in rest:
+            return request_id, rest
+        wait_until_whole(platform)
+    raise AssertionError(f"{TRIES} streams were over before they could be cut")
+
+
 def test_a_client_that_leaves_frees_its_blocks_and_is_still_metered(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-    with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
-        request_id = response.headers["cf-ai-req-id"]
-        events = events_of(response)
-        for _ in range(3):
-            next(events)
-        wait_for("the sequence holds blocks", lambda: num_held_blocks(fragile) > 0)
-    wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0, 5)
-    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
-    assert 0 < row["completion_tokens"] < 1500
+
+    def is_left_underway() -> bool:
+        """Whether the call was left before its end."""
+        with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+            request_id = response.headers["cf-ai-req-id"]
+            next(events_of(response))
+            holds_blocks = num_held_blocks(fragile) > 0
+        wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
+        (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
+        assert row["completion_tokens"] > 0
+        return holds_blocks and row["completion_tokens"] < 1500
+
+    assert any(is_left_underway() for _ in range(TRIES))
 
 
 @pytest.mark.full
@@ -109,7 +126,7 @@ def test_wherever_a_client_leaves_it_pays_for_what_was_generated_and_the_work_st
             events = events_of(response)
             seen = list(itertools.islice(events, num_events))
         left_s = time.monotonic()
-        wait_for("the node works no more", lambda: not is_working(fragile), 5)
+        wait_for("the node works no more", lambda: not is_working(fragile))
         took_s.append(time.monotonic() - left_s)
         (row,) = wait_for("the usage row", partial(fragile.usage_rows, request_id))
         assert json.loads(seen[0])["response"], seen[0]
@@ -125,11 +142,14 @@ def test_wherever_a_client_leaves_it_pays_for_what_was_generated_and_the_work_st
 
 
 def live_statuses(platform: Platform) -> list[NodeStatus]:
-    """What every node says when it is asked; presence in Redis may be a second old."""
+    """What every node says when it is asked; presence in Redis may be a second old, and its node gone."""
     found = []
     for known in platform.statuses():
         transport = httpx.HTTPTransport(uds=known.http_address.removeprefix("unix://"))
-        with httpx.Client(transport=transport, base_url="http://node") as client:
+        with (
+            contextlib.suppress(httpx.ConnectError, httpx.ReadError),
+            httpx.Client(transport=transport, base_url="http://node") as client,
+        ):
             found.append(msgspec.json.decode(client.get("/status").content, type=NodeStatus))
     return found
 
@@ -151,7 +171,7 @@ def test_an_unstreamed_call_whose_client_leaves_is_cancelled(fragile: Platform):
             json=ENDLESS | {"stream": False},
             timeout=httpx.Timeout(30, read=0.5),
         )
-    wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0, 5)
+    wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
 
 
 def test_a_node_killed_before_the_first_token_goes_unnoticed(fragile: Platform):
@@ -170,7 +190,7 @@ def test_a_node_killed_before_the_first_token_goes_unnoticed(fragile: Platform):
     caller.start()
     wait_for("the call is in flight", lambda: fragile.metric("hearth_calls_in_flight") == 1)
     os.kill(pid, signal.SIGKILL)
-    caller.join(timeout=30)
+    caller.join()
     assert answers[0].status_code == 200, answers[0].text
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[0].headers["cf-ai-req-id"]))
     assert row["node_id"] != node_id
@@ -180,17 +200,22 @@ def test_a_node_killed_before_the_first_token_goes_unnoticed(fragile: Platform):
 
 def test_a_node_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-    with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
-        request_id = response.headers["cf-ai-req-id"]
-        events = events_of(response)
-        next(events)
-        (busy,) = wait_for("a node says that it is busy", lambda: nodes_running(fragile), 3)
-        os.kill(fragile.node_pid(busy), signal.SIGKILL)
-        rest = list(events)
-    assert "[DONE]" not in rest
+
+    def kill_its_node() -> tuple[str, list[str]]:
+        """The request, and what was heard after the node's death, or after all was said."""
+        with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+            events = events_of(response)
+            next(events)
+            for busy in nodes_running(fragile):
+                os.kill(fragile.node_pid(busy), signal.SIGKILL)
+                killed.append(busy)
+            return response.headers["cf-ai-req-id"], list(events)
+
+    killed: list[str] = []
+    request_id, rest = until_cut(fragile, kill_its_node)
     assert json.loads(rest[-1])["errors"][0]["code"] == 3008
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
-    assert row["node_id"] == busy
+    assert row["node_id"] == killed[-1]
     assert row["completion_tokens"] > 0
     wait_until_whole(fragile)
 
@@ -212,27 +237,31 @@ def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fra
     caller = asking(ask, lambda: nodes_running(fragile) == [node_id])
     for rank in ranks:
         os.kill(rank, number)
-    caller.join(timeout=60)
+    caller.join()
     assert answers[-1].status_code == 200, answers[-1].text
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[-1].headers["cf-ai-req-id"]))
     assert (row["node_id"] != node_id, row["attempts"], row["completion_tokens"]) == (True, 2, 1500)
     wait_for("the rank is back", lambda: fragile.rank_pids(node_id) not in ([], ranks))
-    wait_for("both are hot", lambda: fragile.num_hot == 2, 30)
+    wait_for("both are hot", lambda: fragile.num_hot == 2)
 
 
 def test_a_rank_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-    ranks = fragile.rank_pids(node_that_serves(fragile, "mid-stream"))
     sticky = {"x-session-affinity": "mid-stream"}
-    with fragile.client() as client, client.stream("POST", url, json=ENDLESS, headers=sticky) as response:
-        events = events_of(response)
-        next(events)
-        for rank in ranks:
-            os.kill(rank, signal.SIGKILL)
-        rest = list(events)
-    assert "[DONE]" not in rest
+
+    def kill_its_rank() -> tuple[str, list[str]]:
+        """The request, and what was heard after the rank's death, or after all was said."""
+        ranks = fragile.rank_pids(node_that_serves(fragile, "mid-stream"))
+        with fragile.client() as client, client.stream("POST", url, json=ENDLESS, headers=sticky) as response:
+            events = events_of(response)
+            next(events)
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
+            return response.headers["cf-ai-req-id"], list(events)
+
+    _, rest = until_cut(fragile, kill_its_rank)
     assert json.loads(rest[-1])["errors"][0]["code"] == 3008
-    wait_for("both are hot", lambda: fragile.num_hot == 2, 30)
+    wait_for("both are hot", lambda: fragile.num_hot == 2)
 
 
 def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platform):
@@ -249,7 +278,7 @@ def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platfor
         except httpx.TransportError:
             return False
 
-    wait_for("the gateway answers again", answers, 20)
+    wait_for("the gateway answers again", answers)
     for answer in answers_before:
         request_id = answer.headers["cf-ai-req-id"]
         assert len(wait_for("the usage row", lambda wanted=request_id: fragile.usage_rows(wanted))) == 1

@@ -129,14 +129,14 @@ def kill_ranks(platform: Platform) -> None:
         ranks = wait_for("a rank", lambda node_id=node_id: platform.rank_pids(node_id))
         for rank in ranks:
             os.kill(rank, signal.SIGSTOP if number % 2 else signal.SIGKILL)
-        wait_for("another rank", lambda node_id=node_id, old=ranks: platform.rank_pids(node_id) not in ([], old), 30)
-        wait_for("both are hot", lambda: platform.num_hot == 2, 30)
+        wait_for("another rank", lambda node_id=node_id, old=ranks: platform.rank_pids(node_id) not in ([], old))
+        wait_for("both are hot", lambda: platform.num_hot == 2)
 
 
 def kill_gateway(platform: Platform) -> None:
     time.sleep(1.0)
     os.kill(platform.dev["pids"]["gateway"], signal.SIGKILL)
-    wait_for("the gateway is back", lambda: is_ready(platform), 30)
+    wait_for("the gateway is back", lambda: is_ready(platform))
     time.sleep(1.0)
 
 

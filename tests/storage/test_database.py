@@ -17,7 +17,7 @@ from storage.database import Database, insert_new, new_id_hex, utc_day, uuid7
 from storage.errors import Conflict, StoreUnavailable
 from tenants.tables import accounts, api_token_epoch
 from tests.postgres_server import PostgresServer
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 _NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -145,7 +145,7 @@ async def test_sqlite_keeps_what_was_committed_and_lets_readers_pass_a_writer(sq
     assert pragmas == list(_SQLITE_PRAGMAS.values())
     async with sqlite_database.transaction() as writing:
         await writing.execute(insert(accounts).values(_account()))
-        assert await asyncio.wait_for(_count(sqlite_database), 2.0) == 0
+        assert await asyncio.wait_for(_count(sqlite_database), PATIENCE_S) == 0
     assert await _count(sqlite_database) == 1
 
 
@@ -195,7 +195,7 @@ async def outage(postgres_server: PostgresServer) -> AsyncIterator[tuple[Postgre
     server = PostgresServer()
     server.start()
     database = Database.connect(server.url, statement_timeout_s=0.5)
-    await database.ping()
+    await wait_until(lambda: _answers(database))
     yield server, database
     await database.close()
     server.close()
@@ -211,29 +211,29 @@ async def test_a_stopped_postgres_is_unavailable_and_found_again(outage: tuple[P
             await connection.execute(text("SELECT 1"))
 
     with pytest.raises(StoreUnavailable):
-        await asyncio.wait_for(loses_its_server(), 10)
+        await asyncio.wait_for(loses_its_server(), PATIENCE_S)
     with pytest.raises(StoreUnavailable):
         await database.ping()
     server.start()
-    await database.ping()
+    await wait_until(lambda: _answers(database))
 
 
 async def test_a_frozen_postgres_is_unavailable_within_the_timeout(outage: tuple[PostgresServer, Database]) -> None:
     server, database = outage
     server.freeze()
     with pytest.raises(StoreUnavailable):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await database.ping()
     server.thaw()
+    await wait_until(lambda: _answers(database))
 
-    async def answers() -> bool:
-        try:
-            await database.ping()
-        except StoreUnavailable:
-            return False
-        return True
 
-    await wait_until(answers)
+async def _answers(database: Database) -> bool:
+    try:
+        await database.ping()
+    except StoreUnavailable:
+        return False
+    return True
 
 
 async def test_a_read_on_postgres_begins_no_transaction(postgres_url: str) -> None:

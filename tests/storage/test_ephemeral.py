@@ -18,12 +18,12 @@ from storage import ephemeral as ephemeral_module
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture
 async def ephemeral(redis_url: str) -> AsyncIterator[Ephemeral]:
-    store = Ephemeral.connect(redis_url, timeout_s=2.0)
+    store = Ephemeral.connect(redis_url, timeout_s=30.0)
     yield store
     await store.close()
 
@@ -106,7 +106,7 @@ async def test_a_message_reaches_every_listener_once(ephemeral: Ephemeral) -> No
 
 @pytest.mark.parametrize("num_steps", range(12))
 async def test_a_cancellation_is_never_lost_however_far_a_command_is(redis_url: str, num_steps: int) -> None:
-    store = Ephemeral.connect(redis_url, timeout_s=2.0)
+    store = Ephemeral.connect(redis_url, timeout_s=30.0)
 
     async def ask_for_ever() -> None:
         while True:
@@ -131,7 +131,7 @@ async def test_a_frozen_redis_costs_no_more_than_the_timeout(short_tmp_path: Pat
     os.kill(server.pid, signal.SIGSTOP)
     try:
         with pytest.raises(StoreUnavailable):
-            await asyncio.wait_for(store.get("x"), 5.0)
+            await asyncio.wait_for(store.get("x"), PATIENCE_S)
     finally:
         os.kill(server.pid, signal.SIGCONT)
     await wait_until(lambda: _answers(store))
@@ -151,7 +151,7 @@ async def test_a_lost_redis_is_said_to_every_caller_and_found_again(short_tmp_pa
     server = EmbeddedRedis(short_tmp_path)
     server.start()
     server.wait_ready()
-    store = Ephemeral.connect(server.url, timeout_s=2.0)
+    store = Ephemeral.connect(server.url, timeout_s=30.0)
     listener = store.subscribe("news")
     assert await anext(listener) == b""
     server.stop()

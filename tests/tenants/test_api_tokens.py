@@ -93,7 +93,7 @@ async def test_no_store_log_or_memory_holds_a_usable_secret(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("DEBUG")
-    ephemeral = Ephemeral.connect(redis_url, timeout_s=2.0)
+    ephemeral = Ephemeral.connect(redis_url, timeout_s=30.0)
     listener = ephemeral.subscribe("api-tokens-changed")
     assert await anext(listener) == b""
     verifier = TokenVerifier(database, PEPPER)

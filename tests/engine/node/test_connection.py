@@ -21,7 +21,7 @@ from engine.protocol.events import Failed, Finished, Started, Token, Usage
 from tests.certificates import certificates
 from tests.engine.node.wire_client import SECRET, Closed, WireClient, execute
 from tests.fakes.task_models import FakeLoaders, FakeModel, FakeRun, FakeStore
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 POP_KEY = wire.pop_key(SECRET, "fra")
 
@@ -151,7 +151,7 @@ async def test_who_does_not_shake_hands_is_dropped_even_if_bytes_trickle(
     monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
     client = await WireClient.open(served.door.address)
     client.writer.write(b"\xff\x00\x00")
-    await asyncio.wait_for(client.wait_closed_by_node(), 3)
+    await asyncio.wait_for(client.wait_closed_by_node(), PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_a_silent_gateway_loses_its_calls(served: Served, monkeypatch: pyt
         assert await client.receive() == wire.Pong()
         await asyncio.sleep(0.05)
     assert not run.is_cancelled, "pings keep it alive"
-    await asyncio.wait_for(client.wait_closed_by_node(), 3)
+    await asyncio.wait_for(client.wait_closed_by_node(), PATIENCE_S)
     assert run.is_cancelled
 
 

@@ -27,6 +27,8 @@ def running(new_site: Callable[..., Site]) -> Running:
 
 @pytest.fixture
 def keeper(running: Running) -> Iterator[httpx.Client]:
+    for of_other_tests in ("hearth_calls_in_flight", "hearth_usage_backlog"):
+        wait_until_blocking(lambda name=of_other_tests: running.gateway.metric(name) == 0)
     base = f"{running.account_url}/ai/"
     with httpx.Client(headers=running.headers("keeper"), timeout=60, base_url=base) as client:
         yield client
