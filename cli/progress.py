@@ -43,8 +43,12 @@ class Progress:
             self._status.update(text)
 
     def done(self, text: str) -> None:
-        """A step is finished; its line says when, since the start."""
+        """A step is finished; its line says when, since the start, or since `begin_anew`."""
         self._line(f"{text} ({time.monotonic() - self._started:.1f} s)", "green", "✓")
+
+    def begin_anew(self) -> None:
+        """Times are counted from now on."""
+        self._started = time.monotonic()
 
     def note(self, text: str) -> None:
         """Something happened that the person should know."""

@@ -31,6 +31,7 @@ Ask, and get it as it is written:
     {header} \\
     -d '{json.dumps({**question, "stream": True})}'
 
+Every route, to read and to try: {dev["base_url"].removesuffix("/client/v4")}/docs
 OpenAI clients: base URL {url}/v1, the token as key, model {dev["chat_model"]} or {dev["embed_model"]}.
 Ctrl-C drains and stops everything.
 """

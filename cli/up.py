@@ -129,6 +129,7 @@ async def _run(plan: Plan, data_dir: DataDir, notes: Sequence[str], *, is_json: 
         except (ChildFailed, StoreUnavailable) as error:
             raise CommandFailed(str(error)) from None
         finally:
+            progress.begin_anew()
             await platform.drain()
         progress.done("drained and stopped")
 

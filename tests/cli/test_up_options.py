@@ -4,6 +4,7 @@ import pytest
 
 from cli.embedded import Plan
 from cli.output import CommandFailed
+from cli.progress import Progress
 from cli.ready_text import ready_text
 from cli.up import free_port, plan_nodes, why_not_listen
 
@@ -75,3 +76,16 @@ def test_the_ready_text_holds_calls_that_can_be_copied():
     assert text.count(f"curl -N {url}") == 1
     assert text.count("Authorization: Bearer cfut_secret") == 2
     assert '"stream": true' in text
+    assert "http://127.0.0.1:8787/docs\n" in text
+
+
+def test_the_time_that_stopping_took_is_told_and_not_the_platform_s_age(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    now = iter([100.0, 104.3, 5000.0, 5000.5])
+    monkeypatch.setattr("cli.progress.time.monotonic", lambda: next(now))
+    with Progress() as progress:
+        progress.done("ready")
+        progress.begin_anew()
+        progress.done("drained and stopped")
+    assert capsys.readouterr().err == "hearth: ready (4.3 s)\nhearth: drained and stopped (0.5 s)\n"
