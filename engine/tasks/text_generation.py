@@ -1,7 +1,7 @@
 """Text generation: typed input -> prompt ids, output format, one sequence; `generation.py` tells what comes of it.
 
-Prompts are the template's and the tokenizer's work, tools and constraints that of `engine/tool_calls/` and
-`engine/constraints/`. Knows nothing of devices, of other models or of who is calling.
+Prompts are the work of `prompt.py`, tools and constraints that of `engine/tool_calls/` and `engine/constraints/`. Knows
+nothing of devices, of other models or of who is calling.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import asyncio
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from engine.chat_templates.template import TemplateRefused
 from engine.config import EngineConfig
 from engine.constraints.checker import ConstraintChecker
 from engine.constraints.compile import ConstraintRefused
@@ -29,26 +28,20 @@ from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
 from engine.tasks.generation import Generation
+from engine.tasks.prompt import PromptReader
 from engine.tasks.prompt_echo import PromptEcho
+from engine.tasks.soundness import refuse_unsound
 from engine.tasks.work import Emit, Refused, Run, Work
-from engine.tokenization.detokenizer import Detokenizer, StopFinder
+from engine.tokenization.detokenizer import StopFinder
 from engine.tokenization.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
-from engine.tool_calls.form import find_form, template_messages, template_tools
+from engine.tool_calls.form import find_form
 from engine.tool_calls.grammar import Controls, Thinking
 from engine.tool_calls.plan import Plan, ToolsUnusable, make_plan, shown_tools
 from engine.tool_calls.reasoning import REASONINGS, find_reasoning
 
-_LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread, where they hold up nobody
-_MANY_TOKENS = 10_000  # likewise, the other way
-_CHARS_PER_MESSAGE = 100  # what a turn costs beside its text, in characters of text
-_NAMESPACE_BYTES = 32
+_MANY_TOKENS = 10_000  # of a prompt that is told again: more become text in a thread, where they hold up nobody
 _PROMPT_END_TOKENS = 16  # of which may be marks of a thought
-_MAX_LOGPROBS = 20
-_MAX_STOPS = 16
-_MAX_BIASES = 1024
-_MAX_CHOICES = 128
-_MAX_FLOAT = 1e30  # what stays finite as float32 in the sampler
 
 
 class Checker(Protocol):
@@ -84,6 +77,7 @@ class TextGenerator:
         words = frozenset() if template is None else template.words | template.written
         hints = words if template is not None and template.reads_tools else ()
         self._form = None if template is None else find_form(template.render, tool_parser, hints)
+        self._prompts = PromptReader(tokenizer, self._form, replica.info)
         self._reasoning = find_reasoning(words)
         self._controls = _controls(tokenizer)
 
@@ -131,56 +125,79 @@ class TextGenerator:
         await self._replica.close()
         await self._checker.close()
 
+    async def prompt_ids(self, task: TextGeneration) -> Sequence[int]:
+        """The ids of the prompt: at least one, and fewer than the context. Raises Refused."""
+        return await self._prompts.read(task)
+
     async def start(self, work: Work, emit: Emit) -> Run:
         """Tokenise, check the length and the output format, and hand the sequences to the engine. Raises Refused."""
         assert isinstance(work.task, TextGeneration)
-        task, info = work.task, self._replica.info
-        _refuse_unsound(work, task)
-        self._refuse_strange_tokens(task)
-        prompt = await self.prompt_ids(task)
+        task = work.task
+        refuse_unsound(work, task, self.info.vocab_size)
+        prompt = await self._prompts.read(task)
         if task.only_counts:
             emit(Started(prompt_tokens=len(prompt)))
             emit(Finished("stop"))
             return _Counted()
-        try:
-            is_turn = self._is_turn(task)
-            plan = make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
-        except ToolsUnusable as error:
-            raise Refused("invalid_input", str(error)) from error
+        plan = self._plan(task, prompt)
         if work.adapter is not None:
             await self._adapters.check(work.adapter)
-        room = info.max_model_len - len(prompt)
+        room = self._room(task, prompt)
+        constraint = await self._first_sound(plan, work.namespace, task.constraint)
+        request = self._request(work, task, prompt, room, constraint)
+        echo = await self._echo(task, prompt) if task.echoes else None
+        return self._begin(task, plan, request, echo, emit)
+
+    def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> Plan:
+        """What the task's tools and output format come to. Raises Refused."""
+        is_turn = self._prompts.is_turn(task)
+        try:
+            return make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
+        except ToolsUnusable as error:
+            raise Refused("invalid_input", str(error)) from error
+
+    def _room(self, task: TextGeneration, prompt: Sequence[int]) -> int:
+        """Tokens that the context has left for the answer. Raises Refused."""
+        room = self.info.max_model_len - len(prompt)
         if task.sampling.must_fit and task.sampling.max_tokens > room:
             raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
-        field = task.constraint.field if task.constraint is not None else ""
-        constraint = await self._first_sound(plan, work.namespace, field)
-        stops = task.sampling.stop
-        controls = [token_id for stop in stops if (token_id := self._tokenizer.control_id(stop)) is not None]
-        request = SequenceRequest(
+        return room
+
+    def _request(
+        self, work: Work, task: TextGeneration, prompt: Sequence[int], room: int, constraint: Constraint | None
+    ) -> SequenceRequest:
+        """The sequence of the task's first answer."""
+        sampling = task.sampling
+        controls = [token_id for stop in sampling.stop if (token_id := self._tokenizer.control_id(stop)) is not None]
+        return SequenceRequest(
             sequence_id=next(self._sequence_ids),
             prompt=np.asarray(prompt, dtype=np.int32),
             sampling=msgspec.structs.replace(
-                task.sampling,
-                max_tokens=max(1, min(task.sampling.max_tokens, room)),
-                scores_prompt=task.echoes and task.sampling.logprobs is not None,
+                sampling,
+                max_tokens=max(1, min(sampling.max_tokens, room)),
+                scores_prompt=task.echoes and sampling.logprobs is not None,
             ),
             namespace=work.namespace,
             tenant=work.tenant,
-            stop_token_ids=(*controls, *task.sampling.stop_token_ids),
+            stop_token_ids=(*controls, *sampling.stop_token_ids),
             constraint=constraint,
             adapter=work.adapter,
             is_ephemeral=work.is_ephemeral,
         )
 
-        echo = await self._echo(task, prompt) if task.echoes else None
+    def _begin(
+        self, task: TextGeneration, plan: Plan, request: SequenceRequest, echo: PromptEcho | None, emit: Emit
+    ) -> Run:
+        """Hand the engine the sequences of all answers, of which `request` is the first's."""
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
+            is_own_text = self._prompts.is_own_text(task, len(request.prompt))
             generation = Generation(
                 self._replica,
                 self._tokenizer,
                 request,
-                self._detokenizer(task, plan, prompt),
-                Answer(StopFinder(stops), plan.parser(constraint)),
+                self._tokenizer.detokenizer(is_own_text=is_own_text, keep=plan.marks),
+                Answer(StopFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
                 may_be_cut=task.constraint is None,
                 choice=choice,
@@ -219,9 +236,9 @@ class TextGenerator:
         text, token_texts = decode() if is_short else await asyncio.to_thread(decode)
         return PromptEcho(text, token_texts, task.sampling.logprobs, say)
 
-    async def _first_sound(self, plan: Plan, namespace: bytes, field: str) -> Constraint | None:
-        """The first of the constraints that sequences can be held to; `field` is where the caller's own is. Raises
-        Refused when it is none of them."""
+    async def _first_sound(self, plan: Plan, namespace: bytes, own: Constraint | None) -> Constraint | None:
+        """The first of the plan's constraints that sequences can be held to; `own` is the caller's. Raises Refused when
+        it is none of them."""
         for constraint in plan.constraints:
             if constraint is None:
                 return None
@@ -230,123 +247,18 @@ class TextGenerator:
                 return constraint
             except ConstraintRefused as error:
                 refusal = error
-        place = "/tools" if plan.tools else field
+        place = "/tools" if plan.tools else own.field if own is not None else ""
         message = f"'{place}' cannot be held to: {refusal}" if place else str(refusal)
         raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
-
-    def _detokenizer(self, task: TextGeneration, plan: Plan, prompt: Sequence[int]) -> Detokenizer:
-        return self._tokenizer.detokenizer(is_own_text=self._is_own_text(task, prompt), keep=plan.marks)
 
     def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> Thinking | None:
         """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
         is_told = task.tells_reasoning or task.constraint is not None or shown_tools(task)
-        if self._reasoning is None or not is_told or not self._is_turn(task):
+        if self._reasoning is None or not is_told or not self._prompts.is_turn(task):
             return None
         end = self._tokenizer.detokenizer(keep=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)
         return None if phase == "answers" and not self._reasoning.answer_opening else Thinking(self._reasoning, phase)
-
-    def _is_turn(self, task: TextGeneration) -> bool:
-        """Whether the prompt is the template's, so that what follows is the assistant's whole turn."""
-        if task.messages is not None:
-            return True
-        return task.prompt is not None and self._tokenizer.has_chat_template and not task.raw
-
-    async def prompt_ids(self, task: TextGeneration) -> Sequence[int]:
-        """The ids of the prompt: at least one, and fewer than the context. Raises Refused."""
-        if task.prompt_token_ids is not None:
-            self._refuse_long(task.prompt_token_ids)
-            vocab_size = self._replica.info.vocab_size
-            if not all(0 <= token_id < vocab_size for token_id in task.prompt_token_ids):
-                raise Refused("invalid_input", f"token ids must be from 0 to {vocab_size - 1}")
-            prompt: Sequence[int] = task.prompt_token_ids
-        else:
-            self._refuse_hopeless(task)
-            messages = task.messages or ()
-            size = len(task.prompt or "") + sum(len(message.content) + _CHARS_PER_MESSAGE for message in messages)
-            size += sum(len(call.arguments) for message in messages for call in message.tool_calls)
-            size += sum(len(message.reasoning) for message in messages)
-            size += len(msgspec.json.encode(shown_tools(task)))
-            encode = self._encode
-            try:
-                is_short = size < _LONG_TEXT_CHARS and not self._tokenizer.is_slow
-                prompt = encode(task) if is_short else await asyncio.to_thread(encode, task)
-            except TemplateRefused as error:
-                raise Refused("invalid_input", str(error)) from error
-            self._refuse_long(prompt)
-        if not prompt:
-            raise Refused("invalid_input", "the prompt is empty, and this model needs at least one token")
-        return prompt
-
-    def _encode(self, task: TextGeneration) -> list[int]:
-        switches: dict[str, Any] = dict(task.template_kwargs)
-        if task.messages is not None:
-            turns = template_messages(task.messages, self._form)
-            tools = template_tools(shown_tools(task)) or None
-            return self._tokenizer.encode_conversation(turns, tools=tools, **switches)
-        assert task.prompt is not None
-        if task.raw or not self._tokenizer.has_chat_template:
-            return self._tokenizer.encode(task.prompt, is_raw=task.raw)
-        turns = [{"role": "user", "content": task.prompt}]
-        return self._tokenizer.encode_conversation(turns, **switches)
-
-    def _refuse_strange_tokens(self, task: TextGeneration) -> None:
-        """Raises Refused for a bias on, or an end at, tokens that the model does not have."""
-        vocab_size = self._replica.info.vocab_size
-        biased = [token_id for token_id, _ in task.sampling.logit_bias]
-        for field, token_ids in (("logit_bias", biased), ("stop_token_ids", task.sampling.stop_token_ids)):
-            if not all(0 <= token_id < vocab_size for token_id in token_ids):
-                raise Refused("invalid_input", f"'/{field}' must be of token ids from 0 to {vocab_size - 1}")
-
-    def _refuse_long(self, prompt: Sequence[int]) -> None:
-        max_model_len = self._replica.info.max_model_len
-        if len(prompt) >= max_model_len:
-            raise _too_long(f"the prompt has {len(prompt)} tokens", max_model_len)
-
-    def _refuse_hopeless(self, task: TextGeneration) -> None:
-        """Texts whose very size rules them out are not tokenised."""
-        texts = [task.prompt or "", *(message.content for message in task.messages or ())]
-        at_least = sum(self._tokenizer.min_tokens(text) for text in texts)
-        if at_least >= self._replica.info.max_model_len:
-            raise _too_long(f"the prompt has at least {at_least} tokens", self._replica.info.max_model_len)
-
-    def _is_own_text(self, task: TextGeneration, prompt: Sequence[int]) -> bool:
-        """Whether the answer is a text of its own, rather than going on with one that the caller knows."""
-        is_conversation = task.messages is not None or (self._tokenizer.has_chat_template and not task.raw)
-        return is_conversation or len(prompt) <= 1
-
-
-def _refuse_unsound(work: Work, task: TextGeneration) -> None:
-    """What a gateway's schemas let nobody ask is not asked of the engine either. Raises Refused."""
-    sampling = task.sampling
-    floats = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty, sampling.temperature)
-    is_sound = {
-        "messages, prompt or prompt_token_ids": [task.messages, task.prompt, task.prompt_token_ids].count(None) == 2,
-        "namespace": len(work.namespace) == _NAMESPACE_BYTES,
-        "tenant": 0 <= work.tenant < 1 << 63,
-        "max_tokens": sampling.max_tokens >= (0 if task.echoes else 1),
-        "echoes": not task.echoes or task.messages is None,
-        "min_tokens": 0 <= sampling.min_tokens <= sampling.max_tokens,
-        "temperature": sampling.temperature >= 0,
-        "top_p": 0 < sampling.top_p <= 1,
-        "top_k": 0 <= sampling.top_k < 1 << 31,
-        "min_p": 0 <= sampling.min_p <= 1,
-        "repetition_penalty": sampling.repetition_penalty > 0,
-        "logprobs": sampling.logprobs is None or 0 <= sampling.logprobs <= _MAX_LOGPROBS,
-        "stop": len(sampling.stop) + len(sampling.stop_token_ids) <= _MAX_STOPS,
-        "stop_token_ids": all(0 <= token_id < 1 << 31 for token_id in sampling.stop_token_ids),
-        "temperature and penalties": all(abs(value) <= _MAX_FLOAT for value in floats),
-        "logit_bias": len(sampling.logit_bias) <= _MAX_BIASES
-        and all(abs(value) <= _MAX_FLOAT for _, value in sampling.logit_bias),
-        "n": 1 <= task.num_choices <= _MAX_CHOICES,
-    }
-    for name, is_fine in is_sound.items():
-        if not is_fine:
-            raise Refused("invalid_input", f"{name} cannot be used as given")
-
-
-def _too_long(what: str, max_model_len: int) -> Refused:
-    return Refused("context_too_long", f"{what}, and this model's context is {max_model_len} with the answer included")
 
 
 def _controls(tokenizer: Tokenizer) -> Controls:
