@@ -8,8 +8,8 @@ text, no sockets, and of time only how long its steps take: each is charged to t
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +23,6 @@ from engine.constraints.forced_tokens import ForcedTokens
 from engine.constraints.matchers import Matchers
 from engine.report import (
     ABORTED,
-    BAD_ADAPTER,
-    CONTEXT_TOO_LONG,
     ERROR,
     LENGTH,
     OUT_OF_CAPACITY,
@@ -38,14 +36,11 @@ from engine.report import (
     StepReport,
 )
 from engine.scheduler import ScheduledStep, Scheduler
+from engine.scheduling.faults import find_fault
 from engine.scheduling.prefix_hash import PrefixHasher
 from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.speculation.speculator import Guesses, Speculator, count_standing
 
-_MAX_NAMESPACE_BYTES = 64
-_MAX_LOGPROBS = 20
-_MAX_STOP_TOKENS = 16
-_MAX_BIASES = 1024
 _MAX_SCORED_BYTES = 1 << 26  # of the logits that a step computes for tokens of prompts
 _MAX_WAIT_S = 0.005  # for a matcher, when there is nothing else to do
 _NO_ROWS = np.empty(0, dtype=np.int32)
@@ -80,44 +75,21 @@ class Engine:
         guesses: Guesses | None = None,
     ) -> None:
         """`guesses` None: every token is drawn in a step of its own."""
-        max_model_len = min(runner.max_model_len, runner.num_blocks * runner.block_size)
-        self.info = EngineInfo(
-            max_model_len=max_model_len,
-            vocab_size=runner.vocab_size,
-            eos_token_ids=tuple(runner.eos_token_ids),
-            num_blocks=runner.num_blocks,
-            block_size=runner.block_size,
-            layout_tag=runner.layout_tag,
-            adapter_sites=adapters.sites if adapters is not None else {},
-        )
-        self.table = SlotTable(config.max_sequences, max_model_len, runner.block_size)
+        self.info = _info_of(runner, adapters)
+        self.table = SlotTable(config.max_sequences, self.info.max_model_len, runner.block_size)
         self.table.outgrown_at = runner.outgrown_at
         self.blocks = BlockManager(runner.num_blocks)
-
-        def make_hasher(request: SequenceRequest) -> PrefixHasher:
-            adapter = request.adapter.digest if request.adapter is not None else ""
-            return PrefixHasher(request.namespace, revision, runner.layout_tag, runner.block_size, adapter)
-
         self.scheduler = Scheduler(
             self.table,
             self.blocks,
             max_step_tokens=config.max_step_tokens,
             max_waiting=config.max_waiting,
-            make_hasher=make_hasher if config.is_prefix_cache_enabled else None,
+            make_hasher=_hasher_maker(runner, revision) if config.is_prefix_cache_enabled else None,
             max_scored_tokens=_MAX_SCORED_BYTES // (4 * runner.vocab_size),
         )
         self.num_computed_tokens = 0
         self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
-        self.speculator: Speculator | None = None
-        if guesses is not None:
-            self.speculator = Speculator(
-                self.scheduler,
-                guesses,
-                free_step_tokens=min(config.free_step_tokens, config.max_step_tokens),
-                vocab_size=runner.vocab_size,
-                is_held=lambda sequence_id: self.matchers.find(sequence_id) is not None,
-                has_cheap_runs=runner.has_cheap_runs,
-            )
+        self.speculator = self._make_speculator(guesses, runner, config) if guesses is not None else None
         self._forced = ForcedTokens(self.scheduler, self.matchers.find) if runner.has_cheap_runs else None
         self._runner = runner
         self._adapters: AdapterQueue | None = None
@@ -132,13 +104,25 @@ class Engine:
         self._charged_s = 0.0  # until when the devices' time is charged; 0 while there is nothing to do
         self._max_open_tokens = 0  # sum of what the open sequences may grow to
 
+    def _make_speculator(self, guesses: Guesses, runner: RunsSteps, config: EngineConfig) -> Speculator:
+        return Speculator(
+            self.scheduler,
+            guesses,
+            free_step_tokens=min(config.free_step_tokens, config.max_step_tokens),
+            vocab_size=runner.vocab_size,
+            is_held=lambda sequence_id: self.matchers.find(sequence_id) is not None,
+            has_cheap_runs=runner.has_cheap_runs,
+        )
+
     @property
     def has_work(self) -> bool:
         return bool(self._sequences or self._ended)
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence. One that cannot be served ends in the next report."""
-        code = self._find_fault(request)
+        code = find_fault(request, self.info, has_adapters=self._adapters is not None)
+        if code == RUNNING and request.sequence_id in self._sequences:
+            code = ERROR
         if code != RUNNING:
             self.refuse(request.sequence_id, code)
             return
@@ -300,35 +284,6 @@ class Engine:
             return None
         return twin if np.array_equal(twin.request.prompt, request.prompt) else None
 
-    def _find_fault(self, request: SequenceRequest) -> int:
-        """The finish code of a request that cannot be served; RUNNING for one that can."""
-        prompt, sampling = request.prompt, request.sampling
-        if len(prompt) >= self.info.max_model_len:
-            return CONTEXT_TOO_LONG
-        if request.adapter is not None and self._adapters is None:
-            return BAD_ADAPTER
-        floats = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
-        floats += [sampling.presence_penalty, sampling.frequency_penalty]
-        limit = np.iinfo(np.int32).max
-        is_sound = (
-            request.sequence_id not in self._sequences
-            and 0 < len(request.namespace) <= _MAX_NAMESPACE_BYTES
-            and len(prompt) > 0
-            and int(prompt.min()) >= 0
-            and int(prompt.max()) < self.info.vocab_size
-            and 0 <= sampling.min_tokens <= sampling.max_tokens > 0
-            and sampling.temperature >= 0
-            and all(math.isfinite(value) for value in floats)
-            and 0 <= sampling.top_k <= limit
-            and (sampling.logprobs is None or 0 <= sampling.logprobs <= _MAX_LOGPROBS)
-            and len(request.stop_token_ids) <= _MAX_STOP_TOKENS
-            and all(0 <= token_id <= limit for token_id in request.stop_token_ids)
-            and len(sampling.logit_bias) <= _MAX_BIASES
-            and all(0 <= token_id < self.info.vocab_size for token_id, _ in sampling.logit_bias)
-            and all(math.isfinite(value) for _, value in sampling.logit_bias)
-        )
-        return RUNNING if is_sound else ERROR
-
     def _commit(self, step: ScheduledStep, output: inputs.StepOutput) -> StepReport:
         """Write down the step: KV computed, tokens drawn, sequences ended."""
         if step.num_drafts is not None:
@@ -455,6 +410,28 @@ class Engine:
             top_logprobs=None if output.top_logprobs is None else _padded(output.top_logprobs, len(ended), np.nan),
             device_us=device_us,
         )
+
+
+def _info_of(runner: RunsSteps, adapters: KeepsAdapters | None) -> EngineInfo:
+    return EngineInfo(
+        max_model_len=min(runner.max_model_len, runner.num_blocks * runner.block_size),
+        vocab_size=runner.vocab_size,
+        eos_token_ids=tuple(runner.eos_token_ids),
+        num_blocks=runner.num_blocks,
+        block_size=runner.block_size,
+        layout_tag=runner.layout_tag,
+        adapter_sites=adapters.sites if adapters is not None else {},
+    )
+
+
+def _hasher_maker(runner: RunsSteps, revision: str) -> Callable[[SequenceRequest], PrefixHasher]:
+    """Names of blocks depend on all that their KV does: who may share it, the model, its adapter, how KV is stored."""
+
+    def make(request: SequenceRequest) -> PrefixHasher:
+        adapter = request.adapter.digest if request.adapter is not None else ""
+        return PrefixHasher(request.namespace, revision, runner.layout_tag, runner.block_size, adapter)
+
+    return make
 
 
 def _padded(column: NDArray[Any], num_rows: int, value: float) -> NDArray[Any]:

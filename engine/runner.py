@@ -57,6 +57,7 @@ class Runner:
         device = device_of(config.device, share.rank, share.size)
         take(device)
         torch.set_num_threads(max(config.num_threads // share.size, 1))
+        self._device = device
         self._announce = announce
         self._announce_wipe = announce_wipe
         self.model_config = read_config(config.model_dir)
@@ -64,16 +65,14 @@ class Runner:
         kernels = kernels or _kernels_for(device)
         empty = self._check(checkpoint)
         self.dtype = _choose_dtype(config.dtype, checkpoint, self.model_config, share, kernels, device)
-        free_bytes = free_memory_bytes(device) - memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
+        weight_bytes = memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
+        free_bytes = free_memory_bytes(device) - weight_bytes
         if free_bytes < 0:
             raise MemoryError(f"in {self.dtype}, the weights take {_gib(-free_bytes)} more than are free")
         with Placed(checkpoint.usual_place):
             self._model = Decoder(self.model_config, self.dtype, device, share)
         self.block_size = config.block_size
-        self.num_blocks = config.num_blocks or self._affordable_blocks(config.kv_memory_bytes // share.size)
-        if self.block_size < 1 or self.num_blocks < 1:
-            raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} does not hold one block of {self.block_size}")
-        self._require(free_bytes if device == CPU else free_bytes - self._step_bytes(config))
+        self.num_blocks = self._num_blocks(config, share, free_bytes)
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
@@ -83,17 +82,13 @@ class Runner:
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{share.size}-block{self.block_size}"
         self.num_forward_tokens = 0
         self.num_steps = 0
-        packed = keep_packed(self._model, checkpoint, kernels)
-        destinations = {**self._model.destinations(checkpoint.entries), **packed}
-        # By threads, which inference mode does not reach.
-        weights.load(checkpoint, destinations, is_whole=share.is_whole)
-        del destinations, packed  # as each weight is bound, what it was loaded into goes
+        self._load(checkpoint, kernels, is_whole=share.is_whole)
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
-            self._pool = self._allocate_pool(device)
+            self._pool = self._allocate_pool()
             self._attention = self._model.attention(kernels, self._pool)
         _give_memory_back()
-        self._device, self._upload = device, None if device == CPU else Upload(device)
+        self._upload = None if device == CPU else Upload(device)
         self._sample = sample if device == CPU else sample_from_device
         self.adapters: AdapterBank | None = None  # not on a GPU: their tables are the host's memory
         if device == CPU:
@@ -167,8 +162,26 @@ class Runner:
         weights.check(checkpoint, empty.destinations(checkpoint.entries))
         return empty
 
-    def _affordable_blocks(self, memory_bytes: int) -> int:
-        return memory_bytes // (self._slot_elements() * self.dtype.itemsize * max(self.block_size, 1))
+    def _load(self, checkpoint: weights.Checkpoint, kernels: Kernels, *, is_whole: bool) -> None:
+        """Fill the model's parameters. Nothing else keeps them: as each is bound, what it was loaded into goes. Not in
+        inference mode, which would not reach the threads that read."""
+        packed = keep_packed(self._model, checkpoint, kernels)
+        weights.load(checkpoint, {**self._model.destinations(checkpoint.entries), **packed}, is_whole=is_whole)
+
+    def _num_blocks(self, config: EngineConfig, share: Share, free_bytes: int) -> int:
+        """Blocks of the KV pool: those asked for, or as many as its memory holds, if they fit in what is free beside
+        the weights. Raises ValueError, MemoryError."""
+        slot_bytes = self._slot_elements() * self.dtype.itemsize
+        num_blocks = config.num_blocks or config.kv_memory_bytes // share.size // (slot_bytes * max(self.block_size, 1))
+        if self.block_size < 1 or num_blocks < 1:
+            raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} does not hold one block of {self.block_size}")
+        if self._device != CPU:
+            free_bytes -= self._step_bytes(config)
+        pool_bytes = num_blocks * self.block_size * slot_bytes
+        if pool_bytes > free_bytes:
+            wanted, found = _gib(pool_bytes), _gib(free_bytes)
+            raise MemoryError(f"kv_memory_bytes: the KV cache takes {wanted}; beside the weights {found} are free")
+        return num_blocks
 
     def _slot_elements(self) -> int:
         return self.model_config.num_layers * self._model.attention_shape.kv_width
@@ -181,13 +194,6 @@ class Runner:
         logits = 4 * config.max_sequences * self.model_config.vocab_size
         return config.max_step_tokens * widths * 4 + 3 * logits + _LIBRARY_BYTES
 
-    def _require(self, free_bytes: int) -> None:
-        """The KV pool fits in what is free beside the weights. Raises MemoryError."""
-        pool_bytes = self.num_blocks * self.block_size * self._slot_elements() * self.dtype.itemsize
-        if pool_bytes > free_bytes:
-            wanted, found = _gib(pool_bytes), _gib(free_bytes)
-            raise MemoryError(f"kv_memory_bytes: the KV cache takes {wanted}; beside the weights {found} are free")
-
     def _max_model_len(self, wanted: int) -> int:
         """The longest sequence: what was asked, else the model's context; never more than the pool holds."""
         longest = self.model_config.max_positions
@@ -195,10 +201,10 @@ class Runner:
             raise ValueError(f"max_model_len={wanted}: the model's context is {longest}")
         return min(wanted or longest, self.num_blocks * self.block_size)
 
-    def _allocate_pool(self, device: torch.device) -> KvPool:
+    def _allocate_pool(self) -> KvPool:
         num_slots, width = self.num_blocks * self.block_size, self._model.attention_shape.kv_width
         shape = (self.model_config.num_layers, num_slots, width)  # [L, slots, ·]
-        data = torch.empty(shape, dtype=self.dtype, device=device)
+        data = torch.empty(shape, dtype=self.dtype, device=self._device)
         return KvPool(data, self.block_size)
 
 
