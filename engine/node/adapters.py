@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.node.disk_cache import CacheFull
-from engine.node.model_store import ModelUnavailable
-from engine.node.replicas import FindsModels
+from engine.node.model_store import FindsModels, ModelUnavailable
 from engine.protocol.tasks import Adapter
 from engine.tasks.work import Refused
 from storage.errors import StoreError

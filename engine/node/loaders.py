@@ -16,7 +16,7 @@ from catalog.errors import CardError
 from engine.config import DEFAULT_SPECULATION, DRAFT, EngineConfig
 from engine.embeddings.single_pass import WorkerLoadError
 from engine.node.disk_cache import CacheFull
-from engine.node.model_store import LocalModel, ModelUnavailable
+from engine.node.model_store import FindsModels, LocalModel, ModelUnavailable
 from engine.processes.zygote import Zygote, ZygoteError
 from engine.replica import ReplicaLoadError
 from engine.tasks.text_embeddings import TextEmbedder
@@ -61,18 +61,11 @@ class LoadSettings(Protocol):
         ...
 
 
-class FindsDrafts(Protocol):
-    """A `ModelStore`: where the draft models are that cards name."""
-
-    async def current_revision(self, name: str) -> str: ...
-    async def open(self, name: str, revision: str) -> LocalModel: ...
-    def release(self, revision: str) -> None: ...
-
-
 class Loaders:
     """Loads models as the settings say, in processes forked from `zygote`."""
 
-    def __init__(self, zygote: Zygote, settings: LoadSettings, store: FindsDrafts | None = None) -> None:
+    def __init__(self, zygote: Zygote, settings: LoadSettings, store: FindsModels | None = None) -> None:
+        """`store` finds the draft models that cards name."""
         self._zygote = zygote
         self._store = store
         self._settings = settings

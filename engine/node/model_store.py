@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -43,6 +44,14 @@ class LocalModel:
     revision: str
     folder: Path
     manifest: Manifest
+
+
+class FindsModels(Protocol):
+    """A `ModelStore`, or the one folder of a server that stands alone."""
+
+    async def current_revision(self, name: str) -> str: ...
+    async def open(self, name: str, revision: str) -> LocalModel: ...
+    def release(self, revision: str) -> None: ...
 
 
 class _Pointer(msgspec.Struct):

@@ -23,7 +23,7 @@ from typing import Protocol
 from catalog.errors import CardError
 from engine.node.disk_cache import CacheFull
 from engine.node.loaders import LoadFailed
-from engine.node.model_store import LocalModel, ModelUnavailable
+from engine.node.model_store import FindsModels, LocalModel, ModelUnavailable
 from engine.protocol.events import Failed
 from engine.protocol.status import ReplicaState, ReplicaStatus
 from engine.report import EngineStatus
@@ -41,14 +41,6 @@ CRASH_WINDOW_S = 300.0
 RETRY_FAILED_S = 2.0  # a model that could not be loaded is refused this long before it is tried again
 MAX_RETRY_S = 30.0
 MAX_FAILED = 32  # failures remembered
-
-
-class FindsModels(Protocol):
-    """A `ModelStore`, or the one folder of a server that stands alone."""
-
-    async def current_revision(self, name: str) -> str: ...
-    async def open(self, name: str, revision: str) -> LocalModel: ...
-    def release(self, revision: str) -> None: ...
 
 
 class LoadsModels(Protocol):

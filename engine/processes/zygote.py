@@ -1,38 +1,33 @@
-"""The warm parent: a process that has imported torch once and forks ranks and workers from that.
+"""The node front's handle of the warm parent, which has imported torch once and forks ranks and workers from that.
 
-`Zygote` is the node front's handle; `python -m engine.processes.zygote` is the process. They talk over one socket, a
-datagram a message, the child's own socket passed along as a file descriptor. The process stays single-threaded and
-never computes with torch, so that a fork is safe. It dies with its parent, its children with it. What a child does is
-an entry point, "module:function", called with its socket and the argument bytes; the front's side of the file imports
-no torch.
+It starts `warm_parent.py` as a process of its own and asks it for children over one socket, a datagram a message, the
+child's own socket passed along as a file descriptor. The parent dies with the front, its children with it. Imports no
+torch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
-import importlib
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from collections.abc import Mapping
 
-import msgspec
-from msgspec import Struct
-
-from telemetry.child_process import Child, die_with_parent, set_process_name
+from engine.processes.fork_messages import (
+    MAX_MESSAGE_BYTES,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    encoder,
+    news_decoder,
+)
+from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
-
-_MAX_MESSAGE_BYTES = 64 * 1024
 
 RANK_MODULES = ("torch", "engine.rank")
 
@@ -49,38 +44,6 @@ PASSIVE_THREADS = {
 
 class ZygoteError(Exception):
     """A child could not be forked."""
-
-
-class _Fork(Struct, frozen=True, tag="fork"):
-    fork_id: int
-    entry: str
-    arguments: bytes
-    name: str
-
-
-class _Forked(Struct, frozen=True, tag="forked"):
-    fork_id: int
-    pid: int
-
-
-class _ForkFailed(Struct, frozen=True, tag="fork_failed"):
-    fork_id: int
-    message: str
-
-
-class _Exited(Struct, frozen=True, tag="exited"):
-    pid: int
-    code: int  # as subprocess has it: negative for a signal
-
-
-_encoder = msgspec.msgpack.Encoder()
-_request_decoder = msgspec.msgpack.Decoder(_Fork)
-_news_decoder: msgspec.msgpack.Decoder[_Forked | _ForkFailed | _Exited] = msgspec.msgpack.Decoder(
-    _Forked | _ForkFailed | _Exited
-)
-
-
-# ── the node front's side ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Zygote:
@@ -118,7 +81,7 @@ class Zygote:
         arguments = [str(os.getpid()), str(theirs.fileno()), self._configure, *self._preload]
         with theirs:
             self._process = subprocess.Popen(  # a fork and exec, milliseconds
-                [sys.executable, "-m", "engine.processes.zygote", *arguments],
+                [sys.executable, "-m", "engine.processes.warm_parent", *arguments],
                 env={**self._environ, **PASSIVE_THREADS},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
@@ -137,7 +100,7 @@ class Zygote:
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
         self._forks[fork_id] = (ours, future)
         with theirs:
-            message = _encoder.encode(_Fork(fork_id, entry, arguments, name))
+            message = encoder.encode(Fork(fork_id, entry, arguments, name))
             try:
                 socket.send_fds(self._socket, [message], [theirs.fileno()])
             except OSError as error:
@@ -165,7 +128,7 @@ class Zygote:
         assert self._socket is not None
         while self._socket is not None:
             try:
-                data = self._socket.recv(_MAX_MESSAGE_BYTES)
+                data = self._socket.recv(MAX_MESSAGE_BYTES)
             except BlockingIOError:
                 return
             except OSError:
@@ -174,10 +137,10 @@ class Zygote:
                 logger.error("the warm parent of the engine's processes ended")
                 self._on_death()
                 return
-            self._on_news(_news_decoder.decode(data))
+            self._on_news(news_decoder.decode(data))
 
-    def _on_news(self, news: _Forked | _ForkFailed | _Exited) -> None:
-        if isinstance(news, _Exited):
+    def _on_news(self, news: Forked | ForkFailed | Exited) -> None:
+        if isinstance(news, Exited):
             child = self._children.pop(news.pid, None)
             if child is not None and not child.exited.done():
                 child.exited.set_result(news.code)
@@ -185,7 +148,7 @@ class Zygote:
         ours, future = self._forks.pop(news.fork_id, (None, None))
         if ours is None or future is None:
             return
-        if isinstance(news, _ForkFailed):
+        if isinstance(news, ForkFailed):
             ours.close()
             if not future.done():
                 future.set_exception(ZygoteError(news.message))
@@ -216,157 +179,3 @@ class Zygote:
         for child in children.values():
             if not child.exited.done():
                 child.exited.set_result(-signal.SIGKILL)
-
-
-# ── the warm parent itself ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def resolve(entry: str) -> Callable[..., Any]:
-    """The function that "module:function" names. Raises ImportError, AttributeError or ValueError."""
-    module, separator, function = entry.partition(":")
-    if not separator:
-        raise ValueError(f"an entry point is module:function, not {entry!r}")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
-
-
-def _serve(control: socket.socket, configure: Callable[[str], object] | None) -> None:
-    """Fork on request and report the children that ended, until the front closes its end."""
-    wakeup, wakeup_write = socket.socketpair()
-    wakeup.setblocking(False)
-    wakeup_write.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
-    poll = select.poll()
-    poll.register(control.fileno(), select.POLLIN)
-    poll.register(wakeup.fileno(), select.POLLIN)
-    private = (control, wakeup, wakeup_write)
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if wakeup.fileno() in ready:
-            with contextlib.suppress(BlockingIOError):
-                wakeup.recv(4096)
-        for pid, code in _reap():
-            control.send(_encoder.encode(_Exited(pid, code)))
-        if control.fileno() in ready:
-            data, fds, _, _ = socket.recv_fds(control, _MAX_MESSAGE_BYTES, 1)
-            if not data:
-                return
-            _answer(control, _request_decoder.decode(data), fds[0], private, configure)
-
-
-def _reap() -> list[tuple[int, int]]:
-    """(pid, exit code) of the children that ended since last time."""
-    ended = []
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            ended.append((pid, os.waitstatus_to_exitcode(status)))
-    return ended
-
-
-def _answer(
-    control: socket.socket,
-    request: _Fork,
-    fd: int,
-    private: tuple[socket.socket, ...],
-    configure: Callable[[str], object] | None,
-) -> None:
-    parent_pid = os.getpid()
-    try:
-        pid = os.fork()
-    except OSError as error:
-        os.close(fd)
-        control.send(_encoder.encode(_ForkFailed(request.fork_id, str(error))))
-        return
-    if pid == 0:
-        _run_child(request, fd, private, parent_pid, configure)
-    os.close(fd)
-    control.send(_encoder.encode(_Forked(request.fork_id, pid)))
-
-
-def _run_child(
-    request: _Fork,
-    fd: int,
-    private: tuple[socket.socket, ...],
-    parent_pid: int,
-    configure: Callable[[str], object] | None,
-) -> NoReturn:
-    """The child's whole life."""
-
-    def work() -> None:
-        die_with_parent(parent_pid)
-        gc.enable()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for each in private:
-            each.close()
-        name = request.name or request.entry.partition(":")[0]
-        set_process_name(f"hearth {name}")
-        if configure is not None:
-            configure(name)
-        resolve(request.entry)(socket.socket(fileno=fd), request.arguments)
-
-    run_and_exit(request.entry, work)
-
-
-def run_and_exit(what: str, work: Callable[[], None]) -> NoReturn:
-    """`work`, and then the end of the process, whatever came of it."""
-    code = 1
-    try:
-        work()
-        code = 0
-    except SystemExit as leaving:
-        code = leaving.code if isinstance(leaving.code, int) else 1
-    except BaseException as error:  # the process's outermost loop
-        logger.critical("%s ended by %s at %s", what, _said(error), _frames(error))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _said(error: BaseException) -> str:
-    """The error's type; its own text only where that cannot hold a caller's content."""
-    is_harmless = isinstance(error, OSError | MemoryError | ImportError)
-    return f"{type(error).__name__}: {error}" if is_harmless else type(error).__name__
-
-
-def _frames(error: BaseException) -> str:
-    """Where it happened, innermost last, as file:line in one line."""
-    frames, traceback = [], error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        frames.append(f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}")
-        traceback = traceback.tb_next
-    return " > ".join(frames)
-
-
-def main(arguments: list[str]) -> None:
-    """`engine.processes.zygote PARENT_PID FD CONFIGURE [MODULE...]`: what the handle starts."""
-    parent_pid, fd, configure_entry, *preload = arguments
-    die_with_parent(int(parent_pid))
-    for each in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group they are the front's to answer: it drains,
-        signal.signal(each, signal.SIG_IGN)  # then closes us; children inherit this
-    control = socket.socket(fileno=int(fd))
-    configure = resolve(configure_entry) if configure_entry else None
-    set_process_name("hearth zygote")
-    if configure is not None:
-        configure("zygote")
-    started = time.monotonic()
-    for module in preload:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # a collection in a child that looked at all of this would copy its pages: 100 ms and more
-    gc.disable()
-    num_threads = threading.active_count()
-    logger.info("warm", extra={"import_s": round(time.monotonic() - started, 2), "num_threads": num_threads})
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        _serve(control, configure)
-    os._exit(0)  # torch has nothing to put in order, and takes its time doing so
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -30,8 +30,8 @@ from engine.kernels.collectives import Meeting, backend_of
 from engine.layers.share import Share
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
+from engine.processes.forked import run_and_exit
 from engine.processes.frames import framed, receive_frame
-from engine.processes.zygote import run_and_exit
 from engine.ranks import wire
 from engine.ranks.devices import device_of
 from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
