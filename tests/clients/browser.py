@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE_S
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
 _OPTIONS = (
     "--headless=shell", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -105,7 +107,7 @@ class Browser:
             raise RuntimeError(str(told["exceptionDetails"]))
         return told["result"].get("value")
 
-    def wait_for(self, expression: str, is_fine: Callable[[Any], bool] = bool, deadline_s: float = 30.0) -> Any:
+    def wait_for(self, expression: str, is_fine: Callable[[Any], bool] = bool, deadline_s: float = PATIENCE_S) -> Any:
         """The expression's value once it is fine."""
         end = time.monotonic() + deadline_s
         while not is_fine(value := self.value(expression)):

@@ -14,7 +14,7 @@ from tests.clients.browser import Browser, find_chromium
 from tests.clients.conftest import ROOT
 from tests.end_to_end.platform import Platform
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 
 CHAT = (
     "[...document.querySelectorAll('details.operation')]"

@@ -25,7 +25,8 @@ BODIES: list[dict[str, Any]] = [
     {"prompt": ["Once upon a time", "Count to ten:"], "max_tokens": 24, "temperature": 0.8, "seed": 11},
     {"prompt": "A person:", "max_tokens": 60, "temperature": 0, "guided_regex": "[A-Z][a-z]{3,9} is [0-9]{2}"},
 ]
-LONG = {"prompt": "Once upon a time", "stream": True, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+# So long that none is over before all have begun, however late the last of them comes.
+LONG = {"prompt": "Once upon a time", "stream": True, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 
 
 def ranks_of(server: ServeProcess) -> list[int]:
@@ -48,7 +49,7 @@ def answers_of(server: ServeProcess) -> list[list[Any]]:
 
 @pytest.mark.full
 def test_a_rank_killed_under_load_ends_its_group_and_the_next_call_is_answered_as_before(tmp_path: Path) -> None:
-    settings = (str(SPARK), "--dtype", "float32", "--max-model-len", "512")
+    settings = (str(SPARK), "--dtype", "float32", "--max-model-len", "2048")
     with serving(tmp_path, *settings) as server:
         expected = answers_of(server)
     with serving(tmp_path, *settings, "--tensor-parallel", "2") as server:
