@@ -33,6 +33,8 @@ from tests.postgres_server import PostgresServer, find_postgres
 from tests.tls_contexts import share_tls_contexts
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
+for name in ("NO_PROXY", "no_proxy"):  # a proxy of the caller's is not asked for what runs here
+    os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
 share_tls_contexts()
 # What a client does not say itself: httpx's own five seconds are less than a busy machine may take.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli.supervisor import Child, ChildFailed, ChildSpec, last_line
+from tests.processes import is_running
 from tests.waiting import wait_until
 
 
@@ -15,14 +16,6 @@ def child_of(tmp_path: Path, script: str, notes: list[str] | None = None) -> Chi
     command = (sys.executable, "-c", textwrap.dedent(script))
     spec = ChildSpec("node x", command, dict(os.environ), tmp_path / "x.log")
     return Child(spec, lambda _child, what: (notes if notes is not None else []).append(what))
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
 async def test_a_child_runs_until_it_is_stopped_and_its_output_is_in_its_log(tmp_path: Path):
@@ -33,7 +26,7 @@ async def test_a_child_runs_until_it_is_stopped_and_its_output_is_in_its_log(tmp
     assert pid is not None
     await child.stop(grace_s=5)
     assert child.pid is None
-    assert not is_alive(pid)
+    assert not is_running(pid)
 
 
 async def test_a_child_that_ignores_sigterm_is_killed_when_its_grace_is_over(tmp_path: Path):
@@ -106,10 +99,10 @@ async def test_children_die_with_the_process_that_supervises_them(tmp_path: Path
     parent = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert parent.stdout is not None
     pid = int(await parent.stdout.readline())
-    assert is_alive(pid)
+    assert is_running(pid)
     parent.kill()
     await parent.wait()
-    await wait_until(lambda: not is_alive(pid))
+    await wait_until(lambda: not is_running(pid))
 
 
 def test_a_log_s_last_words_are_its_last_line_that_says_anything(tmp_path: Path):

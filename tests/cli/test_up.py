@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from cli.data_dir import DataDir
 from cli.embedded import CHAT_MODEL, EmbeddedPlatform, Plan
 from cli.progress import Progress
 from tests.ports import free_port
+from tests.processes import is_running
 from tests.waiting import wait_until_blocking
 
 START_DEADLINE_S = 90.0
@@ -66,13 +68,13 @@ class Up:
 
     def end(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
-        return self.process.wait(timeout=30)
+        return self.process.wait(timeout=90)
 
     def ask(self, prompt: str) -> httpx.Response:
         dev = self.dev
         url = f"{dev['base_url']}/accounts/{dev['account_id']}/ai/run/{dev['chat_model']}"
         body = {"prompt": prompt, "max_tokens": 4}
-        return httpx.post(url, headers={"Authorization": f"Bearer {dev['api_token']}"}, json=body, timeout=30)
+        return httpx.post(url, headers={"Authorization": f"Bearer {dev['api_token']}"}, json=body, timeout=90)
 
 
 @pytest.fixture(scope="module")
@@ -91,19 +93,13 @@ def running(folder: Path) -> Iterator[Up]:
         up.end()
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False
-
-
 def descendants(pid: int) -> set[int]:
     """Every living process below `pid`."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            found |= {int(child)} | descendants(int(child))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            for child in task.read_text().split():
+                found |= {int(child)} | descendants(int(child))
     return found
 
 
@@ -121,7 +117,7 @@ def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(
     assert (dev["chat_model"], dev["embed_model"]) == ("@cf/hearth/spark", "@cf/hearth/minilm")
     assert dev["pid"] == running.process.pid
     assert list(dev["pids"]["nodes"]) == ["local-1", "local-2"]
-    assert all(is_alive(pid) for pid in running.pids())
+    assert all(is_running(pid) for pid in running.pids())
     assert (running.data / "dev.json").stat().st_mode & 0o777 == 0o600
     assert (running.data / "secrets.json").stat().st_mode & 0o777 == 0o600
 
@@ -205,7 +201,7 @@ def test_a_second_start_on_the_folder_says_who_has_it_and_harms_nothing(running:
         [sys.executable, "-m", "cli.main", "up", "--data", str(running.data)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
     )
     assert second.returncode == 1
     assert f"pid {running.process.pid}" in second.stderr
@@ -216,7 +212,7 @@ def test_a_second_start_on_the_folder_says_who_has_it_and_harms_nothing(running:
 
 def test_a_port_in_use_is_one_line_and_nothing_is_started(running: Up, folder: Path):
     command = [sys.executable, "-m", "cli.main", "up", "--data", str(folder / "other"), "--port", str(running.port)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 1
     assert str(running.port) in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -224,7 +220,7 @@ def test_a_port_in_use_is_one_line_and_nothing_is_started(running: Up, folder: P
 
 def test_a_setting_that_cannot_work_ends_the_start_with_a_line_that_names_it(folder: Path):
     up = Up(folder / "bad", HEARTH_NODE_THREADS="many")
-    assert up.process.wait(timeout=30) == 2  # as for an option that cannot work
+    assert up.process.wait(timeout=90) == 2  # as for an option that cannot work
     assert "HEARTH_NODE_THREADS='many'" in up.err
     assert "Traceback" not in up.err
     assert not (up.data / "dev.json").exists()
@@ -232,7 +228,7 @@ def test_a_setting_that_cannot_work_ends_the_start_with_a_line_that_names_it(fol
 
 def test_a_model_that_no_node_can_find_ends_the_start_with_a_line_that_says_so(folder: Path):
     up = Up(folder / "unknown", HEARTH_NODE_MODELS="@cf/acme/none")
-    assert up.process.wait(timeout=30) == 1
+    assert up.process.wait(timeout=90) == 1
     (line,) = [line for line in up.err.splitlines() if "cannot load" in line]
     assert "node local-1 cannot load @cf/acme/none: @cf/acme/none is neither built in here nor published" in line
     assert "Traceback" not in up.err
@@ -259,7 +255,7 @@ def test_sigterm_drains_and_leaves_no_process_behind_and_the_next_start_finds_it
     children = descendants(first.process.pid)
     assert len(children) >= 4  # redis-server, gateway, node, and the node's own
     assert first.end() == 0
-    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)])
+    wait_until_blocking(lambda: not [pid for pid in children if is_running(pid)])
     assert not (first.data / "dev.json").exists()
 
     second = Up(first.data).wait_ready()
@@ -273,7 +269,7 @@ def test_a_killed_platform_takes_its_children_with_it_and_what_it_left_does_no_h
     first = Up(folder / "killed").wait_ready()
     children = descendants(first.process.pid)
     first.end(signal.SIGKILL)
-    wait_until_blocking(lambda: not [pid for pid in children if is_alive(pid)])
+    wait_until_blocking(lambda: not [pid for pid in children if is_running(pid)])
     assert (first.data / "dev.json").exists()
 
     second = Up(first.data).wait_ready()

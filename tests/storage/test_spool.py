@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from storage.errors import Conflict, StoreUnavailable
 from storage.spool import Spool, SpoolFull
 from storage.spool_segments import framed_size
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 _records = st.binary(min_size=1, max_size=200)
 _batches = st.lists(st.lists(_records, min_size=1, max_size=5), min_size=1, max_size=6)
@@ -254,20 +255,20 @@ async def test_many_appends_at_once_share_few_syncs(tmp_path: Path, monkeypatch:
 
 
 async def test_a_slow_sync_keeps_no_one_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.fdatasync
+    real, others_went_on = os.fdatasync, threading.Event()
 
     def slow(fd: int) -> None:
-        time.sleep(0.2)
+        assert others_went_on.wait(PATIENCE_S)
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", slow)
     spool = Spool(tmp_path)
     appending = asyncio.create_task(spool.append(b"x"))
-    turns = 0
-    while not appending.done():
+    for _ in range(20):
         await asyncio.sleep(0.001)
-        turns += 1
-    assert turns > 20
+    assert not appending.done()
+    others_went_on.set()
+    await appending
     await spool.close()
 
 

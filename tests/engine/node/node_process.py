@@ -64,7 +64,7 @@ class NodeProcess:
         return self
 
     async def ready(self) -> NodeProcess:
-        await wait_until(self._is_ready, deadline_s=60)
+        await wait_until(self._is_ready, deadline_s=110)
         return self
 
     async def _is_ready(self) -> bool:
@@ -76,7 +76,7 @@ class NodeProcess:
 
     async def get(self, path: str) -> httpx.Response:
         transport = httpx.AsyncHTTPTransport(uds=f"{self.folder}/http.sock")
-        async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=5) as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=60) as client:
             return await client.get(path)
 
     async def status(self) -> NodeStatus:
@@ -99,9 +99,9 @@ class NodeProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(60)
 
-    async def exit_code(self, deadline_s: float = 20) -> int:
+    async def exit_code(self, deadline_s: float = 60) -> int:
         await wait_until(lambda: self.process.poll() is not None, deadline_s)
         return self.process.returncode
 

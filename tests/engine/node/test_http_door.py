@@ -55,7 +55,7 @@ async def door(short_tmp_path: Path) -> AsyncIterator[Door]:
 @pytest.fixture
 async def http(door: Door, short_tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.AsyncHTTPTransport(uds=f"{short_tmp_path}/http.sock")
-    async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=10) as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=60) as client:
         yield client
 
 
