@@ -22,7 +22,7 @@ from telemetry.child_process import die_with_parent
 parent = os.getpid()
 child = os.fork()
 if child == 0:
-    signal.signal(signal.SIGTERM, lambda *_: (print("asked", flush=True), os._exit(0)))
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"asked\\n"), os._exit(0)))
     die_with_parent(number=signal.Signals(int(sys.argv[1])))
     print(os.getpid(), flush=True)
 time.sleep(60)
