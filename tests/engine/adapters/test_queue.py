@@ -198,6 +198,20 @@ def test_those_that_join_cannot_keep_a_large_one_out():
         open_ = [each for each in open_ if not each.adapter]
 
 
+def test_a_small_one_does_not_pass_by_a_large_one_until_that_has_left():
+    room = Room(2)
+    a, b = room.ask("a"), room.ask("b")
+    room.settle()
+    large = room.ask("two")
+    room.settle()
+    room.end(a)
+    small = room.ask("c")
+    assert room.settle() == [], "there is a place for c, but not for the one before it"
+    room.end(large)
+    assert room.settle() == ["c"]
+    room.end(b, small)
+
+
 def test_a_tenant_with_many_adapters_does_not_keep_another_from_his():
     room = Room(1)
     many = [room.ask(f"a{number}", tenant=1) for number in range(20)]
