@@ -118,11 +118,13 @@ class InputSchema:
         raise needs_capability(field, gate.capability, gate.code)
 
     def _choose(self, body: Body) -> _Variant:
-        present = [key for key in self._precedence if key in body]
-        if not present:
-            raise missing(list(self._variants))
-        meant = next((key for key in present if body[key] is not None), present[0])
-        return self._variants[meant]
+        for key in self._precedence:
+            if body.get(key) is not None:
+                return self._variants[key]
+        for key in self._precedence:
+            if key in body:
+                return self._variants[key]
+        raise missing(list(self._variants))
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ class MeteredEvents:
             bytes_in=call.num_bytes_in,
             bytes_out=self._num_bytes_out,
             num_tool_calls=self._num_tool_calls,
-            num_retried=0 if self._useful is None else await self._useful.num_retried(call, self._asked),
+            num_retried=await self._useful.num_retried(call, self._asked) if self._useful and call.is_retry else 0,
             is_useful=self._is_useful(),
             is_batch=call.is_batch,
         )

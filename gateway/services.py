@@ -140,7 +140,9 @@ def _built(settings: GatewaySettings) -> Services:
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
     registry = Registry(database)
-    ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S), database)
+    admission = Admission(settings.max_calls)
+    spool = Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S, num_calls=admission.num_calls)
+    ledger = UsageLedger(spool, database)
     allowance = Allowance(
         database,
         SYSTEM_CLOCK,
@@ -166,7 +168,7 @@ def _built(settings: GatewaySettings) -> Services:
         registry=registry,
         ledger=ledger,
         nodes=Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls, identity=identity),
-        admission=Admission(settings.max_calls),
+        admission=admission,
         blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
         limits=Limits(parse_rules(settings.rate_limits)),
         quota=quota,

@@ -45,7 +45,7 @@ class ManyRows:
         for start in range(0, len(rows), self._max_rows):
             chunk = self._converted(rows[start : start + self._max_rows], connection.dialect)
             statement, values = self._sqlite(chunk) if connection.dialect.name == "sqlite" else self._postgresql(chunk)
-            new += (await connection.exec_driver_sql(statement, values)).scalars()
+            new += (await connection.exec_driver_sql(statement, values)).scalars().all()
         return new
 
     def _converted(self, rows: Sequence[Row], dialect: Dialect) -> Sequence[Row]:

@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +37,10 @@ from storage.spool_segments import (
 _log = logging.getLogger(__name__)
 
 _NO_LIMIT = sys.maxsize
+# A sync costs the processor as much as a whole call: where many calls are under way, whose records come one after the
+# other, it is worth a moment's wait. A lone call never waits.
+_GATHER_PER_CALL_S = 20e-6
+_MAX_GATHER_S = 0.004
 
 
 class SpoolFull(StoreUnavailable):
@@ -58,11 +63,17 @@ class Spool:
     """
 
     def __init__(
-        self, directory: Path, max_bytes: int = 1 << 30, segment_bytes: int = 4 << 20, keep_s: float = 0.0
+        self,
+        directory: Path,
+        max_bytes: int = 1 << 30,
+        segment_bytes: int = 4 << 20,
+        keep_s: float = 0.0,
+        num_calls: Callable[[], int] = lambda: 0,
     ) -> None:
         """Segments are kept for `keep_s` after they were acknowledged, while they take no more than a quarter of
-        `max_bytes`, which is for what was not."""
+        `max_bytes`, which is for what was not. `num_calls` are under way now, each of which will bring a record."""
         self.directory = directory
+        self._num_calls = num_calls
         self._keep_s = keep_s
         self._max_bytes = max_bytes
         self._segment_bytes = min(segment_bytes, max_bytes // 4)
@@ -196,9 +207,10 @@ class Spool:
 
     async def _commit_batches(self) -> None:
         """Write batch after batch: while one is being synced, the next gathers, and for a turn of the event loop more,
-        which is long when there is much to do and then brings more of them: each sync costs as much as many records."""
+        which is long when there is much to do and then brings more of them; longer yet while many calls are under
+        way."""
         while self._batch is not None:
-            await asyncio.sleep(0)
+            await asyncio.sleep(min(_MAX_GATHER_S, (self._num_calls() - 1) * _GATHER_PER_CALL_S))
             batch, self._batch = self._batch, None
             try:
                 number, end = await self._thread.do(partial(self._writer.write, batch.records))

@@ -28,8 +28,8 @@ class SteadyClock:
     def now(self) -> datetime:
         """Aware UTC; at most a minute off the wall clock unless that has just jumped."""
         wall, at_s = self._clock.now(), self._clock.monotonic_s()
-        steady = self._wall + timedelta(seconds=at_s - self._at_s)
-        if abs((wall - steady).total_seconds()) <= MAX_DRIFT_S:
+        passed_s = at_s - self._at_s
+        if abs((wall - self._wall).total_seconds() - passed_s) <= MAX_DRIFT_S:
             self._jumped_at_s = None
             self._wall, self._at_s = wall, at_s
             return wall.astimezone(UTC)
@@ -39,4 +39,4 @@ class SteadyClock:
             self._jumped_at_s = None
             self._wall, self._at_s = wall, at_s
             return wall.astimezone(UTC)
-        return steady.astimezone(UTC)
+        return (self._wall + timedelta(seconds=passed_s)).astimezone(UTC)

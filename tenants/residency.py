@@ -55,7 +55,7 @@ class Residency:
     is_zero_retention: bool = False
 
     def admits(self, place: Place) -> bool:
-        return all(rule.admits(place) for rule in self.rules)
+        return not self.rules or all(rule.admits(place) for rule in self.rules)
 
     def narrowed(self, rule: RegionRule | None) -> Residency:
         return self if rule is None else replace(self, rules=(*self.rules, rule))

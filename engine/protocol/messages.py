@@ -36,7 +36,7 @@ def chat_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
         raise BadInput("required properties at '/' are 'messages'")
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise BadInput(f"'/messages' must have 1 to {MAX_MESSAGES} items")
-    return tuple(_message(i, message) for i, message in enumerate(messages))
+    return tuple([_message(i, message) for i, message in enumerate(messages)])
 
 
 def _message(index: int, message: Any) -> ChatMessage:

@@ -280,6 +280,8 @@ def chat_completion(
 
 def with_choices(completions: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One completion of several that have one choice each: the first, with the choices of all."""
+    if len(completions) == 1:
+        return completions[0]
     choices = [completion["choices"][0] | {"index": index} for index, completion in enumerate(completions)]
     return completions[0] | {"choices": choices}
 

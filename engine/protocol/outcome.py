@@ -44,7 +44,7 @@ class Choice(Struct):
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return joined_calls(self.deltas)
+        return joined_calls(self.deltas) if self.deltas else ()
 
     @property
     def why(self) -> FinishReason:

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import envelope
@@ -131,7 +132,13 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_framing_bytes -= (1 + MAX_FRAMING_PER_BYTE) * len(body)
-        super().on_body(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def _discard_body(self) -> None:
         """A body goes on that was answered before it came: it has as long to end as a head has to arrive."""
@@ -144,7 +151,9 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._is_in_message = False
         self._num_framing_bytes = 0
-        super().on_message_complete()
+        if not self.cycle.response_complete:
+            self.cycle.more_body = False
+            self.cycle.message_event.set()
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1

@@ -10,7 +10,6 @@ A head whose body does not follow at once goes alone, at the end of the same tur
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
@@ -23,10 +22,8 @@ _BODILESS = (204, 304)
 class Cycle(RequestResponseCycle):
     """Names of headers are in lower case. `on_response` is called once, when the answer is complete."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._unsent = b""  # a head that waits for the first piece of its body
-        self._is_unframed = False  # HTTP/1.0 knows no chunks: without a length it ends where the connection does
+    _unsent = b""  # a head that waits for the first piece of its body
+    _is_unframed = False  # HTTP/1.0 knows no chunks: without a length it ends where the connection does
 
     async def send(self, message: Message) -> None:  # type: ignore[override]
         """As ASGI says. Raises RuntimeError for an answer that is none."""

@@ -254,6 +254,24 @@ async def test_many_appends_at_once_share_few_syncs(tmp_path: Path, monkeypatch:
     await spool.close()
 
 
+@pytest.mark.parametrize(("num_calls", "least_ms", "most_ms"), [(0, 0, 0), (1, 0, 0), (51, 0.9, 1.1), (10**6, 1, 5)])
+async def test_a_sync_waits_for_the_records_of_many_calls_and_never_for_a_lone_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_calls: int, least_ms: float, most_ms: float
+) -> None:
+    waits_s = []
+    real = asyncio.sleep
+
+    async def sleep(delay_s: float) -> None:
+        waits_s.append(max(0.0, delay_s))
+        await real(0)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    spool = Spool(tmp_path, num_calls=lambda: num_calls)
+    await spool.append(b"x")
+    assert [least_ms <= wait_s * 1000 <= most_ms for wait_s in waits_s] == [True]
+    await spool.close()
+
+
 async def test_a_slow_sync_keeps_no_one_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, others_went_on = os.fdatasync, threading.Event()
 
