@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.constraints.closing_bound import bound_of
@@ -19,6 +19,7 @@ from engine.constraints.json_schema import (
     depth_of,
     has_free_strings_only,
     least_chars_of_parts,
+    patterns_in,
     with_finite_numbers,
     words_of_patterns,
     words_of_regex,
@@ -144,6 +145,15 @@ def largest_step_of(constraint: Constraint) -> int:
     return _STEP_OF_GRAMMAR if constraint.kind == "grammar" else 0
 
 
+def patterns_of(constraint: Constraint) -> Iterator[Constraint]:
+    """Its regular expressions, each as a constraint of its own."""
+    if constraint.kind == "regex":
+        yield constraint
+    elif constraint.kind == "json_schema":
+        for pattern in patterns_in(_schema(constraint.text)):
+            yield Constraint("json_schema", json.dumps({"type": "string", "pattern": pattern}))
+
+
 def closing_bound_of(constraint: Constraint, view: TokenView) -> int | None:
     """Tokens that close any text that the constraint allows, for every place where it may stand; None if unknown."""
     if constraint.kind != "json_schema":
@@ -176,7 +186,7 @@ def limits() -> LLParserLimits:
 
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
-        step_lexer_fuel=60_000,
+        step_lexer_fuel=200_000,
         step_max_items=50_000,
         max_lexer_states=10_000,
         max_grammar_size=200_000,

@@ -69,10 +69,14 @@ def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
+def patterns_in(schema: dict[str, Any]) -> tuple[str, ...]:
+    """The patterns in `schema`, each once."""
+    return tuple(dict.fromkeys(pattern for part in _walk(schema) for pattern in _patterns(part)))
+
+
 def words_of_patterns(schema: dict[str, Any]) -> tuple[str, ...]:
     """Literal words of the patterns in `schema`, each at most once."""
-    patterns = [pattern for part in _walk(schema) for pattern in _patterns(part)]
-    return words_of_regex("\0".join(patterns))
+    return words_of_regex("\0".join(patterns_in(schema)))
 
 
 def words_of_regex(pattern: str) -> tuple[str, ...]:

@@ -8,7 +8,9 @@ own, so a hostile schema costs a second or two of one core and nobody else's tim
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import random
 import resource
 import select
 import signal
@@ -18,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from msgspec import Struct
 
 from engine.constraints.closing import find_close
-from engine.constraints.compile import ConstraintRefused, compile_matcher, complaint_of, name_of, words_of
+from engine.constraints.compile import ConstraintRefused, compile_matcher, complaint_of, name_of, patterns_of, words_of
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
 
@@ -30,6 +33,9 @@ MEMORY_BYTES = 256 * 1024 * 1024
 MAX_CHILDREN = 4
 
 _MAX_CHOICES = 5_000  # in looking for one text that matches: more would not fit a context either
+_MAX_PATTERNS = 8  # of a schema, whose texts are followed
+_NUM_STEPS = 32
+_SEED = 7
 _READ_BYTES = 1 << 16
 
 
@@ -66,7 +72,8 @@ def encode_frame(message: Check | Verdict) -> bytes:
 
 
 def judge(constraint: Constraint, view: TokenView) -> str:
-    """Compile, and look for one text that matches: "" if there is one, else what to tell the caller."""
+    """Compile, and look for one text that matches: "" if there is one, and texts can be followed for a while; else what
+    to tell the caller."""
     try:
         matcher = compile_matcher(constraint, view)
     except ConstraintRefused as refusal:
@@ -74,7 +81,36 @@ def judge(constraint: Constraint, view: TokenView) -> str:
     if find_close(matcher, view, words_of(constraint), _MAX_CHOICES) is None:
         none_found = f"{name_of(constraint)} cannot be used: no text short enough to generate matches it"
         return complaint_of(constraint, matcher) or none_found
+    patterns = itertools.islice(patterns_of(constraint), _MAX_PATTERNS)
+    if not all(_can_be_followed(pattern, view) for pattern in patterns):
+        return (
+            f"{name_of(constraint)} cannot be used: a pattern's texts can be read in too many ways to follow them "
+            "(counted parts within counted parts, as in ([a-z]{1,99}){1,99}, can: give one count)"
+        )
     return ""
+
+
+def _can_be_followed(pattern: Constraint, view: TokenView) -> bool:
+    """Whether the parser stays within its limits for some tokens, any that it allows."""
+    try:
+        matcher = compile_matcher(pattern, view)
+    except ConstraintRefused:
+        return True  # as a part of its schema it was not
+    dice = random.Random(_SEED)  # noqa: S311  # the same walk every time
+    for _ in range(_NUM_STEPS):
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        if matcher.is_error():
+            return False
+        bits = np.unpackbits(mask, bitorder="little")
+        bits[list(view.eos_token_ids)] = 0
+        allowed = np.flatnonzero(bits)
+        if not len(allowed):
+            break
+        some = dice.choices(allowed.tolist(), k=4)
+        longest = max(some, key=lambda token_id: len(view.tokenizer.decode_bytes([token_id])))
+        if not matcher.try_consume_tokens([longest]):
+            break
+    return not matcher.is_error()
 
 
 class _Nursery:

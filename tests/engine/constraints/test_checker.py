@@ -19,7 +19,7 @@ from engine.constraints.checker import ConstraintChecker
 from engine.constraints.compile import ConstraintRefused
 from engine.constraints.worker import TIMEOUT_S
 from engine.protocol.tasks import Constraint
-from tests.engine.constraints.schemas import INTEGER, SCHEMAS
+from tests.engine.constraints.schemas import INTEGER, SCHEMAS, STRING, record
 from tests.engine.constraints.speaker import SPARK
 from tests.processes import children_of, is_running
 from tests.waiting import wait_until
@@ -113,6 +113,11 @@ async def test_what_is_just_inside_the_limits_is_passed(checker: ConstraintCheck
         (Constraint("json_schema", '{"a":' * 9000), "the JSON schema is not valid JSON"),
         (Constraint("regex", "a" * 1025), "the regular expression is larger than 1024 bytes"),
         (Constraint("regex", "(a"), "the regular expression cannot be used"),
+        (Constraint("regex", "([a-z]{1,500}){1,500}"), "can be read in too many ways to follow them"),
+        (
+            schema(record(a=STRING, b={"type": "string", "pattern": "(.{1,200}){1,200}"})),
+            "can be read in too many ways",
+        ),
         (Constraint("choice", "[]"), "a list of at least one string"),
         (Constraint("choice", '["a", 1]'), "a list of at least one string"),
         (Constraint("choice", "nothing"), "the list of choices is not valid JSON"),
