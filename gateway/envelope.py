@@ -102,7 +102,7 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     """The `error` object of the OpenAI family; also the last event of any stream that breaks."""
     status = refusal.row.status
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
-    param = field_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else None
+    param = field_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else refusal.row.field
     return {"message": refusal.message, "type": kind, "param": param, "code": refusal.row.code}
 
 

@@ -23,6 +23,7 @@ class Row:
     `is_ai` marks failures of the AI run itself: their message carries `AiError: ` and their envelope `result: {}`.
     `should_retry` becomes `x-should-retry`: False stops clients that would repeat what cannot succeed.
     `closes`: the connection is closed after it, since what follows on it cannot be trusted.
+    `field`: of the body, where it is always the same one that is at fault; other rows name it in their `detail`.
     """
 
     status: int
@@ -31,6 +32,7 @@ class Row:
     is_ai: bool = False
     should_retry: bool | None = None
     closes: bool = False
+    field: str | None = None
 
 
 class Reason(enum.Enum):
@@ -62,13 +64,15 @@ class Reason(enum.Enum):
     OBJECT_INVALID = Row(400, 1004, "{detail}")
     HEADER_INVALID = Row(400, 3003, "{detail}")
     QUERY_INVALID = Row(400, 3003, "{detail}")
-    MODEL_ID_INVALID = Row(404, 3042, "Invalid model name")
-    MODEL_UNKNOWN = Row(400, 5007, "No such model {detail} or task")
-    MODEL_NOT_HERE = Row(400, 5007, "No such model {detail}", should_retry=False)
-    MODEL_RETIRED = Row(410, 5028, "This model was deprecated on {detail}", is_ai=True, should_retry=False)
-    LORA_UNSUPPORTED = Row(405, 5005, "This model does not support LoRA", is_ai=True)
-    FINETUNE_UNKNOWN = Row(404, 3042, "No such finetune")
-    FINETUNE_INCOMPLETE = Row(400, 3039, "The finetune lacks files: {detail}", is_ai=True)
+    MODEL_ID_INVALID = Row(404, 3042, "Invalid model name", field="model")
+    MODEL_UNKNOWN = Row(400, 5007, "No such model {detail} or task", field="model")
+    MODEL_NOT_HERE = Row(400, 5007, "No such model {detail}", should_retry=False, field="model")
+    MODEL_RETIRED = Row(
+        410, 5028, "This model was deprecated on {detail}", is_ai=True, should_retry=False, field="model"
+    )
+    LORA_UNSUPPORTED = Row(405, 5005, "This model does not support LoRA", is_ai=True, field="lora")
+    FINETUNE_UNKNOWN = Row(404, 3042, "No such finetune", field="lora")
+    FINETUNE_INCOMPLETE = Row(400, 3039, "The finetune lacks files: {detail}", is_ai=True, field="lora")
     ALLOWANCE_USED = Row(
         429,
         3036,

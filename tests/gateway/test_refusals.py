@@ -477,6 +477,10 @@ def test_the_field_at_fault_is_named_as_each_family_does(client: httpx.Client, r
     assert told["errors"][0]["source"] == {"pointer": "/messages/0/role"}
     missing = client.post(f"{running.account_url}/ai/v1/chat/completions", json={"messages": []}).json()
     assert (missing["error"]["param"], missing["errors"][0]["source"]) == ("model", {"pointer": "/"})
+    good = {"model": CHATTY, "messages": [{"role": "user", "content": "x"}]}
+    for name, value in (("model", "@cf/nobody/nothing"), ("model", "../x"), ("lora", "nothing")):
+        told = client.post(f"{running.account_url}/ai/v1/chat/completions", json=good | {name: value}).json()
+        assert told["error"]["param"] == name
 
 
 @pytest.mark.parametrize(
