@@ -12,6 +12,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 
 import uvloop
 
@@ -19,6 +20,8 @@ from gateway.api.responses import RESPONSES
 from gateway.api.run import RUN
 from gateway.app import build_app
 from gateway.batches.worker import working
+from gateway.call import Door
+from gateway.pipeline import run_item
 from gateway.server import BACKLOG, serve
 from gateway.services import open_services
 from gateway.settings import GatewaySettings
@@ -26,6 +29,7 @@ from storage.errors import StoreError
 from telemetry.child_process import die_with_parent
 from telemetry.logs import configure_logs
 from telemetry.settings import SettingError, read_settings
+from tenants.batches import Kind
 
 log = logging.getLogger("gateway")
 
@@ -46,7 +50,8 @@ def settle_interpreter() -> None:
 
 
 async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
-    async with open_services(settings) as services, working(services, {"run": RUN, "response": RESPONSES}):
+    doors: Mapping[Kind, Door] = {"run": RUN, "response": RESPONSES}
+    async with open_services(settings) as services, working(services, doors, run_item):
         app = build_app(services)
         settle_interpreter()
         listener.listen(BACKLOG)  # who reads the line below may connect

@@ -1,51 +1,47 @@
 """The life of a Call, top to bottom. READ THIS FIRST.
 
 Each stage adds one fact to what travels, or raises a Refusal that `app.py` renders. Only this file knows their order:
-credential, account and scope, size, room, model, body; then a Call exists, finds a node, and is metered to its end.
+credential, account and scope, size, room, model, body (`serve`); whether it is a batch, or was answered before
+(`_fulfil`); then a Call exists (`preparation.py`), finds a node, and is metered to its end (`_answer`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
 from catalog.registry import Resolved
-from engine.protocol.tasks import ChatMessage, TextGeneration
+from engine.protocol.tasks import TextGeneration
 from gateway import authentication, echo_tenant, envelope, placement, quotas, streaming
 from gateway.admission import Place
 from gateway.asked_again import RETRY_HEADER, body_hash
-from gateway.batches import background
-from gateway.batches import body as batch_body
-from gateway.batches import synchronous as batch_now
-from gateway.batches.body import Poll, Queue, RunNow
-from gateway.batches.synchronous import Ending, Group, ItemAnswer
-from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
+from gateway.batches import background, synchronous
+from gateway.batches.body import Poll, Queue, RunNow, asked_of, options_in, rejects_if_busy
+from gateway.batches.synchronous import Ending, Group, ItemAnswer, OnStart
+from gateway.call import Call, Door
 from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
 from gateway.http import json_body
 from gateway.http.exchange import Exchange
 from gateway.joined_calls import JoinedCalls, Part
 from gateway.kept import idempotency
-from gateway.kept.responses import KeptEvents, ThreadOf
+from gateway.kept.responses import KeptEvents
 from gateway.metering import Ledger, MeteredEvents
 from gateway.model_names import find_model
 from gateway.nodes.connections import NodeLink
+from gateway.preparation import Order, Prepared, check_may_queue, may_keep, prepare
 from gateway.services import Services
 from gateway.shapes.response import response_id_of
-from tenants.cache_namespace import fresh_namespace
+from gateway.webhooks.webhook import check_can_be_sent
 from tenants.principal import Principal
 
 _AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
-_64_BITS = (1 << 64) - 1
 _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")
-
-OnStart = Callable[[Ending], None]
 
 
 async def serve(
@@ -56,12 +52,7 @@ async def serve(
     settings = services.settings
     started_s = services.clock.monotonic_s()
 
-    address = services.client_address(exchange.peer)
-    principal = await authentication.prove(services.verifier, exchange.headers, address)
-    exchange.trust_client()
-    account_id = account_id or principal.account_id
-    principal = authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
-    principal = services.places.hold(principal, exchange)
+    principal = services.places.hold(await _admitted(services, exchange, account_id), exchange)
     session = _session_of(exchange)
     exchange.check_announced_body(settings.max_body_bytes)
 
@@ -87,54 +78,61 @@ async def serve(
             body_hash=body_hash(settings.cache_secret, retry, raw),
             is_retry=retry not in (None, b"0"),
         )
-        if b"rejectIfBusy" in raw or b"rejectIfBusy" in exchange.query_string:
-            _refuse_if_busy(services, exchange, resolved, body)
-        batch = _batch_in(services, door, exchange, body)
-        if isinstance(batch, Poll):
-            await quotas.pass_by(services, exchange, principal)
-            await services.batches.answer(batch, principal.account_id, resolved, exchange)
-            return
+        await _fulfil(services, door, exchange, order, raw, body, place)
 
-        def answer(order: Order) -> Awaitable[None]:
-            if isinstance(batch, Queue):
-                return _queue(services, exchange, order, batch)
-            if isinstance(batch, RunNow):
-                return _answer_together(services, door, exchange, order, batch, place)
-            return _answer(services, door, exchange, order, body, place)
 
-        key = exchange.header(b"idempotency-key")
-        if key is None:
-            await answer(order)
-        else:
-            target = (exchange.path, exchange.query_string, resolved.requested_name.encode())
-            asked = idempotency.Asked(account_id, key, target, raw, keeps_content=_may_keep(services, order))
-            await _answer_once(services, exchange, asked, order, answer)
+async def _fulfil(
+    services: Services,
+    door: Door,
+    exchange: Exchange,
+    order: Order,
+    raw: bytes,
+    body: dict[str, Any],
+    place: Place,
+) -> None:
+    """Answer what the body asks: a call, a batch, or how a batch stands; under an idempotency key, once. `raw` is the
+    body as it came."""
+    if b"rejectIfBusy" in raw or b"rejectIfBusy" in exchange.query_string:
+        _refuse_if_busy(services, exchange, order.resolved, body)
+    batch = _batch_in(services, door, exchange, body)
+    if isinstance(batch, Poll):
+        await quotas.pass_by(services, exchange, order.principal)
+        await services.batches.answer(batch, order.principal.account_id, order.resolved, exchange)
+        return
+
+    def answer(order: Order) -> Awaitable[None]:
+        if isinstance(batch, Queue):
+            return _queue(services, exchange, order, batch)
+        if isinstance(batch, RunNow):
+            return _answer_together(services, door, exchange, order, batch, place)
+        return _answer(services, door, exchange, order, body, place)
+
+    key = exchange.header(b"idempotency-key")
+    if key is None:
+        await answer(order)
+        return
+    target = (exchange.path, exchange.query_string, order.resolved.requested_name.encode())
+    account_id = order.principal.account_id
+    asked = idempotency.Asked(account_id, key, target, raw, keeps_content=may_keep(services, order))
+    await _answer_once(services, exchange, asked, order, answer)
 
 
 async def echo(services: Services, _door: Door, exchange: Exchange, account_id: str | None, _model: str | None) -> None:
     """Answer a call of the test tenant with what it asks, under the same laws but for the model's."""
     assert account_id is not None, "a tenant is an account"
     settings = services.settings
-    principal = await authentication.prove(services.verifier, exchange.headers, services.client_address(exchange.peer))
-    exchange.trust_client()
-    authentication.permit(principal, account_id, authentication.RUN_MODELS_SCOPE)
+    await _admitted(services, exchange, account_id)
     body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
     await exchange.answer(200, echo_tenant.echo(body), [(b"cf-ai-req-id", exchange.request_id.encode())])
 
 
-class Order(Struct, frozen=True):
-    """Who asks which model, and since when (`started_s`, of the monotonic clock): what is known before the body is
-    looked at. `is_batch`: nobody waits for it. The rest is what `Call` says of the body."""
-
-    request_id: str
-    principal: Principal
-    resolved: Resolved
-    session: bytes | None
-    started_s: float
-    is_batch: bool = False
-    num_bytes_in: int = 0
-    body_hash: int = 0
-    is_retry: bool = False
+async def _admitted(services: Services, exchange: Exchange, account_id: str | None) -> Principal:
+    """Who is calling, as one of the account that is named, or else of the credential's own, if they may run models
+    there. Raises Refusal, StoreUnavailable."""
+    address = services.client_address(exchange.peer)
+    principal = await authentication.prove(services.verifier, exchange.headers, address)
+    exchange.trust_client()
+    return authentication.permit(principal, account_id or principal.account_id, authentication.RUN_MODELS_SCOPE)
 
 
 async def _answer_once(
@@ -162,8 +160,9 @@ async def _answer_once(
 
 async def _queue(services: Services, exchange: Exchange, order: Order, batch: Queue) -> None:
     """A batch for later; its answer says under which id."""
-    _check_may_queue(order)
-    _check_webhook(services, order, batch)
+    check_may_queue(order)
+    if batch.webhook is not None:
+        check_can_be_sent(batch.webhook, order.resolved.card.task_slug, services.outgoing)
     await quotas.pass_by(services, exchange, order.principal)
     queued = await services.batches.submit(batch, order.request_id, order.principal, order.resolved)
     await exchange.answer(200, queued, [])
@@ -183,7 +182,7 @@ async def _answer_together(
         return await run_item(services, door, own, body, services.ledger, group.add)
 
     try:
-        await batch_now.answer(batch, run_one, exchange, group)
+        await synchronous.answer(batch, run_one, exchange, group)
     finally:
         exchange.when_client_leaves(None)
 
@@ -192,10 +191,11 @@ async def _answer(
     services: Services, door: Door, exchange: Exchange, order: Order, body: dict[str, Any], place: Place
 ) -> None:
     """One call and its answer, whole or streamed."""
-    asked, calls, turns = await _prepare(services, door, order, body)
+    prepared = await prepare(services, door, order, body)
+    asked, calls, _ = prepared
     call = calls[0]
     if asked.thread is not None and asked.thread.is_background:
-        await _answer_later(services, door, exchange, order, body, asked, call, place)
+        await _answer_later(services, door, exchange, order, body, prepared, place)
         return
     async with quotas.Held(services, calls, exchange.answer_headers) as cost:
         with _OnTheirWay(services, calls, services.ledger, cost.begun) as (dispatch, events):
@@ -205,7 +205,7 @@ async def _answer(
             shape = asked.make_shape(call)
             told: streaming.Events = events
             if asked.thread is not None and asked.thread.is_stored:
-                told = _kept(services, order, asked, call, turns, events)
+                told = _kept(services, prepared, events)
             try:
                 if call.is_stream:
                     timeout_s = services.settings.client_stall_timeout_s
@@ -224,13 +224,13 @@ async def _answer_later(
     exchange: Exchange,
     order: Order,
     body: dict[str, Any],
-    asked: Asked,
-    call: Call,
+    prepared: Prepared,
     place: Place,
 ) -> None:
     """A response that runs in the background: queued, and told so, or followed as a stream."""
+    asked, calls, _ = prepared
     await quotas.pass_by(services, exchange, order.principal)
-    record = asked.make_record(call, None)
+    record = asked.make_record(calls[0], None)
     await background.begin(services, order.principal, order.resolved, order.request_id, body, record)
     if not asked.is_stream:
         told = record.response if door.is_openai else envelope.success(msgspec.Raw(record.response))
@@ -243,77 +243,27 @@ async def run_item(
     services: Services, door: Door, order: Order, body: dict[str, Any], ledger: Ledger, on_start: OnStart
 ) -> ItemAnswer:
     """One call of a batch, whole. `on_start` is given what ends it early. Raises what `serve` does."""
-    asked, calls, turns = await _prepare(services, door, order, body)
-    call = calls[0]
+    prepared = await prepare(services, door, order, body)
+    asked, calls, _ = prepared
     async with quotas.Held(services, calls, is_batch=order.is_batch) as cost:
         with _OnTheirWay(services, calls, ledger, cost.begun) as (dispatch, events):
             on_start(Ending(dispatch.abandon, dispatch.stop))
             told: streaming.Events = events
             if asked.thread is not None and asked.thread.is_background:
-                told = _kept(services, order, asked, call, turns, events)
+                told = _kept(services, prepared, events)
             try:
                 outcome = await streaming.whole_of(told)
-                return ItemAnswer(asked.make_shape(call).whole(outcome), outcome.finished.usage)
+                return ItemAnswer(asked.make_shape(calls[0]).whole(outcome), outcome.finished.usage)
             finally:
                 await events.close()
                 cost.was(events.num_tokens, events.micro_neurons)
 
 
-def _kept(
-    services: Services,
-    order: Order,
-    asked: Asked,
-    call: Call,
-    turns: tuple[ChatMessage, ...],
-    events: MeteredEvents | JoinedCalls,
-) -> KeptEvents:
+def _kept(services: Services, prepared: Prepared, events: MeteredEvents | JoinedCalls) -> KeptEvents:
     """The events of a response that is kept to be told again."""
-    thread = ThreadOf(services.threads, order.principal.account_id, response_id_of(call.request_id))
-    return KeptEvents(events, thread, turns, functools.partial(asked.make_record, call))
-
-
-async def _prepare(
-    services: Services, door: Door, order: Order, body: dict[str, Any]
-) -> tuple[Asked, list[Call], tuple[ChatMessage, ...]]:
-    """What the body asks, as one Call or several; and the turns of its thread."""
-    card, account_id = order.resolved.card, order.principal.account_id
-    may_keep = _may_keep(services, order)
-    if not may_keep and "input" in body:
-        if body.get("background") not in (None, False, "false"):
-            _check_may_queue(order, "background")
-        body = body | {"store": False}
-    asked = door.read(card, body)
-    turns: tuple[ChatMessage, ...] = ()
-    if asked.thread is not None:
-        if asked.thread.is_background and not order.is_batch:
-            _check_may_queue(order, "background")
-        asked, turns = await services.threads.go_on(asked, account_id, may_read=may_keep)
-    if asked.lora is not None and isinstance(asked.task, TextGeneration):
-        adapter = await services.finetunes.adapter(account_id, asked.lora, card)
-        asked = structs.replace(asked, task=structs.replace(asked.task, adapter=adapter))
-    calls = _calls_of(_make_call(services, order, asked), asked)
-    for call in calls:
-        services.blocked_inputs.check(call)
-    return asked, calls, turns
-
-
-def _calls_of(call: Call, asked: Asked) -> list[Call]:
-    """The call, and one more for each other prompt of its request, under names of their own."""
-    calls = [call]
-    for number, task in enumerate(asked.others, 1):
-        task = structs.replace(task, adapter=call.task.adapter) if isinstance(call.task, TextGeneration) else task
-        calls.append(
-            structs.replace(
-                call,
-                request_id=f"{call.request_id}-{number}",
-                task=task,
-                affinity=placement.affinity_of(call.namespace, None, opening_of(task)),
-                num_estimated_tokens=estimated_tokens_of(task),
-                num_bytes_in=0,
-                body_hash=hash((call.body_hash, number)) & _64_BITS if call.body_hash else 0,
-            )
-        )
-    return calls
+    call = prepared.calls[0]
+    keep = functools.partial(services.responses.keep, call.principal.account_id, response_id_of(call.request_id))
+    return KeptEvents(events, keep, prepared.turns, functools.partial(prepared.asked.make_record, call))
 
 
 class _OnTheirWay:
@@ -356,41 +306,14 @@ def _batch_in(services: Services, door: Door, exchange: Exchange, body: dict[str
     """What the request asks about batches, if anything. Raises Refusal."""
     if not door.takes_batches:
         return None
-    options = batch_body.options_in(exchange.query_string, body)
-    return batch_body.asked_of(options, body, services.settings.batch_max_requests)
-
-
-def _check_may_queue(order: Order, option: str = "queueRequest") -> None:
-    """Raises Refusal where requests may not lie in a store until they are run."""
-    residency = order.principal.residency
-    if residency.is_zero_retention:
-        raise Refusal(Reason.INPUT_INVALID, f"'{option}' is not supported: nothing of this account's calls is kept")
-    if residency.rules:  # any gateway of the platform takes queued requests, wherever it stands
-        raise Refusal(Reason.INPUT_INVALID, f"'{option}' is not supported: these calls are held to a region")
-
-
-def _check_webhook(services: Services, order: Order, batch: Queue) -> None:
-    """Raises Refusal for a webhook that could not be sent, as far as that is known now."""
-    webhook = batch.webhook
-    if webhook is None:
-        return
-    if webhook.format == "chat" and order.resolved.card.task_slug != "text-generation":
-        raise Refusal(Reason.INPUT_INVALID, "'/options/webhookFormat' must be 'raw' for this model's task")
-    if not services.outgoing.may_reach_host(webhook.url):
-        raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
-
-
-def _may_keep(services: Services, order: Order) -> bool:
-    """Whether anything of this call's content may be stored, to be found again."""
-    return order.principal.residency.may_keep(services.places.stores)
+    options = options_in(exchange.query_string, body)
+    return asked_of(options, body, services.settings.batch_max_requests)
 
 
 def _refuse_if_busy(services: Services, exchange: Exchange, resolved: Resolved, body: dict[str, Any]) -> None:
     """Raises Refusal where the request would rather be told so than wait, and would have to wait."""
-    options = batch_body.options_in(exchange.query_string, body)
-    if batch_body.rejects_if_busy(options) and not any(
-        node.is_free for node in services.nodes.candidates(resolved.card)
-    ):
+    options = options_in(exchange.query_string, body)
+    if rejects_if_busy(options) and not any(node.is_free for node in services.nodes.candidates(resolved.card)):
         raise Refusal(Reason.OUT_OF_CAPACITY)
 
 
@@ -419,31 +342,6 @@ def _model_in(body: dict[str, Any]) -> str:
     if not isinstance(model, str):
         raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
     return model
-
-
-def _make_call(services: Services, order: Order, asked: Asked) -> Call:
-    namespace, tenant = services.cache_identity(order.principal.account_id)
-    if order.principal.residency.is_zero_retention:
-        namespace = fresh_namespace(namespace, order.request_id)
-    return Call(
-        request_id=order.request_id,
-        principal=order.principal,
-        card=order.resolved.card,
-        shown_model=order.resolved.requested_name,
-        task=asked.task,
-        is_stream=asked.is_stream,
-        is_batch=order.is_batch,
-        num_bytes_in=order.num_bytes_in,
-        body_hash=order.body_hash,
-        is_retry=order.is_retry,
-        namespace=namespace,
-        tenant=tenant,
-        affinity=placement.affinity_of(namespace, order.session, opening_of(asked.task)),
-        num_estimated_tokens=estimated_tokens_of(asked.task),
-        started_at=services.clock.now(),
-        started_s=order.started_s,
-        deadline_s=asyncio.get_running_loop().time() + services.settings.call_timeout_s,
-    )
 
 
 def _headers_of(exchange: Exchange, resolved: Resolved) -> list[tuple[bytes, bytes]]:

@@ -24,7 +24,7 @@ from gateway.client_address import ClientAddress
 from gateway.echo_tenant import EchoTenant
 from gateway.finetunes import Finetunes
 from gateway.kept.idempotency import IdempotencyKeys
-from gateway.kept.responses import Threads
+from gateway.kept.responses import KeptResponses
 from gateway.kept.sealed import Sealer
 from gateway.markdown.conversion import Documents
 from gateway.nodes.blocked_inputs import BlockedInputs
@@ -72,7 +72,7 @@ class Services:
     nodes: Nodes
     admission: Admission
     blocked_inputs: BlockedInputs
-    threads: Threads
+    responses: KeptResponses
     limits: Limits
     quota: Quota
     allowance: Allowance
@@ -176,7 +176,7 @@ def _built(settings: GatewaySettings) -> Services:
         useful_replies=UsefulReplies(
             SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(places.stores)
         ),
-        threads=Threads(database, settings.cache_secret, settings.response_ttl_s, clock),
+        responses=KeptResponses(database, settings.cache_secret, settings.response_ttl_s, clock),
         finetunes=_finetunes(settings, database, registry, clock),
         documents=_documents(settings),
         batches=Batches(
@@ -222,7 +222,7 @@ def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]],
         await services.allowance.watch(services.quota)
 
     return (
-        services.threads.run,
+        services.responses.run,
         services.nodes.run,
         services.registry.watch,
         services.verifier.watch,

@@ -75,7 +75,7 @@ async def delete(services: Services, request: Request) -> Response:
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
     if not background.is_over(await background.now(services, account_id, response_id, record)):
         raise invalid("a response that is not finished cannot be deleted: cancel it first")
-    await services.threads.forget(account_id, response_id)
+    await services.responses.forget(account_id, response_id)
     return _bare(envelope.encode({"id": response_id, "object": "response", "deleted": True}))
 
 
@@ -100,7 +100,7 @@ class _Events(Response):
 async def _find(services: Services, request: Request) -> Record:
     """Raises Refusal for what is not kept, or not this account's; StoreUnavailable."""
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
-    found = await services.threads.find(account_id, response_id) if _RESPONSE_ID.fullmatch(response_id) else None
+    found = await services.responses.find(account_id, response_id) if _RESPONSE_ID.fullmatch(response_id) else None
     if found is None:
         is_kept = not principal_of(request).residency.is_zero_retention
         raise Refusal(Reason.RESPONSE_UNKNOWN, "" if is_kept else ": nothing of this account's calls is kept")

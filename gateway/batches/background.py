@@ -38,13 +38,13 @@ async def begin(
 ) -> None:
     """Queue a response, of which `record` says so. Raises Refusal, StoreError."""
     account_id, response_id = principal.account_id, response_id_of(request_id)
-    if not services.threads.keeps_any:
+    if not services.responses.keeps_any:
         raise Refusal(Reason.INPUT_INVALID, "'/background' is not supported: responses are not kept here")
-    await services.threads.begin(account_id, response_id, record, services.settings.batch_deadline_s)
+    await services.responses.begin(account_id, response_id, record, services.settings.batch_deadline_s)
     try:
         await services.batches.submit(Queue([body]), request_id, principal, resolved, "response")
     except BaseException:
-        await services.threads.forget(account_id, response_id)
+        await services.responses.forget(account_id, response_id)
         raise
 
 
@@ -107,7 +107,7 @@ async def stream(
     Refusal and StoreUnavailable before anything is sent."""
 
     async def look() -> dict[str, Any]:
-        record = await services.threads.find(account_id, response_id)
+        record = await services.responses.find(account_id, response_id)
         if record is None:
             raise Refusal(Reason.RESPONSE_UNKNOWN)
         return await now(services, account_id, response_id, record)

@@ -68,6 +68,8 @@ class Group:
 
 RunOne = Callable[[int, Request], Awaitable[ItemAnswer]]
 """Runs the request of a number; raises Refusal, or what `errors.refusal_of` knows."""
+OnStart = Callable[[Ending], None]
+"""Is given what ends a call early, once it is under way."""
 
 
 async def answer(batch: RunNow, run_one: RunOne, exchange: Exchange, group: Group) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Protocol
 
 import msgspec
 
@@ -21,11 +22,12 @@ from gateway.authentication import RUN_MODELS_SCOPE
 from gateway.batches import answers as batch_answers
 from gateway.batches.body import Request, call_of
 from gateway.batches.queue import DOORBELL
-from gateway.batches.synchronous import Ending, ItemAnswer, told
+from gateway.batches.synchronous import Ending, ItemAnswer, OnStart, told
 from gateway.call import Door
 from gateway.errors import Reason, Refusal
+from gateway.metering import Ledger
 from gateway.model_names import find_model
-from gateway.pipeline import Order, run_item
+from gateway.preparation import Order
 from gateway.services import Services, keep_running
 from gateway.webhooks.sender import WebhookSender
 from storage.columns import uuid7
@@ -55,17 +57,27 @@ _TRIED_AGAIN = frozenset({Reason.ABORTED, Reason.TIMEOUT, Reason.INTERNAL})
 
 
 @contextlib.asynccontextmanager
-async def working(services: Services, doors: Mapping[Kind, Door]) -> AsyncIterator[None]:
-    """Queued batches are run within the block. At its end what was answered is written, the rest given back."""
+async def working(services: Services, doors: Mapping[Kind, Door], run_item: RunItem) -> AsyncIterator[None]:
+    """Queued batches are run within the block: `run_item` makes a call, `doors` say for each kind of batch how its
+    requests are read. At its end what was answered is written, the rest given back."""
     if services.settings.batch_max_calls == 0:
         yield
         return
-    worker = BatchWorker(services, doors)
+    worker = BatchWorker(services, doors, run_item)
     jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in worker.loops]
     try:
         yield
     finally:
         await worker.close(jobs)
+
+
+class RunItem(Protocol):
+    """Makes one call of a batch, to its end. `ledger` is given its usage entry, `on_start` what ends it early. Raises
+    Refusal, or what `errors.refusal_of` knows."""
+
+    def __call__(
+        self, services: Services, door: Door, order: Order, body: Request, ledger: Ledger, on_start: OnStart, /
+    ) -> Awaitable[ItemAnswer]: ...
 
 
 class _HeldSince(Exception):
@@ -103,10 +115,10 @@ class _Chunk:
 class BatchWorker:
     """One gateway's. `loops` run beside each other until `close`."""
 
-    def __init__(self, services: Services, doors: Mapping[Kind, Door]) -> None:
-        """`doors` says for each kind of batch how its requests are read."""
+    def __init__(self, services: Services, doors: Mapping[Kind, Door], run_item: RunItem) -> None:
         self._services = services
         self._doors = doors
+        self._run_item = run_item
         self._owner = uuid7()
         self._max_calls = services.settings.batch_max_calls
         self._room = asyncio.Semaphore(self._max_calls)
@@ -224,7 +236,7 @@ class BatchWorker:
 
     async def _call(self, chunk: _Chunk, number: int, request: Request, slip: _Slip) -> ItemAnswer:
         """Make the call. Raises what the pipeline raises."""
-        services, leased = self._services, chunk.leased
+        services, leased, door = self._services, chunk.leased, self._doors[chunk.leased.kind]
         resolved = await find_model(services.registry, leased.shown_model)
         principal = Principal(
             leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
@@ -242,7 +254,7 @@ class BatchWorker:
                     ending.abandon()
 
             try:
-                found = await run_item(services, self._doors[leased.kind], order, call_of(request), slip, on_start)
+                found = await self._run_item(services, door, order, call_of(request), slip, on_start)
             finally:
                 chunk.endings.pop(number, None)
             return ItemAnswer(envelope.success(msgspec.Raw(found.body)), found.usage) if is_response else found

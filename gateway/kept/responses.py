@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -50,8 +50,8 @@ class Source(Protocol):
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
 
 
-class Threads:
-    """The threads of all accounts. `ttl_s` 0 keeps none. Made within its event loop; `run` runs for ever."""
+class KeptResponses:
+    """Those of all accounts. `ttl_s` 0 keeps none. Made within its event loop; `run` runs for ever."""
 
     def __init__(self, database: Database, secret: bytes, ttl_s: float, clock: Clock) -> None:
         self._database = database
@@ -190,27 +190,19 @@ class Threads:
         self._writing = None
 
 
-class ThreadOf(NamedTuple):
-    """Where a response is kept."""
-
-    threads: Threads
-    account_id: str
-    response_id: str
-
-
 class KeptEvents:
     """The events of a call whose answer joins a thread: kept before its last event is handed on, so that whoever has
-    the answer can go on from it. `make_record` tells the whole response."""
+    the answer can go on from it. `keep` keeps it under its account and id; `make_record` tells the whole response."""
 
     def __init__(
         self,
         source: Source,
-        thread: ThreadOf,
+        keep: Callable[[tuple[ChatMessage, ...], Record], Awaitable[None]],
         turns: tuple[ChatMessage, ...],
         make_record: Callable[[Outcome], Record],
     ) -> None:
         self._source = source
-        self._thread = thread
+        self._keep = keep
         self._turns = turns
         self._make_record = make_record
         self._outcome = Outcome()
@@ -227,7 +219,5 @@ class KeptEvents:
         if isinstance(self._outcome.end, Finished):
             said = self._outcome.choices[0]
             answer = ChatMessage("assistant", said.text, tool_calls=said.tool_calls, reasoning=said.reasoning)
-            threads, account_id, response_id = self._thread
-            record = self._make_record(self._outcome)
-            await threads.keep(account_id, response_id, (*self._turns, answer), record)
+            await self._keep((*self._turns, answer), self._make_record(self._outcome))
         return events

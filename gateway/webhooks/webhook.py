@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from gateway.envelope import encode
 from gateway.errors import Reason, Refusal
+from gateway.webhooks.outgoing import Outgoing
 
 MAX_URL_CHARACTERS = 2048
 _HOST = re.compile(r"(?=.{4,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.IGNORECASE)
@@ -66,6 +67,14 @@ def _checked(url: Any) -> str:
     ):
         raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
     return url
+
+
+def check_can_be_sent(webhook: Webhook, task_slug: str, outgoing: Outgoing) -> None:
+    """Raises Refusal for a webhook that could not be sent of this task's answers, as far as that is known now."""
+    if webhook.format == "chat" and task_slug != "text-generation":
+        raise Refusal(Reason.INPUT_INVALID, "'/options/webhookFormat' must be 'raw' for this model's task")
+    if not outgoing.may_reach_host(webhook.url):
+        raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
 
 
 def is_address(host: str) -> bool:
