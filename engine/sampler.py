@@ -28,6 +28,7 @@ from engine.inputs import (
     TokenHistory,
     TokenScores,
 )
+from engine.kernels.native.library import find_library
 
 _NUM_CANDIDATES = 64
 _MANY_CANDIDATES = 1024  # for rows whose top_k asks for more than the usual few
@@ -150,25 +151,54 @@ def _rule_out(logits: torch.Tensor, rows: list[int], bits: NDArray[np.uint8]) ->
 def _draw_again(logits: torch.Tensor, inputs: SamplingInputs, rows: list[int], bits: NDArray[np.uint8]) -> Ints:
     """For `rows` whose first draw was refused, by another random number, among what their masks `bits` allow. That is
     rarely much, and then no operator over the vocabulary is needed."""
-    every, vocab_size = logits.numpy(), logits.shape[1]
-    allows = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)  # [rows, V]
-    token_ids, wide = np.empty(len(rows), np.int32), []
+    token_ids = _draw_few_natively(logits, inputs, rows, bits)
+    if token_ids is None:
+        token_ids = _draw_few(logits.numpy(), inputs, rows, bits)
+    is_filtered = _looks_further(inputs)[rows] if np.count_nonzero(inputs.is_filtered) else None
+    if is_filtered is None and min(token_ids.tolist()) >= 0:
+        return token_ids
+    wide = np.flatnonzero(token_ids < 0 if is_filtered is None else (token_ids < 0) | is_filtered)
+    left = np.array(rows)[wide]
+    if len(wide):
+        _rule_out(logits, left.tolist(), bits[wide])
+        token_ids[wide] = logits.numpy()[left].argmax(1)
+    drawn = np.flatnonzero(inputs.temperature[left] >= _LEAST_TEMPERATURE)
+    if len(drawn):
+        token_ids[wide[drawn]] = _draw(logits, inputs, left[drawn], inputs.seeds ^ _SECOND)
+    return token_ids
+
+
+def _draw_few(logits: Floats, inputs: SamplingInputs, rows: list[int], bits: NDArray[np.uint8]) -> Ints:
+    """What `rows` draw where few tokens are allowed, filters left aside; -1 elsewhere."""
+    allows = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)  # [rows, V]
+    token_ids = np.full(len(rows), -1, np.int32)
     for place, row in enumerate(rows):
         allowed = allows[place].nonzero()[0]
-        temperature = float(inputs.temperature[row])
-        is_few = 0 < len(allowed) <= _MOST_CHOSEN
-        if is_few and (temperature < _LEAST_TEMPERATURE or not inputs.is_filtered[row]):
+        if 0 < len(allowed) <= _MOST_CHOSEN:
             number = _second_number(int(inputs.seeds[row]), int(inputs.positions[row]))
-            token_ids[place] = allowed[_choose(every[row, allowed], temperature, number)]
-        else:
-            wide.append(place)
-    if wide:
-        left = np.array(rows)[wide]
-        _rule_out(logits, left.tolist(), bits[wide])
-        token_ids[wide] = every[left].argmax(1)
-        drawn = np.flatnonzero(inputs.temperature[left] >= _LEAST_TEMPERATURE)
-        if len(drawn):
-            token_ids[np.array(wide)[drawn]] = _draw(logits, inputs, left[drawn], inputs.seeds ^ _SECOND)
+            token_ids[place] = allowed[_choose(logits[row, allowed], float(inputs.temperature[row]), number)]
+    return token_ids
+
+
+def _draw_few_natively(
+    logits: torch.Tensor, inputs: SamplingInputs, rows: list[int], bits: NDArray[np.uint8]
+) -> Ints | None:
+    """The same in one call of the compiled library; None where there is none."""
+    library = find_library()
+    if library is None or logits.stride(1) != 1 or bits.strides[1] != 1:
+        return None
+    token_ids = np.empty(len(rows), np.int32)
+    columns = (bits, np.array(rows), inputs.temperature, inputs.seeds, inputs.positions, token_ids)
+    library.hearth_draw_allowed(
+        logits.data_ptr(),
+        *(column.__array_interface__["data"][0] for column in columns),
+        len(rows),
+        bits.strides[0],
+        logits.shape[1],
+        logits.stride(0),
+        int(_SECOND),
+        _LEAST_TEMPERATURE,
+    )
     return token_ids
 
 

@@ -47,14 +47,14 @@ class Closing:
     when first asked for.
     """
 
-    def __init__(self, constraint: Constraint, matcher: LLMatcher, view: TokenView) -> None:
-        """`matcher` has consumed nothing, and never will."""
+    def __init__(self, constraint: Constraint, matcher: LLMatcher | None, view: TokenView) -> None:
+        """`matcher` has consumed nothing, and never will. It may come later, but before anything that is found."""
         self.bound = closing_bound_of(constraint, view)
         probe = probe_of(constraint)
         self.probe = view.spell(probe) if probe else []
         self.ends_itself = ends_itself(constraint)
         self._constraint = constraint
-        self._matcher = matcher
+        self.matcher = matcher
         self._view = view
 
     @cached_property
@@ -70,7 +70,8 @@ class Closing:
     @cached_property
     def first(self) -> list[int] | None:
         """A close from before the first token."""
-        return find_close(self._matcher, self._view, self.words)
+        assert self.matcher is not None
+        return find_close(self.matcher, self._view, self.words)
 
 
 def find_close(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import Any
 
 from engine.constraints.json_schema import referred
@@ -125,12 +126,13 @@ class _Bounds:
         sizes = {key: self.sizes(value) for key, value in properties.items()}
         open_sizes = (0, 0) if others is False else self.sizes(others)
         whole = 2 + sum(self._key(key) + sizes.get(key, open_sizes)[0] for key in required)
-        begun = [len(json.dumps(key)) + 2 + inside for key, (_, inside) in sizes.items()]  # in the middle of the key
+        # in the middle of a key
+        begun = [len(encode_basestring_ascii(key)) + 2 + inside for key, (_, inside) in sizes.items()]
         return whole, whole + max([*begun, 4 + _ESCAPE + open_sizes[1]])
 
     def _key(self, key: str) -> int:
         """Tokens of a key, from the comma before it to the colon."""
-        return 3 + self._count(json.dumps(key, ensure_ascii=False))
+        return 3 + self._count(encode_basestring(key))
 
 
 def _either(sizes: Iterable[Sizes]) -> Sizes:

@@ -168,7 +168,9 @@ def probe_of(constraint: Constraint) -> str:
         return _PROBES[0]
     if constraint.kind != "json_schema" or not has_free_strings_only(_schema(constraint.text)):
         return ""
-    spelled = json.dumps(_schema(constraint.text), ensure_ascii=False)
+    spelled = constraint.text
+    if "\\" in spelled:
+        spelled = json.dumps(_schema(spelled), ensure_ascii=False)
     return next((probe for probe in _PROBES if probe[:-1] not in spelled), "")
 
 
@@ -179,6 +181,7 @@ def ends_itself(constraint: Constraint) -> bool:
     return constraint.kind == "json_object"
 
 
+@functools.cache
 def limits() -> LLParserLimits:
     """What compiling and each step may cost: about 20 ms to begin, 4 ms a step, 20 MB of lexer states. The library's
     errors stay free of the grammar's text and of what was generated."""
@@ -196,12 +199,22 @@ def limits() -> LLParserLimits:
 
 def compile_matcher(constraint: Constraint, view: TokenView) -> LLMatcher:
     """A matcher before the first token. Raises ConstraintRefused."""
-    from llguidance import LLMatcher
+    return matcher_of(constraint, grammar_for(constraint, view), view)
 
+
+def grammar_for(constraint: Constraint, view: TokenView) -> str:
+    """`grammar_of` with a model's control tokens. Raises ConstraintRefused, for all that it refuses."""
     try:
-        grammar = grammar_of(constraint, view.control_ids)
+        return grammar_of(constraint, view.control_ids)
     except ValueError as error:
         raise _refusal(constraint, str(error)) from error
+
+
+def matcher_of(constraint: Constraint, grammar: str, view: TokenView) -> LLMatcher:
+    """A matcher before the first token, from the constraint's grammar; without the interpreter's lock for nearly all of
+    its time. Raises ConstraintRefused."""
+    from llguidance import LLMatcher
+
     matcher = LLMatcher(view.tokenizer, grammar, log_level=0, limits=limits())
     if matcher.is_error():
         raise _refusal(constraint, matcher.get_error())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 REFUSED = -1
 
+_SIGNS = (Tail.SIGN, Tail.COMMA)
 _LEAST_MARGIN = 8  # tokens to spare, below which every token is tried
 _LEAST_SLACK = 3  # tokens to spare, below which those that only go on are tried too
 _COST = 4  # of slack for a token that may change what closing needs; 1 for one that only goes on
@@ -174,6 +175,7 @@ class Hold:
         """What is known, or found out at little cost, of the place after `token_id`: where the text can go on and end,
         nothing is forced."""
         was_in_string, tail = self._is_in_string, self._tails[token_id]
+        was_in_number = self._goes_on and was_in_string is False
         self._forget()
         if tail == Tail.QUOTE:
             self._is_in_string = not was_in_string and self._is_string_begun()
@@ -181,13 +183,20 @@ class Hold:
             if self.is_open and not self._is_free:
                 self.slack = 0  # what led there may have added to what closing needs, and the string will not
             return
+        if tail >= Tail.BEHIND:
+            if was_in_string:  # and is in none: a space may come, or what the colon or the comma calls for
+                self._is_in_string = self._goes_on = False
+                self.is_open = tail == Tail.NEXT
+            return
         if tail != Tail.UNKNOWN and was_in_string is False:
             self._is_in_string = False
-            self._goes_on = False if tail == Tail.SIGN and self._closing.probe else None
+            self._goes_on = False if tail in _SIGNS and self._closing.probe else None
         if tail == Tail.WORD:
             self.is_open = self._does_go_on()
             if self.is_open and self._is_hopeless:
                 self.slack = 0  # it may have come to a place where it can end
+        elif tail == Tail.COMMA and was_in_number and self._closing.probe:
+            self.is_open = True  # likewise
 
     def _forget(self) -> None:
         """What was known of the place where the text stood."""

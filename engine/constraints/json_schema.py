@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 LARGEST_NUMBER = 10**15  # below 2^53, so that every reader of JSON has it exactly
@@ -198,14 +198,18 @@ def _map_subschemas(schema: dict[str, Any], change: Callable[[dict[str, Any]], d
 
 def _walk(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """`schema` and every schema in it."""
-    found: list[dict[str, Any]] = []
-
-    def note(part: dict[str, Any]) -> dict[str, Any]:
-        found.append(part)
-        return _map_subschemas(part, note)
-
-    note(schema)
-    yield from found
+    yield schema
+    for key, value in schema.items():
+        inner: Iterable[Any] = ()
+        if key in _ONE:
+            inner = (value,)
+        elif key in _LISTS and isinstance(value, list):
+            inner = value
+        elif key in _MAPS and isinstance(value, dict):
+            inner = value.values()
+        for each in inner:
+            if isinstance(each, dict):
+                yield from _walk(each)
 
 
 def _patterns(schema: dict[str, Any]) -> list[str]:

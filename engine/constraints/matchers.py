@@ -1,9 +1,10 @@
 """The constrained sequences of one engine: compiles what each is held to, and gives every step its masks.
 
-Compiling happens in a thread of its own, so that a new grammar costs the running sequences no step; a sequence joins
-them when its matcher is ready. What compiled is kept, per namespace, and copied for the next sequence. Rows draw first
-and ask for a mask only if what they drew is refused; large masks are filled beside the forward pass, for all rows. A
-matcher that fails takes its own sequence with it and no other. Knows no text and no logits.
+Compiling happens in a thread of its own, so that a new grammar costs the running sequences no step; but for what it
+takes of the interpreter for a small schema, a fraction of a millisecond. A sequence joins when its matcher is ready.
+What compiled is kept, per namespace, and copied for the next sequence. Rows draw first and ask for a mask only if what
+they drew is refused; large masks are filled beside the forward pass, for all rows. A matcher that fails takes its own
+sequence with it and no other. Knows no text and no logits.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.constraints.closing import Closing
-from engine.constraints.compile import ConstraintRefused, compile_matcher
+from engine.constraints.compile import ConstraintRefused, grammar_for, matcher_of
 from engine.constraints.hold import REFUSED, Hold
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
@@ -31,10 +32,13 @@ logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
 _MANY_BITS = 1 << 20  # masks of as much in one step are filled by a thread, beside the forward pass
+_SMALL_SCHEMA = 4096  # characters
 _STEPS_INLINE = 256  # steps without that thread, once it was late: this machine's cores are busy
 
 Ints = NDArray[np.int32]
 Masks = NDArray[np.uint8]
+
+_Begun = tuple[str, Closing]  # a grammar, and what is known of closing its texts without a matcher
 
 _NO_MASKS: Masks = np.empty((0, 0), dtype=np.uint8)
 
@@ -52,42 +56,61 @@ class _Compiled:
         return Hold(self.matcher.deep_copy(), self.closing, self.view)
 
 
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """The C constrained ones among K rows, the same from step to step until one comes or goes. Not to be changed."""
+
+    rows: list[int]
+    holds: list[Hold]
+    unending: list[int]
+
+
+_NOBODY = _Held([], [], [])
+
+
 class ConstrainedRows:
     """The constrained ones among the K rows that sample in one step: C of them draw, the others get what their
     constraint forces. What a row draws is offered to its matcher; where that refuses, the row draws again, under a
     mask. A row that failed may draw anything. `unending`: the rows that draw and whose texts end themselves, so that
     none of `end_ids` is ever allowed."""
 
-    def __init__(self, held: list[tuple[int, Hold]], remaining: list[int], view: TokenView) -> None:
-        """`held`: rows, and whose they are. `remaining`: of all K rows. `has_forced` and `has_ended` are known when the
-        rows are settled."""
+    def __init__(self, held: _Held, remaining: Ints, view: TokenView) -> None:
+        """`remaining`: of all K rows. `has_forced` and `has_ended` are known when the rows are settled."""
         self.has_forced = False
         self.has_ended = False
         self.was_late = False
-        self.rows: list[int] = []
-        self.unending: list[int] = []
+        self.rows = held.rows
+        self.unending = held.unending
         self.end_ids = view.eos_token_ids
-        self._holds: list[Hold] = []
+        self._holds = held.holds
         self._forced: list[tuple[int, Hold]] = []
-        self._remaining = remaining
+        self._remaining: list[int] = remaining.tolist()
         self._view = view
         self._filling: Future[Masks] | None = None
         self._masks: Masks | None = None  # of all rows, filled beside the forward pass
         self._refused: list[int] = []  # indices of rows
         self._closed: list[int] = []  # indices of rows
-        for row, hold in held:
-            if not hold.is_quick:
-                if not hold.is_prepared:
-                    _prepare(hold, remaining[row])
-                if hold.forced:
-                    self._forced.append((row, hold))
-                    continue
-                if not hold.is_open:
-                    self._closed.append(len(self.rows))
-            self.rows.append(row)
-            self._holds.append(hold)
-            if hold.ends_itself:
-                self.unending.append(row)
+        is_forced = False
+        for index, hold in enumerate(held.holds):
+            if hold.is_quick:
+                continue
+            if not hold.is_prepared:
+                _prepare(hold, self._remaining[held.rows[index]])
+            if hold.forced:
+                is_forced = True
+            elif not hold.is_open:
+                self._closed.append(index)
+        if is_forced:
+            self._set_aside()
+
+    def _set_aside(self) -> None:
+        """The rows for which something is forced: the others draw."""
+        held = list(zip(self.rows, self._holds, strict=True))
+        self._forced = [(row, hold) for row, hold in held if hold.forced]
+        self.rows = [row for row, hold in held if not hold.forced]
+        self._holds = [hold for hold in self._holds if not hold.forced]
+        closed = {held[index][0] for index in self._closed}
+        self._closed = [index for index, row in enumerate(self.rows) if row in closed]
 
     def fill_beside(self, filler: ThreadPoolExecutor) -> None:
         """Have the masks of all rows filled by a thread."""
@@ -204,7 +227,7 @@ class Matchers:
         self._latest: ConstrainedRows | None = None
         self._num_inline = 0
         self._batch: list[int] = []  # the sequences of the latest step
-        self._held_in_batch: list[tuple[int, Hold]] = []
+        self._held_in_batch = _NOBODY
 
     @cached_property
     def _compiler(self) -> ThreadPoolExecutor:
@@ -258,7 +281,7 @@ class Matchers:
         self._preparing[sequence_id] = key
         if key not in self._compiled and key not in self._compiling:
             self.warm()
-            self._compiling[key] = self._compiler.submit(self._compile, constraint)
+            self._compiling[key] = self._compiler.submit(self._compile, constraint, self._begin(constraint))
 
     def take_ready(self, timeout_s: float = 0.0) -> list[tuple[int, bool]]:
         """Sequences whose wait is over, and whether they have a matcher: the others cannot be served. Waits up to
@@ -285,7 +308,7 @@ class Matchers:
         self._preparing.pop(sequence_id, None)
         hold, key = self._holds.pop(sequence_id, None), self._keys.pop(sequence_id, b"")
         if hold is not None:
-            self._batch, self._held_in_batch = [], []
+            self._batch, self._held_in_batch = [], _NOBODY
         if hold is not None and hold.is_failed:
             self._compiled.pop(key, None)
 
@@ -296,30 +319,47 @@ class Matchers:
         if not self._holds:
             return None
         held = self._held(sequence_ids.tolist())
-        if not held:
+        if not held.rows:
             return None
         assert self._view is not None
         view = self._view.result()
         if latest is not None and latest.was_late:
             self._num_inline = _STEPS_INLINE
-        self._latest = rows = ConstrainedRows(held, remaining.tolist(), view)
+        self._latest = rows = ConstrainedRows(held, remaining, view)
         if len(rows.rows) * view.num_tokens >= _MANY_BITS and self._num_inline == 0:
             rows.fill_beside(self._filler)
         self._num_inline = max(0, self._num_inline - 1)
         return rows
 
-    def _held(self, sequence_ids: list[int]) -> list[tuple[int, Hold]]:
-        """The constrained ones among K rows, and whose they are; the same list as for the step before if they are."""
+    def _held(self, sequence_ids: list[int]) -> _Held:
+        """The constrained ones among K rows, and whose they are; the same lists as for the step before if they are."""
         if sequence_ids != self._batch:
-            holds, self._batch = self._holds, sequence_ids
-            self._held_in_batch = [(row, holds[id_]) for row, id_ in enumerate(sequence_ids) if id_ in holds]
+            self._batch = sequence_ids
+            found = [(row, hold) for row, id_ in enumerate(sequence_ids) if (hold := self._holds.get(id_)) is not None]
+            self._held_in_batch = _Held(
+                [row for row, _ in found],
+                [hold for _, hold in found],
+                [row for row, hold in found if hold.ends_itself],
+            )
         return self._held_in_batch
 
-    def _compile(self, constraint: Constraint) -> _Compiled:
+    def _begin(self, constraint: Constraint) -> _Begun | None:
+        """What compiling a small schema takes of the interpreter, done at once: a thread would take its lock from the
+        step for as long, and for handing it over. None where it is left to the thread."""
+        if constraint.kind != "json_schema" or len(constraint.text) > _SMALL_SCHEMA:
+            return None
+        if self._view is None or not self._view.done():
+            return None
+        try:
+            return _begin(constraint, self._view.result())
+        except Exception:
+            return None  # the thread comes to the same, and says so
+
+    def _compile(self, constraint: Constraint, begun: _Begun | None) -> _Compiled:
         assert self._view is not None
         view = self._view.result()
-        matcher = compile_matcher(constraint, view)
-        closing = Closing(constraint, matcher, view)
+        grammar, closing = begun or _begin(constraint, view)
+        closing.matcher = matcher = matcher_of(constraint, grammar, view)
         if closing.bound is None:
             _ = closing.first, closing.largest_step  # every sequence asks for them, and this thread has the time
         return _Compiled(matcher, closing, view)
@@ -331,6 +371,10 @@ class Matchers:
             logger.warning("a constraint came that does not compile")
         except Exception as error:
             logger.exception("a constraint could not be compiled: %s", type(error).__name__)
+
+
+def _begin(constraint: Constraint, view: TokenView) -> _Begun:
+    return grammar_for(constraint, view), Closing(constraint, None, view)
 
 
 def _prepare(hold: Hold, remaining: int) -> None:

@@ -39,6 +39,10 @@ class Tail:
     QUOTE = 1  # one quote, the last byte
     WORD = 2  # no quote; a letter or a digit
     SIGN = 3  # no quote; anything else
+    COMMA = 4  # a comma alone
+    # one quote, and brackets, colons and commas behind it: if it ended a string, the text stands in none
+    BEHIND = 5
+    NEXT = 6  # the same with a colon or a comma as the last byte
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,8 +140,13 @@ def _tail(text: bytes, is_text: bool) -> int:
     if not is_text or not text or b"\\" in text:
         return Tail.UNKNOWN
     if b'"' in text:
-        return Tail.QUOTE if text.index(b'"') == len(text) - 1 else Tail.UNKNOWN
-    return Tail.WORD if text[-1:].isalnum() else Tail.SIGN
+        behind = text[text.index(b'"') + 1 :]
+        if behind.strip(b"}],:"):
+            return Tail.UNKNOWN
+        return (Tail.NEXT if behind[-1:] in b",:" else Tail.BEHIND) if behind else Tail.QUOTE
+    if text[-1:].isalnum():
+        return Tail.WORD
+    return Tail.COMMA if text == b"," else Tail.SIGN
 
 
 def _byte_ids(tokenizer: LLTokenizer) -> NDArray[np.intp]:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.inputs import LogitBias, SamplingInputs, TokenHistory
+from engine.kernels.native.library import find_library
 from engine.sampler import _likeliest, sample, uniform
 from tests.engine import one_thread  # noqa: F401
 
@@ -371,16 +372,40 @@ def test_a_token_comes_as_often_as_it_is_likely_among_those_allowed(filters: dic
 def test_a_second_draw_is_the_same_among_few_tokens_as_over_the_vocabulary(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("engine.sampler.find_library", lambda: None)
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
-    seeds = np.random.default_rng(1).integers(0, 2**63, 300).tolist()
-    rows = [{"temperature": temperature, "seeds": seed, "positions": place} for place, seed in enumerate(seeds)]
     drawn = []
     for most_chosen in (8192, 0):
         monkeypatch.setattr("engine.sampler._MOST_CHOSEN", most_chosen)
-        held = Allowing(list(range(300)), [{2, 3, 77, 150, 299}] * 300)
-        drawn.append(sample(logits.clone(), dataclasses.replace(inputs_of(rows), constrained=held)).token_ids)
-    assert held.refused
+        drawn.append(drawn_again(logits, [{2, 3, 77, 150, 299}] * 300, temperature))
     assert np.array_equal(*drawn)
+
+
+@pytest.mark.skipif(find_library() is None, reason="no kernels were compiled")
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_a_second_draw_is_the_same_with_compiled_kernels(temperature: float, monkeypatch: pytest.MonkeyPatch):
+    """Of one token, of few and of all but one; where the likeliest is ruled out by a bias; with an odd vocabulary."""
+    for vocab_size in (VOCAB, VOCAB - 3):
+        logits = torch.randn(300, vocab_size, generator=torch.Generator().manual_seed(6)) * 3
+        biases = tuple(LogitBias(row, np.array([5, 77]), np.full(2, -np.inf, np.float32)) for row in range(0, 300, 9))
+        allowed = [{5}, {2, 3, 77, 150, 290}, set(range(1, vocab_size)), {0, 7, 8, vocab_size - 1}] * 75
+        natively = drawn_again(logits, allowed, temperature, biases)
+        with monkeypatch.context() as patch:
+            patch.setattr("engine.sampler.find_library", lambda: None)
+            assert np.array_equal(natively, drawn_again(logits, allowed, temperature, biases))
+
+
+def drawn_again(
+    logits: torch.Tensor, allowed: list[set[int]], temperature: float, biases: tuple[LogitBias, ...] = ()
+) -> np.ndarray:
+    """Of rows [K, V], what each draws whose likeliest tokens are not allowed."""
+    seeds = np.random.default_rng(1).integers(0, 2**63, len(allowed)).tolist()
+    rows = [{"temperature": temperature, "seeds": seed, "positions": place} for place, seed in enumerate(seeds)]
+    held = Allowing(list(range(len(allowed))), allowed)
+    inputs = dataclasses.replace(inputs_of(rows), constrained=held, biases=biases)
+    tokens = sample(logits.clone(), inputs).token_ids
+    assert held.refused
+    return tokens
 
 
 def test_penalties_and_filters_see_only_what_is_allowed():

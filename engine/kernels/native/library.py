@@ -13,7 +13,8 @@ import platform
 from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.cpp", "packed.cpp", "adapters.cpp", "reading.cpp"))
+_NAMES = ("kernels.cpp", "packed.cpp", "adapters.cpp", "reading.cpp", "drawing.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in _NAMES)
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
@@ -56,6 +57,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "linear8": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64)),
     "linear4": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64, c_int64)),
     "read_finite": (c_int64, (c_int, c_void_p, c_int64, c_int64, c_int64, c_uint64)),
+    "draw_allowed": (None, (*(c_void_p,) * 7, *(c_int64,) * 4, c_uint64, c_float)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
     **{f"attend_{kind}": (None, (POINTER(AttentionCall),)) for kind in ("f32", "bf16")},
     **{f"add_low_rank_{kind}": (None, (POINTER(LowRankCall),)) for kind in ("f32", "bf16")},

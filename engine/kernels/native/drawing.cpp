@@ -1,0 +1,92 @@
+// Tokens drawn from what a mask allows, where that is few: the second draws of rows that a constraint refused.
+//
+// Compiled together with kernels.cpp, under its rules: optional, over raw memory, every row's result its own. Its twin in
+// Python is `_draw_few` of engine/sampler.py.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int MOST_CHOSEN = 8192;  // as in engine/sampler.py
+
+uint64_t mix(uint64_t state) {
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EBULL;
+    return state ^ (state >> 31);
+}
+
+// `uniform` of engine/sampler.py
+double uniform(uint64_t seed, int64_t position) {
+    constexpr uint64_t STEP = 0x9E3779B97F4A7C15ULL;
+    return double(mix(mix(seed + STEP) + (uint64_t(position) + 1) * STEP) >> 11) * 0x1p-53;
+}
+
+// e^x for x <= 0 within 2 ulp, 0 below -87; the polynomial of kernels.cpp, for loops that a compiler turns into vectors.
+inline float exponential(float x) {
+    const float held = x < -87.0f ? -87.0f : x;
+    const float shifted = held * 1.44269504089f + 12582912.0f;  // 1.5 × 2^23: the sum's low bits are the nearest integer
+    const float whole = shifted - 12582912.0f;
+    const float r = held - whole * 0.693359375f + whole * 2.12194440e-4f;
+    float y = 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    const int32_t bits = (int32_t(whole) + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return x < -87.0f ? 0.0f : y * power;
+}
+
+// Which tokens are allowed; how many, more than MOST_CHOSEN if there are more than are found.
+int find_allowed(const uint8_t* bits, int64_t vocab_size, int32_t* found) {
+    int count = 0;
+    for (int64_t first = 0; first < vocab_size; first += 8) {
+        for (unsigned left = bits[first / 8]; left; left &= left - 1) {
+            const int64_t token_id = first + __builtin_ctz(left);
+            if (token_id >= vocab_size) return count;
+            if (count == MOST_CHOSEN) return MOST_CHOSEN + 1;
+            found[count++] = int32_t(token_id);
+        }
+    }
+    return count;
+}
+
+}  // namespace
+
+// For `num_rows` of logits [·, vocab_size], rows `stride` apart, with masks [num_rows, num_bytes], the lowest bit first:
+// the tokens drawn by the random numbers of `seeds`, each turned by `turn`, and `positions`, or the likeliest where
+// `temperature` is less than `least`; -1 where nothing is allowed, or more than MOST_CHOSEN. These columns are of all
+// rows, `token_ids` of those drawn.
+extern "C" void hearth_draw_allowed(
+    const float* logits, const uint8_t* bits, const int64_t* rows, const float* temperature, const uint64_t* seeds,
+    const int64_t* positions, int32_t* token_ids, int64_t num_rows, int64_t num_bytes, int64_t vocab_size,
+    int64_t stride, uint64_t turn, float least) {
+    static thread_local int32_t allowed[MOST_CHOSEN];
+    static thread_local float weights[MOST_CHOSEN];
+    static thread_local double until[MOST_CHOSEN];
+    for (int64_t place = 0; place < num_rows; ++place) {
+        const int64_t row = rows[place];
+        const float* x = logits + row * stride;
+        const int count = find_allowed(bits + place * num_bytes, vocab_size, allowed);
+        token_ids[place] = -1;
+        if (count == 0 || count > MOST_CHOSEN) continue;
+        int best = 0;
+        for (int i = 1; i < count; ++i)
+            if (x[allowed[i]] > x[allowed[best]]) best = i;
+        const float highest = x[allowed[best]];
+        if (temperature[row] >= least && std::isfinite(highest)) {
+            for (int i = 0; i < count; ++i) weights[i] = exponential((x[allowed[i]] - highest) / temperature[row]);
+            double sum = 0;
+            for (int i = 0; i < count; ++i) until[i] = sum += weights[i];
+            const double target = uniform(seeds[row] ^ turn, positions[row]) * sum;
+            best = std::min(int(std::upper_bound(until, until + count, target) - until), count - 1);
+        }
+        token_ids[place] = allowed[best];
+    }
+}
