@@ -59,7 +59,8 @@ async def fill_postgres(url: str, rows: Iterator[tuple[object, ...]]) -> None:
     connection = await asyncpg.connect(url)
     await connection.execute("ALTER TABLE api_tokens ALTER created_at SET DEFAULT now()")
     await connection.copy_records_to_table("api_tokens", records=rows, columns=COLUMNS)
-    await connection.execute("VACUUM ANALYZE api_tokens")  # as it is once nobody fills it any more
+    for statement in ("VACUUM ANALYZE api_tokens", "CHECKPOINT"):  # as it is once nobody fills it any more
+        await connection.execute(statement)
     await connection.close()
 
 

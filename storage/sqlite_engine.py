@@ -87,9 +87,24 @@ def _run_and_read(
 
 
 class _Connection(AsyncAdapt_aiosqlite_connection):
-    __slots__ = ()
+    """Ends no transaction where none was begun: a read is one visit to the thread, as it is one statement."""
+
+    __slots__ = ("has_begun",)
 
     _cursor_cls = _Cursor
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.has_begun = False  # or is about to: what was asked of the thread happens, though nobody wait for it
+
+    def commit(self) -> None:
+        super().commit()
+        self.has_begun = False
+
+    def rollback(self) -> None:
+        if self.has_begun:
+            super().rollback()
+            self.has_begun = False
 
 
 def sqlite_engine(
@@ -156,6 +171,8 @@ def _enter_wal_mode(cursor: Any) -> None:
 
 
 def _begin(connection: Any) -> None:
-    """A writer takes the write lock at once: upgrading a read to a write later fails without waiting its turn."""
-    is_read_only = connection.get_execution_options().get(READ_ONLY, False)
-    connection.exec_driver_sql("BEGIN" if is_read_only else "BEGIN IMMEDIATE")
+    """A writer takes the write lock at once: upgrading a read to a write later fails without waiting its turn. Who only
+    reads begins nothing, and each statement sees the newest."""
+    if not connection.get_execution_options().get(READ_ONLY, False):
+        connection.connection.dbapi_connection.has_begun = True
+        connection.exec_driver_sql("BEGIN IMMEDIATE")

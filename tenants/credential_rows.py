@@ -24,28 +24,33 @@ from tenants.scopes import ALL_SCOPES, scopes_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
 _EPOCH = select(api_token_epoch.c.epoch).scalar_subquery().label("epoch")
-_TOKEN = select(
-    api_tokens.c.api_token_id,
-    api_tokens.c.account_id,
-    api_tokens.c.user_id,
-    api_tokens.c.kind,
-    api_tokens.c.status,
-    api_tokens.c.digest,
-    api_tokens.c.permission_groups,
-    api_tokens.c.policies,
-    api_tokens.c.condition,
-    api_tokens.c.not_before,
-    api_tokens.c.expires_at,
-    api_tokens.c.region,
-    api_tokens.c.limits,
-    api_tokens.c.models,
-    accounts.c.status.label("account_status"),
-    accounts.c.region.label("account_region"),
-    accounts.c.retention,
-    accounts.c.plan,
-    accounts.c.limits.label("account_limits"),
-    _EPOCH,
-).join(accounts)
+# Whole statements, made once: to make one anew takes as long as to send it.
+_TOKEN = (
+    select(
+        api_tokens.c.api_token_id,
+        api_tokens.c.account_id,
+        api_tokens.c.user_id,
+        api_tokens.c.kind,
+        api_tokens.c.status,
+        api_tokens.c.digest,
+        api_tokens.c.permission_groups,
+        api_tokens.c.policies,
+        api_tokens.c.condition,
+        api_tokens.c.not_before,
+        api_tokens.c.expires_at,
+        api_tokens.c.region,
+        api_tokens.c.limits,
+        api_tokens.c.models,
+        accounts.c.status.label("account_status"),
+        accounts.c.region.label("account_region"),
+        accounts.c.retention,
+        accounts.c.plan,
+        accounts.c.limits.label("account_limits"),
+        _EPOCH,
+    )
+    .join(accounts)
+    .where(api_tokens.c.lookup_id == bindparam("lookup"))
+)
 _LAST_USE = api_tokens.c.last_used_at
 _USED = (
     update(api_tokens)
@@ -53,7 +58,11 @@ _USED = (
     .where(or_(_LAST_USE.is_(None), bindparam("used_at") > _LAST_USE))
     .values(last_used_at=bindparam("used_at"))
 )
-_USER = select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
+_USER = (
+    select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
+    .where(users.c.email == bindparam("address"))
+    .where(users.c.global_key_digest.is_not(None))
+)
 
 
 @dataclass(frozen=True)
@@ -74,14 +83,12 @@ async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
 
 async def read_token(connection: AsyncConnection, lookup_id: str) -> RowMapping | None:
     """The row of an API token, with `digest`, and the `epoch` as of which it was read."""
-    query = _TOKEN.where(api_tokens.c.lookup_id == lookup_id)
-    return (await connection.execute(query)).mappings().one_or_none()
+    return (await connection.execute(_TOKEN, {"lookup": lookup_id})).mappings().one_or_none()
 
 
 async def read_user(connection: AsyncConnection, email: str) -> RowMapping | None:
     """The row of a user who has a global key, with `digest` and `epoch`."""
-    query = _USER.where(users.c.email == email, users.c.global_key_digest.is_not(None))
-    return (await connection.execute(query)).mappings().one_or_none()
+    return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
 
 
 async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Judged:

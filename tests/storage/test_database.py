@@ -9,7 +9,9 @@ import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
+import aiosqlite
 import pytest
 from sqlalchemy import func, insert, select, text
 
@@ -249,6 +251,25 @@ async def test_a_read_on_postgres_begins_no_transaction(postgres_url: str) -> No
             assert (began[0] == began[1]) == is_one, "now() is when a transaction began"
     finally:
         await database.close()
+
+
+async def test_a_read_on_sqlite_is_one_visit_to_the_connection_s_thread(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await sqlite_database.ping()  # opens a connection
+    visits = []
+    real: Any = aiosqlite.Connection._execute
+
+    async def execute(connection: aiosqlite.Connection, run: Any, *arguments: Any, **options: Any) -> Any:
+        visits.append(run)
+        return await real(connection, run, *arguments, **options)
+
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", execute)
+    await sqlite_database.ping()
+    assert len(visits) == 1
+    async with sqlite_database.transaction():
+        pass
+    assert len(visits) == 3, "one to begin it, one to end it"
 
 
 async def test_when_every_connection_is_in_use_the_wait_is_bounded(postgres_url: str) -> None:
