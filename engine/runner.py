@@ -15,6 +15,7 @@ import torch
 from engine import weights
 from engine.adapters.bank import AdapterBank
 from engine.config import EngineConfig
+from engine.devices.assignment import CPU, device_of, free_memory_bytes, take
 from engine.inputs import Ints, StepInputs, StepOutput, warming_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
@@ -27,7 +28,6 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
-from engine.ranks.devices import CPU, device_of, free_memory_bytes, take
 from engine.sampler import sample, sample_from_device, score
 from engine.weight_formats.placement import Placed
 

@@ -100,9 +100,8 @@ ENGINE_ORDER = (
 ENGINE_ROOMS = {
     "engine.tokenization": {"engine.chat_templates", "engine.weight_formats"},
     "engine.chat_templates": set(),
-    "engine.kernels": {"engine.weight_formats", "engine.ranks.devices"},
-    "engine.ranks.devices": {"engine.ranks.host_memory"},
-    "engine.ranks.host_memory": set(),
+    "engine.kernels": {"engine.weight_formats", "engine.devices"},
+    "engine.devices": set(),
     "engine.weight_formats": {"engine.kernels.native.library"},
     "engine.processes": set(),
 }

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
+from engine.devices.assignment import device_of
 from engine.kernels.collectives import Group, Meeting, backend_of
-from engine.ranks.devices import device_of
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d
 
-from engine.ranks.devices import take
+from engine.devices.assignment import take
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT = timedelta(seconds=60)

@@ -25,6 +25,7 @@ from msgspec import Struct
 
 from engine.adapters.news import Arrival, Departure, News
 from engine.config import EngineConfig
+from engine.devices.assignment import device_of
 from engine.inputs import Ints, StepInputs
 from engine.kernels.collectives import Meeting, backend_of
 from engine.layers.share import Share
@@ -33,7 +34,6 @@ from engine.models.registry import read_config
 from engine.processes.forked import run_and_exit
 from engine.processes.frames import framed, receive_frame
 from engine.ranks import wire
-from engine.ranks.devices import device_of
 from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
 from engine.runner import Runner, settle_dtype
 from telemetry.child_process import die_with_parent, how_it_ended, set_process_name

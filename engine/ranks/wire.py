@@ -105,7 +105,7 @@ def decode_arguments(data: bytes) -> tuple[EngineConfig, str]:
     return EngineConfig(**settings), revision
 
 
-def encode_frame(message: Loaded | LoadFailed | Stepped | Work) -> bytes:
+def encode_frame(message: Loaded | LoadFailed | Work) -> bytes:
     """One frame, length included."""
     return framed(_encoder.encode(message))
 
@@ -168,23 +168,22 @@ def encode_report(report: StepReport, status: EngineStatus) -> bytes:
         for each in report.prompts
     )
     if not report.num_entries:
-        return encode_frame(Stepped(status, prompts=prompts))
+        return framed(_encoder.encode(Stepped(status, prompts=prompts)))
     top_ids, top_logprobs = report.top_ids, report.top_logprobs
-    return encode_frame(
-        Stepped(
-            status=status,
-            sequence_ids=report.sequence_ids.tobytes(),
-            token_ids=report.token_ids.tobytes(),
-            finishes=report.finishes.tobytes(),
-            num_cached=report.num_cached.tobytes(),
-            logprobs=None if report.logprobs is None else report.logprobs.tobytes(),
-            num_top=0 if top_ids is None else top_ids.shape[1],
-            top_ids=None if top_ids is None else top_ids.tobytes(),
-            top_logprobs=None if top_logprobs is None else top_logprobs.tobytes(),
-            device_us=b"" if report.device_us is None else report.device_us.tobytes(),
-            prompts=prompts,
-        )
+    stepped = Stepped(
+        status=status,
+        sequence_ids=report.sequence_ids.tobytes(),
+        token_ids=report.token_ids.tobytes(),
+        finishes=report.finishes.tobytes(),
+        num_cached=report.num_cached.tobytes(),
+        logprobs=None if report.logprobs is None else report.logprobs.tobytes(),
+        num_top=0 if top_ids is None else top_ids.shape[1],
+        top_ids=None if top_ids is None else top_ids.tobytes(),
+        top_logprobs=None if top_logprobs is None else top_logprobs.tobytes(),
+        device_us=b"" if report.device_us is None else report.device_us.tobytes(),
+        prompts=prompts,
     )
+    return framed(_encoder.encode(stepped))
 
 
 def decode_report(message: Stepped) -> StepReport:

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from engine.ranks.host_memory import available_bytes
+from engine.devices.host_memory import available_bytes
 
 CPU = torch.device("cpu")
 

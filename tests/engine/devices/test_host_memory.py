@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.ranks.host_memory import UNKNOWN, available_bytes
+from engine.devices.host_memory import UNKNOWN, available_bytes
 
 MACHINE = {"proc/meminfo": "MemTotal:  4000 kB\nMemFree:  100 kB\nMemAvailable:  3000 kB\nSwapFree:  500 kB\n"}
 GROUP = "sys/fs/cgroup/a/b"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.devices.assignment import CPU, device_of
 from engine.kernels import collectives
 from engine.kernels.collectives import backend_of
-from engine.ranks.devices import CPU, device_of
 
 GPU = torch.device("cuda", 1)
 
