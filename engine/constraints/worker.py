@@ -26,6 +26,7 @@ from msgspec import Struct
 from engine.constraints.closing import find_close
 from engine.constraints.compile import ConstraintRefused, compile_matcher, complaint_of, name_of, patterns_of, words_of
 from engine.constraints.token_view import TokenView, read_token_view
+from engine.processes.frames import FrameReader, framed
 from engine.protocol.tasks import Constraint
 
 TIMEOUT_S = 2.0
@@ -67,8 +68,7 @@ _check_decoder = msgspec.msgpack.Decoder(Check)
 
 
 def encode_frame(message: Check | Verdict) -> bytes:
-    payload = msgspec.msgpack.encode(message)
-    return len(payload).to_bytes(4, "little") + payload
+    return framed(msgspec.msgpack.encode(message))
 
 
 def judge(constraint: Constraint, view: TokenView) -> str:
@@ -122,7 +122,7 @@ class _Nursery:
         self._children: dict[int, _Child] = {}  # by pipe
 
     def serve(self) -> None:
-        buffer = bytearray()
+        reader = FrameReader()
         while True:
             while self._waiting and len(self._children) < MAX_CHILDREN:
                 self._bear(self._waiting.pop(0))
@@ -131,8 +131,7 @@ class _Nursery:
                 data = os.read(0, _READ_BYTES)
                 if not data:
                     return
-                buffer += data
-                self._waiting += _take_checks(buffer)
+                self._waiting += [_check_decoder.decode(payload) for payload in reader.feed(data)]
             for pipe in ready:
                 if pipe in self._children:
                     self._hear(self._children[pipe])
@@ -175,18 +174,6 @@ class _Nursery:
             limit = MEMORY_BYTES >> 20
             verdict = Verdict(check_id, f"{name} is too complex to compile within {limit} MiB")
         os.write(1, encode_frame(verdict))
-
-
-def _take_checks(buffer: bytearray) -> list[Check]:
-    """Every whole frame at the front of `buffer`, taken out of it."""
-    checks = []
-    while len(buffer) >= 4:
-        end = 4 + int.from_bytes(buffer[:4], "little")
-        if len(buffer) < end:
-            break
-        checks.append(_check_decoder.decode(bytes(buffer[4:end])))
-        del buffer[:end]
-    return checks
 
 
 def _work(constraint: Constraint, view: TokenView, pipe: int) -> None:

@@ -25,37 +25,49 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
     kind = "longrope" if kind == "su" else kind
     if kind not in _KINDS:
         raise parameters.refusal("rope_type", f"rope_type {kind!r} is not supported ({', '.join(_KINDS)} are)")
-    theta = (parameters if "rope_theta" in parameters else fields).number("rope_theta", 1.001, 1e12, default=10000.0)
-    part = (parameters if "partial_rotary_factor" in parameters else fields).number(
-        "partial_rotary_factor", 0.0, 1.0, default=1.0
-    )
-    if part != 1.0 and not can_be_partial:
-        raise parameters.refusal("partial_rotary_factor", "this architecture turns whole heads")
-    rotary_dim = int(head_dim * part)
-    if rotary_dim < 2 or rotary_dim % 2 or head_dim % 2:
-        raise fields.refusal("head_dim", f"the {rotary_dim} of {head_dim} numbers that turn must be even and some")
-    rope = RopeConfig(theta=theta, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
+    rope = _unscaled(fields, parameters, head_dim, can_be_partial)
     if kind in ("default", "dynamic"):  # dynamic scaling changes nothing within the trained context, all we offer
         return rope
     original = fields if "original_max_position_embeddings" in fields else parameters  # the outer one is the rule
     original_max = original.whole("original_max_position_embeddings", 1, 1 << 26, default=max_positions)
     rope = replace(rope, kind=kind, original_max_positions=original_max)
     attention_factor = parameters.number("attention_factor", 0.0, 1e3, default=0.0) or None
-    if kind == "longrope":
-        count = rotary_dim // 2
-        return replace(
-            rope,
-            factor=parameters.number("factor", 1e-3, 1e6, default=max_positions / original_max),
-            attention_factor=attention_factor,
-            short_factors=parameters.numbers("short_factor", count, 1e-6, 1e6),
-            long_factors=parameters.numbers("long_factor", count, 1e-6, 1e6),
-        )
-    rope = replace(rope, factor=parameters.number("factor", 1e-3, 1e6))
     if kind == "llama3":
         return _llama3(rope, parameters)
+    rope = replace(rope, attention_factor=attention_factor)
+    if kind == "longrope":
+        return _longrope(rope, parameters, head_dim, max_positions)
+    return _linear_or_yarn(rope, parameters)
+
+
+def _unscaled(fields: Fields, parameters: Fields, head_dim: int, can_be_partial: bool) -> RopeConfig:
+    """How fast the numbers of a head turn, and how many of them do."""
+    theta = (parameters if "rope_theta" in parameters else fields).number("rope_theta", 1.001, 1e12, default=10000.0)
+    place = parameters if "partial_rotary_factor" in parameters else fields
+    part = place.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
+    if part != 1.0 and not can_be_partial:
+        raise parameters.refusal("partial_rotary_factor", "this architecture turns whole heads")
+    rotary_dim = int(head_dim * part)
+    if rotary_dim < 2 or rotary_dim % 2 or head_dim % 2:
+        raise fields.refusal("head_dim", f"the {rotary_dim} of {head_dim} numbers that turn must be even and some")
+    return RopeConfig(theta=theta, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
+
+
+def _longrope(rope: RopeConfig, parameters: Fields, head_dim: int, max_positions: int) -> RopeConfig:
+    count = (rope.rotary_dim or head_dim) // 2
     return replace(
         rope,
-        attention_factor=attention_factor,
+        factor=parameters.number("factor", 1e-3, 1e6, default=max_positions / rope.original_max_positions),
+        short_factors=parameters.numbers("short_factor", count, 1e-6, 1e6),
+        long_factors=parameters.numbers("long_factor", count, 1e-6, 1e6),
+    )
+
+
+def _linear_or_yarn(rope: RopeConfig, parameters: Fields) -> RopeConfig:
+    """Linear scaling reads the factor alone."""
+    return replace(
+        rope,
+        factor=parameters.number("factor", 1e-3, 1e6),
         beta_fast=parameters.number("beta_fast", 1e-6, 1e6, default=32.0),
         beta_slow=parameters.number("beta_slow", 1e-6, 1e6, default=1.0),
         mscale=parameters.number("mscale", 0.0, 1e3, default=0.0),
@@ -65,11 +77,12 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
 
 
 def _llama3(rope: RopeConfig, parameters: Fields) -> RopeConfig:
+    factor = parameters.number("factor", 1e-3, 1e6)
     low = parameters.number("low_freq_factor", 1e-6, 1e6)
     high = parameters.number("high_freq_factor", 1e-6, 1e6)
     if low > high:
         raise parameters.refusal("low_freq_factor", f"more than high_freq_factor={high:g}")
-    return replace(rope, low_freq_factor=low, high_freq_factor=high)
+    return replace(rope, factor=factor, low_freq_factor=low, high_freq_factor=high)
 
 
 def with_neighbours(config: ModelConfig) -> ModelConfig:

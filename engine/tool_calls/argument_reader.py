@@ -6,22 +6,18 @@ the next piece of text is.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 import msgspec
 
-from engine.tool_calls.family import Tools
+from engine.tool_calls.family import CallReader, Tools
 
 
-class ArgumentReader(ABC):
+class ArgumentReader(CallReader):
     """See `engine.tool_calls.family.CallReader`."""
 
     def __init__(self, tools: Tools) -> None:
-        self.text = ""
-        self.is_whole = False
-        self.is_none = False
-        self.is_said = False
-        self._tools = tools
+        super().__init__(tools)
         self._name = ""
         self._arguments = ""  # JSON, as far as whole arguments have come
         self._state = ""  # where in the syntax the next text stands

@@ -10,7 +10,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 NAME = r"[A-Za-z0-9_.:/-]{1,128}"  # of a tool, as `engine/protocol/tools.py` admits it
 
@@ -18,28 +18,31 @@ ShownIds = Literal["given", "short", "numbered"]
 Tools = Collection[str]  # names; a Mapping from them to the schemas of their arguments, where these are needed
 
 
-class CallReader(Protocol):
-    """One call as it comes, from its first character.
+class CallReader(ABC):
+    """One call as it comes, from its first character; of one of `tools`.
 
-    `push` takes the characters that belong to the call for certain and returns how many; the others are offered again
-    with what follows. What it takes does not depend on how the text is split. `text` is all that was taken. `is_none`:
-    this is no call; `is_whole`: it is all there.
+    `text` is all that was taken. `is_none`: this is no call; `is_whole`: it is all there; `is_said`: its name was told.
     """
 
-    text: str
-    is_whole: bool
-    is_none: bool
-    is_said: bool
+    def __init__(self, tools: Tools) -> None:
+        self.text = ""
+        self.is_whole = False
+        self.is_none = False
+        self.is_said = False
+        self._tools = tools
 
-    def push(self, text: str) -> int: ...
+    @abstractmethod
+    def push(self, text: str) -> int:
+        """Take the characters that belong to the call for certain, and return how many; the others are offered again
+        with what follows. What is taken does not depend on how the text is split."""
 
+    @abstractmethod
     def take_news(self) -> tuple[str | None, str]:
         """What is new of a call that must be one: its name once it is known, and the next part of its arguments."""
-        ...
 
+    @abstractmethod
     def call(self) -> tuple[str, str] | None:
         """Name and arguments of a whole call; None when it is none."""
-        ...
 
 
 @dataclass(frozen=True)

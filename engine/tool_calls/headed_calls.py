@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, quoted
+from engine.tool_calls.family import NAME, CallReader, Family, RuleWriter, Tools, quoted
 from engine.tool_calls.json_text import JsonScanner
 
 _SPACE = r"\s{0,8}"
@@ -54,16 +54,12 @@ class HeadedCalls(Family):
         return {mark for mark in self.inner_marks if mark in header}
 
 
-class HeadedReader:
+class HeadedReader(CallReader):
     """A header, then an object."""
 
     def __init__(self, family: HeadedCalls, tools: Tools) -> None:
-        self.text = ""
-        self.is_whole = False
-        self.is_none = False
-        self.is_said = False
+        super().__init__(tools)
         self._family = family
-        self._tools = tools
         self._name = ""
         self._scanner = JsonScanner()
         self._begin = 0  # of the arguments

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from engine.tool_calls.family import Family, RuleWriter, Tools, quoted
+from engine.tool_calls.family import CallReader, Family, RuleWriter, Tools, quoted
 from engine.tool_calls.json_text import JsonScanner
 
 _FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # as much of its name as tells whether it is a call's
@@ -59,16 +59,12 @@ class JsonCalls(Family):
         ]
 
 
-class JsonReader:
+class JsonReader(CallReader):
     """An object that may turn out to be a call: where it ends, and what can be said of it before it does."""
 
     def __init__(self, family: JsonCalls, tools: Tools) -> None:
-        self.text = ""
-        self.is_whole = False
-        self.is_none = False
-        self.is_said = False
+        super().__init__(tools)
         self._family = family
-        self._tools = tools
         self._is_first_known = False
         self._scanner = JsonScanner()
         self._arguments = JsonScanner()
