@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 
@@ -43,3 +44,9 @@ def num_threads(pid: int) -> int:
 
 def children_of(pid: int) -> list[int]:
     return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def open_files() -> set[str]:
+    """This process's descriptors. What was opened since and not closed is not among those of before; of those, some may
+    be gone: sockets that earlier tests dropped are closed when they are collected."""
+    return set(os.listdir("/proc/self/fd"))

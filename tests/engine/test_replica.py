@@ -22,7 +22,7 @@ from engine.replica import Output, Replica, ReplicaLoadError
 from engine.sequence import SequenceRequest
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.runner import answer
-from tests.processes import are_at_rest, is_running
+from tests.processes import are_at_rest, is_running, open_files
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -248,24 +248,24 @@ async def test_a_front_that_was_stopped_itself_kills_nobody(zygote: Zygote):
 
 
 async def test_a_model_that_cannot_be_loaded_says_why(zygote: Zygote):
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     with pytest.raises(ReplicaLoadError, match=r"config\.json"):
         await Replica.start(zygote, CONFIG, "r1", lambda _: None)
     with pytest.raises(ReplicaLoadError, match="ended while loading"):
         await Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:leaving")
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert open_files() <= before
 
 
 async def test_a_start_that_is_given_up_leaves_no_process_however_deaf(zygote: Zygote, monkeypatch):
     monkeypatch.setattr(module, "EXIT_TIMEOUT_S", 0.05)
-    before = os.listdir("/proc/self/fd")
+    before = open_files()
     starting = asyncio.create_task(Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:deaf"))
     (pid,) = await wait_until(lambda: list(zygote._children))
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert not is_running(pid)
-    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert open_files() <= before
 
 
 async def test_drain_lets_the_open_ones_end_and_takes_nothing_new(zygote: Zygote):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.fakes.local_rank import LocalZygote, TokenLoaders
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.task_models import FakeStore
 from tests.fakes.virtual_loop import VirtualLoop, run_virtually
+from tests.processes import open_files
 
 MODELS = ("a", "b")
 
@@ -169,14 +169,13 @@ async def play(seed: int, num_events: int) -> World:
 
 def check_a_run(seed: int, num_events: int) -> World:
     logging.disable(logging.ERROR)  # thousands of crashes, told one by one
-    gc.collect()  # sockets that earlier tests dropped are not closed while this one counts
-    descriptors = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     try:
         world = run_virtually(play(seed, num_events))
     finally:
         logging.disable(logging.NOTSET)
     gc.collect()
-    assert set(os.listdir("/proc/self/fd")) <= descriptors
+    assert open_files() <= before
     blocked = [end for end in world.ends.values() if isinstance(end, Failed) and end.is_blocked]
     assert all(end.num_deaths >= MAX_DEATHS for end in blocked)
     return world

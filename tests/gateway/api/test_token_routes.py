@@ -221,9 +221,9 @@ GOOD = {"name": "x", "policies": [policy(AI_READ)]}
         ({"condition": {"request_ip": {"in": ["10.0.0.0/8"] * 101}}}, "at most 100"),
         ({"condition": {"weekday": "Monday"}}, "condition"),
         ({"expires_on": "tomorrow"}, "expires_on"),
-        ({"expires_on": "2027-01-01T00:00:00"}, "expires_on"),
+        ({"expires_on": "2097-01-01T00:00:00"}, "expires_on"),
         ({"not_before": "0001-01-01T00:00:00+23:59"}, "not_before"),
-        ({"expires_on": "2027-01-01T00:00:00Z", "not_before": "2027-01-01T00:00:00Z"}, "not_before"),
+        ({"expires_on": "2097-01-01T00:00:00Z", "not_before": "2097-01-01T00:00:00Z"}, "not_before"),
         ({"status": "revoked"}, "status"),
     ],
 )
