@@ -23,7 +23,7 @@ from engine.sequence import SequenceRequest
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.runner import answer
 from tests.processes import are_at_rest, is_running, open_files
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -46,7 +46,7 @@ class Ears:
             self.ended.set()
 
     async def end(self) -> str | None:
-        await asyncio.wait_for(self.ended.wait(), 20)
+        await asyncio.wait_for(self.ended.wait(), PATIENCE_S)
         return self.outputs[-1].finish
 
     @property
@@ -132,7 +132,7 @@ async def test_cached_tokens_and_logprobs_arrive(zygote: Zygote):
 
 
 async def test_an_abort_ends_the_sequence_and_frees_its_blocks(zygote: Zygote):
-    async with opened(zygote) as door:
+    async with opened(zygote, "unhurried") as door:
         sequence_id, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
         await ears.began.wait()
         door.replica.abort(sequence_id)
@@ -181,7 +181,7 @@ async def test_a_sink_that_fails_loses_its_own_sequence_only(zygote: Zygote, cap
 
 
 async def test_a_killed_rank_ends_every_sequence_as_crashed_and_is_told_once(zygote: Zygote, caplog):
-    async with opened(zygote) as door:
+    async with opened(zygote, "unhurried") as door:
         all_ears = [door.add(prompt_of(30, seed), max_tokens=450, ignore_eos=True)[1] for seed in range(12)]
         await all_ears[0].began.wait()
         os.kill(door.replica.pid, signal.SIGKILL)
@@ -280,7 +280,7 @@ async def test_drain_lets_the_open_ones_end_and_takes_nothing_new(zygote: Zygote
 
 
 async def test_close_ends_the_process_and_the_open_sequences(zygote: Zygote):
-    async with opened(zygote) as door:
+    async with opened(zygote, "unhurried") as door:
         _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
         await ears.began.wait()
         pid = door.replica.pid

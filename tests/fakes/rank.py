@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 from engine import rank
 from engine.inputs import StepInputs, StepOutput
@@ -16,6 +17,11 @@ CRASH_TOKEN = 13  # a prompt that holds it kills a `crashing` rank
 def working(connection: socket.socket, arguments: bytes) -> None:
     """A rank as it is, but for the runner."""
     _serve(connection, arguments, FakeRunner())
+
+
+def unhurried(connection: socket.socket, arguments: bytes) -> None:
+    """As slow as a large model: what is done to it happens in the middle of its answers."""
+    _serve(connection, arguments, _UnhurriedRunner())
 
 
 def crashing(connection: socket.socket, arguments: bytes) -> None:
@@ -35,7 +41,13 @@ def _serve(connection: socket.socket, arguments: bytes, runner: FakeRunner) -> N
     rank.serve(connection, engine)
 
 
-class _CrashingRunner(FakeRunner):
+class _UnhurriedRunner(FakeRunner):
+    def run(self, inputs: StepInputs) -> StepOutput:
+        time.sleep(0.005)
+        return super().run(inputs)
+
+
+class _CrashingRunner(_UnhurriedRunner):
     def run(self, inputs: StepInputs) -> StepOutput:
         if (inputs.token_ids == CRASH_TOKEN).any():
             raise RuntimeError("the device said no to 'a secret prompt'")
