@@ -47,7 +47,8 @@ def receiving(certificate: tuple[Path, Path], authority: Path) -> Iterator[Recei
     context.load_cert_chain(*certificate)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         receiver = Receiver(server.server_port, authority)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        # Each connection's own thread greets it: one that says nothing holds up no other.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield receiver
         server.shutdown()

@@ -37,6 +37,7 @@ class Way:
     cut_after: int | None = None
     flip_after: int | None = None
     num_bytes: int = 0  # passed, ever
+    num_lost: int = 0  # thrown away, since it was last healed
 
 
 @dataclass(eq=False)
@@ -202,6 +203,7 @@ class FaultProxy:
                 await asyncio.sleep(len(piece) / way.bytes_per_s)
             await _while(lambda: way.is_held)
             if way.is_lost:
+                way.num_lost += len(piece)
                 continue
             if way.flip_after is not None:
                 if way.flip_after < len(piece):

@@ -50,7 +50,7 @@ def proxy(echo: tuple[str, int]) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def client(proxy: FaultProxy) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as client:
         yield client
 
 
@@ -82,18 +82,19 @@ def test_what_is_parted_is_kept_and_comes_once_it_is_healed(client: socket.socke
     with pytest.raises(TimeoutError):
         client.recv(1)
     proxy.heal()
-    client.settimeout(5)
+    client.settimeout(60)
     assert heard(client, 3) == b"two"
 
 
 def test_what_vanished_stays_lost_and_nobody_is_told(client: socket.socket, proxy: FaultProxy):
     proxy.vanish()
     client.sendall(b"one")
+    wait_until_blocking(lambda: proxy.to_server.num_lost == 3)
     client.settimeout(0.05)
     with pytest.raises(TimeoutError):
         client.recv(1)
     proxy.heal()
-    client.settimeout(5)
+    client.settimeout(60)
     assert said(client, b"two") == b"two"
 
 
@@ -115,7 +116,7 @@ def test_the_answer_alone_is_lost(client: socket.socket, proxy: FaultProxy):
     with pytest.raises(ConnectionResetError):
         client.recv(1)
     assert (proxy.num_answers_lost, proxy.to_server.num_bytes) == (1, 9)
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as second:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as second:
         assert said(second, b"write") == b"write", "once"
 
 
@@ -142,11 +143,11 @@ def test_resets_refusals_and_half_open_connections(client: socket.socket, proxy:
     client.sendall(b"still heard")
     wait_until_blocking(lambda: proxy.to_server.num_bytes == 14)
     proxy.refuses = True
-    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as second:  # noqa: PT012
+    with pytest.raises(OSError), socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as second:  # noqa: PT012
         second.sendall(b"x")
         assert second.recv(1) == b"x"
     proxy.heal()
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as third:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as third:
         assert said(third, b"x") == b"x"
         proxy.reset()
         with pytest.raises(ConnectionResetError):
@@ -156,6 +157,6 @@ def test_resets_refusals_and_half_open_connections(client: socket.socket, proxy:
 def test_unix_sockets_are_passed_on_likewise(echo: tuple[str, int], short_tmp_path: Path):
     path = short_tmp_path / "door.sock"
     with FaultProxy(echo, path) as first, FaultProxy(path) as second:
-        with socket.create_connection(("127.0.0.1", second.port), timeout=5) as client:
+        with socket.create_connection(("127.0.0.1", second.port), timeout=60) as client:
             assert said(client, b"through both") == b"through both"
         assert (first.num_opened, second.num_opened) == (1, 1)
