@@ -130,15 +130,16 @@ class SinglePass:
     async def start(
         cls, zygote: Zygote, model_dir: Path, device: str, num_threads: int, on_exit: Callable[[str], None]
     ) -> SinglePass:
-        """Fork a worker, have it load the model, return when it is ready. Raises WorkerLoadError or ZygoteError."""
+        """Fork a worker, have it load the model, return when it is ready. Raises WorkerLoadError or ZygoteError;
+        cancelled meanwhile, it kills the worker, which hears nothing while it loads."""
         arguments = msgspec.msgpack.encode(WorkerArguments(str(model_dir), device, num_threads))
         child = await zygote.fork("engine.embeddings.worker:main", arguments, name=f"embed {model_dir.name}")
         worker = cls(child, on_exit)
         try:
             await worker._link.open()
             worker.info = await worker._loaded
-        except BaseException:
-            await worker.close()
+        except BaseException as error:
+            await worker.close(at_once=isinstance(error, asyncio.CancelledError))
             raise
         worker._link.watch_exit()
         return worker
@@ -185,9 +186,9 @@ class SinglePass:
             self._forget(job)
             raise
 
-    async def close(self) -> None:
-        """End the worker. Work still open raises WorkerGone."""
-        await self._link.close()
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the worker. Work still open raises WorkerGone. `at_once` gives it no time to end by itself."""
+        await self._link.close(at_once=at_once)
         if self._loaded.done() and not self._loaded.cancelled():
             self._loaded.exception()  # seen, so that it is not reported as forgotten
 

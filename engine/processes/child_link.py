@@ -101,8 +101,8 @@ class ChildLink(asyncio.Protocol):
             self._activity = self._look_at_all()
             self._timer = self._loop.call_later(self._look_s, self._look)
 
-    async def close(self) -> None:
-        """End the child: it sees its socket closed, and is killed if that is not enough."""
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the child: it sees its socket closed, and is killed if that is not enough; or killed `at_once`."""
         self._is_closing = True
         if self._transport is not None:
             self._transport.close()
@@ -110,7 +110,7 @@ class ChildLink(asyncio.Protocol):
             self._child.socket.close()
         self._stop_watch()
         self._on_lost()
-        await self._child.end(EXIT_TIMEOUT_S)
+        await self._child.end(0 if at_once else EXIT_TIMEOUT_S)
         if self._exit_job is not None:
             await self._exit_job
 

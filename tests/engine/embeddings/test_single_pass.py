@@ -19,11 +19,14 @@ from numpy.typing import NDArray
 from catalog.builtin import find_folder
 from engine.embeddings import single_pass as module
 from engine.embeddings.single_pass import Overloaded, SinglePass, WorkerGone, WorkerLoadError
+from engine.processes import child_link
 from engine.processes.zygote import Zygote
 from engine.protocol.events import Event, Failed, Finished, Result, Started
 from engine.protocol.tasks import TextEmbeddings
 from engine.tasks.text_embeddings import SentenceTokenizer, TextEmbedder
 from engine.tasks.work import Refused, Work
+from telemetry.child_process import Child
+from tests.processes import is_running
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -131,6 +134,25 @@ async def test_a_call_with_many_texts_does_not_hold_up_a_call_with_one(
     await embed(embedder, "hello")
     assert not many.done()
     assert (await many).shape == (len(LONG_TEXTS), 384)
+
+
+async def test_a_start_that_is_given_up_waits_for_no_worker_that_loads(
+    zygote: Zygote, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_fork = zygote.fork
+
+    async def fork(_entry: str, arguments: bytes, name: str) -> Child:
+        return await real_fork("tests.fakes.child:deaf", arguments, name=name)
+
+    monkeypatch.setattr(zygote, "fork", fork)
+    monkeypatch.setattr(child_link, "EXIT_TIMEOUT_S", 3600.0)
+    before = set(zygote._children)
+    starting = asyncio.create_task(SinglePass.start(zygote, minilm, "cpu", 1, lambda _: None))
+    (pid,) = await wait_until(lambda: set(zygote._children) - before)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not is_running(pid)
 
 
 async def test_a_cancelled_call_leaves_the_queue(embedder: TextEmbedder, monkeypatch: pytest.MonkeyPatch) -> None:
