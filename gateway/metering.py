@@ -149,11 +149,11 @@ class MeteredEvents:
         )
 
     async def _settle(self) -> None:
+        """Price the call, count it in the metrics and have its entry made durable; once. Raises StoreUnavailable."""
         if self._is_settled:
             return
         self._is_settled = True
-        call, usage, now = self._call, self._usage(), self._clock.monotonic_s()
-        status = self._why_unfinished if self._is_cut_short or self._end is None else self._end.reason
+        call, usage, ended_s = self._call, self._usage(), self._clock.monotonic_s()
         self.micro_neurons = price_in_micro_neurons(
             call.card.prices,
             prompt_tokens=usage.prompt_tokens,
@@ -161,7 +161,16 @@ class MeteredEvents:
             completion_tokens=usage.completion_tokens,
             is_batch=call.is_batch,
         )
-        entry = UsageEntry(
+        num_retried = await self._useful.num_retried(call, self._asked) if self._useful and call.is_retry else 0
+        entry = self._entry(usage, ended_s, num_retried)
+        _export(entry)
+        await self._ledger.record(entry)
+        if entry.is_useful and self._useful is not None:
+            self._useful.add(call)
+
+    def _entry(self, usage: Usage, ended_s: float, num_retried: int) -> UsageEntry:
+        call = self._call
+        return UsageEntry(
             request_id=call.request_id,
             account_id=call.principal.account_id,
             api_token_id=call.principal.api_token_id,
@@ -170,13 +179,13 @@ class MeteredEvents:
             task=call.card.task_slug,
             pop=self._pop,
             node_id=self._source.node_id,
-            status=status,
+            status=self._why_unfinished if self._is_cut_short or self._end is None else self._end.reason,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             started_at=call.started_at,
             ttft_ms=None if self._first_event_s is None else (self._first_event_s - call.started_s) * 1000,
-            duration_ms=(now - call.started_s) * 1000,
+            duration_ms=(ended_s - call.started_s) * 1000,
             attempts=self._source.num_attempts,
             micro_neurons=self.micro_neurons,
             is_stream=call.is_stream,
@@ -184,14 +193,10 @@ class MeteredEvents:
             bytes_in=call.num_bytes_in,
             bytes_out=self._num_bytes_out,
             num_tool_calls=self._num_tool_calls,
-            num_retried=await self._useful.num_retried(call, self._asked) if self._useful and call.is_retry else 0,
+            num_retried=num_retried,
             is_useful=self._is_useful(),
             is_batch=call.is_batch,
         )
-        _export(entry)
-        await self._ledger.record(entry)
-        if entry.is_useful and self._useful is not None:
-            self._useful.add(call)
 
     def _is_useful(self) -> bool:
         """Finished (which it is not when it could not be held to the format asked for), whole, and in time."""

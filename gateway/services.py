@@ -66,25 +66,32 @@ class Services:
     clock: Clock
     database: Database
     ephemeral: Ephemeral
+
+    # Who calls, from where, and what they may use.
     verifier: TokenVerifier
-    registry: Registry
-    ledger: UsageLedger
-    nodes: Nodes
-    admission: Admission
-    blocked_inputs: BlockedInputs
-    responses: KeptResponses
     limits: Limits
     quota: Quota
     allowance: Allowance
-    useful_replies: UsefulReplies
-    finetunes: Finetunes
-    documents: Documents
-    batches: Batches
-    idempotency_keys: IdempotencyKeys
-    outgoing: Outgoing
-    echo_tenant: EchoTenant
+    ledger: UsageLedger
     cache_identity: Callable[[str], tuple[bytes, int]]
     places: Places
+    echo_tenant: EchoTenant
+
+    # What answers.
+    registry: Registry
+    finetunes: Finetunes
+    nodes: Nodes
+    admission: Admission
+    blocked_inputs: BlockedInputs
+    documents: Documents
+
+    # What is remembered of answers, and done later.
+    responses: KeptResponses
+    idempotency_keys: IdempotencyKeys
+    useful_replies: UsefulReplies
+    batches: Batches
+    outgoing: Outgoing
+
     trusted_proxies: AddressCondition | None = None
     operators: Operators | None = None  # where an OpenID provider is configured
 
@@ -132,67 +139,44 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
 
 def _built(settings: GatewaySettings) -> Services:
     """Everything there is, out of what it needs; nothing has been asked of a store yet."""
-    tls = settings.tls_context()
-    identity = settings.service_identity()
-    proxies = networks_in(settings.trusted_proxies)
     places = Places.read(settings.places, settings.pop, settings.stores_place)
+    proxies = networks_in(settings.trusted_proxies)
     clock = SteadyClock(SYSTEM_CLOCK)  # leases, stamps and days of calls do not jump with the machine's clock
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
+    nodes = _nodes(settings, ephemeral)
     registry = Registry(database)
     admission = Admission(settings.max_calls)
     spool = Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S, num_calls=admission.num_calls)
     ledger = UsageLedger(spool, database)
-    allowance = Allowance(
-        database,
-        SYSTEM_CLOCK,
-        free_micro_neurons=settings.free_neurons_per_day * 1_000_000,
-        micro_neurons_for=micro_neurons_for,
-        flush=ledger.flush,
-    )
-    quota = Quota(
-        settings.redis_url,
-        ephemeral,
-        timeout_s=settings.quota_timeout_s,
-        lease_s=settings.call_timeout_s + LEASE_MARGIN_S,
-        budgets=allowance,
-    )
-    sender = f"gateway@{socket.gethostname()}"
-    sealer = Sealer(settings.cache_secret, "batches")
+    allowance = _allowance(settings, database, ledger)
+    quota = _quota(settings, ephemeral, allowance)
     return Services(
         settings=settings,
         clock=clock,
         database=database,
         ephemeral=ephemeral,
         verifier=TokenVerifier(database, settings.token_pepper, SYSTEM_CLOCK, ephemeral),
-        registry=registry,
-        ledger=ledger,
-        nodes=Nodes(ephemeral, cluster_secret=settings.cluster_secret, sender=sender, tls=tls, identity=identity),
-        admission=admission,
-        blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
         limits=Limits(parse_rules(settings.rate_limits)),
         quota=quota,
         allowance=allowance,
+        ledger=ledger,
+        cache_identity=_cache_identity(settings.cache_secret),
+        places=places,
+        echo_tenant=EchoTenant(settings.test_tenant),
+        registry=registry,
+        finetunes=_finetunes(settings, database, registry, clock),
+        nodes=nodes,
+        admission=admission,
+        blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
+        documents=_documents(settings),
+        responses=KeptResponses(database, settings.cache_secret, settings.response_ttl_s, clock),
+        idempotency_keys=_idempotency_keys(settings, database, clock),
         useful_replies=UsefulReplies(
             SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(places.stores)
         ),
-        responses=KeptResponses(database, settings.cache_secret, settings.response_ttl_s, clock),
-        finetunes=_finetunes(settings, database, registry, clock),
-        documents=_documents(settings),
-        batches=Batches(
-            database, ephemeral, sealer, clock, settings.batch_max_waiting, settings.client_stall_timeout_s
-        ),
-        idempotency_keys=IdempotencyKeys(
-            database,
-            settings.cache_secret,
-            clock,
-            lease_s=settings.batch_lease_s,
-            ttl_s=settings.idempotency_ttl_s,
-        ),
+        batches=_batches(settings, database, ephemeral, clock),
         outgoing=Outgoing(networks_in(settings.webhook_networks)),
-        echo_tenant=EchoTenant(settings.test_tenant),
-        cache_identity=_cache_identity(settings.cache_secret),
-        places=places,
         trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         operators=_operators(settings, database, ephemeral),
     )
@@ -250,6 +234,47 @@ async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
             log.exception("a background job failed and is started again", extra={"job": loop.__qualname__})
             metrics.INTERNAL_ERRORS.inc()
             await asyncio.sleep(RESTART_PAUSE_S)
+
+
+def _allowance(settings: GatewaySettings, database: Database, ledger: UsageLedger) -> Allowance:
+    return Allowance(
+        database,
+        SYSTEM_CLOCK,
+        free_micro_neurons=settings.free_neurons_per_day * 1_000_000,
+        micro_neurons_for=micro_neurons_for,
+        flush=ledger.flush,
+    )
+
+
+def _quota(settings: GatewaySettings, ephemeral: Ephemeral, allowance: Allowance) -> Quota:
+    return Quota(
+        settings.redis_url,
+        ephemeral,
+        timeout_s=settings.quota_timeout_s,
+        lease_s=settings.call_timeout_s + LEASE_MARGIN_S,
+        budgets=allowance,
+    )
+
+
+def _nodes(settings: GatewaySettings, ephemeral: Ephemeral) -> Nodes:
+    return Nodes(
+        ephemeral,
+        cluster_secret=settings.cluster_secret,
+        sender=f"gateway@{socket.gethostname()}",
+        tls=settings.tls_context(),
+        identity=settings.service_identity(),
+    )
+
+
+def _batches(settings: GatewaySettings, database: Database, ephemeral: Ephemeral, clock: Clock) -> Batches:
+    sealer = Sealer(settings.cache_secret, "batches")
+    return Batches(database, ephemeral, sealer, clock, settings.batch_max_waiting, settings.client_stall_timeout_s)
+
+
+def _idempotency_keys(settings: GatewaySettings, database: Database, clock: Clock) -> IdempotencyKeys:
+    return IdempotencyKeys(
+        database, settings.cache_secret, clock, lease_s=settings.batch_lease_s, ttl_s=settings.idempotency_ttl_s
+    )
 
 
 def _finetunes(settings: GatewaySettings, database: Database, registry: Registry, clock: Clock) -> Finetunes:

@@ -8,8 +8,8 @@ from catalog.card import ModelCard
 from catalog.schemas import Face
 from gateway.call import Asked, Call, Door
 from gateway.errors import Reason, Refusal
+from gateway.shapes.chat import ChatText
 from gateway.shapes.chat_options import chat_reader
-from gateway.shapes.shape import ChatText
 
 
 def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: bool) -> Asked:

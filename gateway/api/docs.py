@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import envelope
-from gateway.openapi import document as openapi
+from gateway.openapi.document import document
 from gateway.routing import Route
 from gateway.services import Services
 
@@ -36,7 +36,7 @@ class OpenApi:
 
     async def __call__(self, _services: Services, _request: Request) -> Response:
         if not self._document:
-            self._document = envelope.encode(openapi.document(self._routes))
+            self._document = envelope.encode(document(self._routes))
         headers = {"x-content-type-options": "nosniff", "cache-control": "no-cache"}
         return Response(self._document, headers=headers, media_type="application/json")
 

@@ -9,7 +9,7 @@ from catalog.schemas import input_schema
 from engine.protocol import openai
 from gateway.call import Asked, Door
 from gateway.errors import Reason, Refusal
-from gateway.shapes.shape import OpenAIEmbeddings
+from gateway.shapes.embeddings import OpenAIEmbeddings
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:

@@ -14,8 +14,9 @@ from gateway.api.completions import read_completion
 from gateway.api.responses import read_response
 from gateway.call import Asked, Door
 from gateway.errors import Reason, Refusal
-from gateway.shapes import native_bodies as native
-from gateway.shapes.shape import NativeEmbeddings, NativeText
+from gateway.shapes import native_bodies
+from gateway.shapes.embeddings import NativeEmbeddings
+from gateway.shapes.native import NativeText
 
 
 def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
@@ -25,7 +26,7 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
         return read_chat(card, body, face="native", is_bare=False)
     admitted = input_schema(card).coerce_and_validate(body)
     if card.task_slug == "text-generation":
-        task = native.text_generation(
+        task = native_bodies.text_generation(
             admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window
         )
         is_json = task.constraint is not None and task.constraint.kind in ("json_schema", "json_object")
@@ -37,7 +38,7 @@ def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
             lora=admitted.get("lora"),
         )
     if card.task_slug == "text-embeddings":
-        return Asked(native.text_embeddings(admitted), False, lambda _call: NativeEmbeddings())
+        return Asked(native_bodies.text_embeddings(admitted), False, lambda _call: NativeEmbeddings())
     raise Refusal(Reason.MODEL_UNKNOWN, card.name)
 
 

@@ -1,7 +1,7 @@
 """Native bodies -> typed tasks: the legacy shape of text generation, and embeddings. Pure.
 
 The twin of `engine/protocol/openai.py`, whose readers of common fields it uses; bodies have already been admitted by
-the catalog's schema. How the answers look is in `shape.py`.
+the catalog's schema. How the answers look is in `native.py` and `embeddings.py`.
 """
 
 from __future__ import annotations
