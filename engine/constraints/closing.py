@@ -27,6 +27,7 @@ _SPELLED = -2
 _ENDINGS = b'}],:"'
 _QUOTE = ord('"')
 _MAX_USES = 1 << 30
+_LAST_WORD = "aa"  # what may end a text that must end in letters: the name of a domain, an abbreviation
 
 
 def _order(first: bytes) -> tuple[int, ...]:
@@ -109,7 +110,7 @@ class _Walk:
 
     def __init__(self, matcher: LLMatcher, view: TokenView, words: tuple[str, ...]) -> None:
         self.path: list[int] = []
-        self._words = [word for word in words if len(word) > 1]
+        self._words = [*(word for word in words if len(word) > 1), *([_LAST_WORD] if words else ())]
         self._signs = [ord(word) for word in words if len(word) == 1]
         self._matcher = matcher
         self._view = view

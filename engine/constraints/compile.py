@@ -18,6 +18,7 @@ from engine.constraints.json_schema import (
     ANY_OBJECT,
     depth_of,
     has_free_strings_only,
+    in_plain_words,
     least_chars_of_parts,
     patterns_in,
     with_finite_numbers,
@@ -245,7 +246,7 @@ def _schema(text: str) -> dict[str, Any]:
         raise ConstraintRefused("the JSON schema must be an object")
     if depth_of(schema) > MAX_DEPTH:
         raise ConstraintRefused(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
-    return schema
+    return in_plain_words(schema)
 
 
 def _parsed(text: str, name: str) -> Any:

@@ -10,7 +10,8 @@ import jsonschema_rs
 import llguidance
 import pytest
 
-from engine.constraints.compile import compile_matcher
+from engine.constraints.closing import find_close
+from engine.constraints.compile import compile_matcher, words_of
 from engine.constraints.json_schema import (
     LARGEST_NUMBER,
     depth_of,
@@ -20,7 +21,7 @@ from engine.constraints.json_schema import (
 )
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint
-from tests.engine.constraints.schemas import SCHEMAS
+from tests.engine.constraints.schemas import INTEGER, SCHEMAS
 from tests.engine.constraints.speaker import SPARK
 
 NUMBER = {"type": "number"}
@@ -150,3 +151,31 @@ def test_sizing_is_quick_whatever_refers_to_what() -> None:
 
 def test_depth_counts_objects_and_lists() -> None:
     assert [depth_of(value) for value in (1, {}, [[]], {"a": [{"b": 1}]})] == [0, 1, 2, 3]
+
+
+OLD_EMAIL = r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
+DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"
+CODE = r"^(?=.*[A-Z])(?=.*\d)[A-Za-z\d]{3,8}$"
+NUMBERS = {"type": "object", "additionalProperties": INTEGER}
+DEMANDS = [  # what writers of schemas write; values that meet it, values that do not
+    ({"type": "string", "pattern": OLD_EMAIL, "format": "email"}, ["a.b@c.de"], [".a@c.de", "a..b@c.de", "a@c.d"]),
+    ({"type": "string", "pattern": DURATION}, ["P1W", "P1Y2D", "PT1,5S", "P1MT2H3S"], ["P", "PT", "P1DT", "P1W1D"]),
+    ({"type": "string", "pattern": CODE}, ["aB1", "Zz999999"], ["ab1", "aBc", "B1", "aB1456789"]),
+    ({"type": "string", "pattern": "^[a-z]+$", "format": "cuid2"}, ["az"], ["", "9"]),
+    ({"type": "string", "format": "includes", "allOf": [{"pattern": "^a.*"}, {"pattern": "c"}]}, ["abc"], ["ab", "c"]),
+    ({"type": "string", "format": "password"}, ["", "x"], []),
+    (NUMBERS | {"propertyNames": {"type": "string"}}, [{}, {"a": 1}], [{"a": "b"}]),
+    (NUMBERS | {"propertyNames": {"enum": ["p", "q"]}}, [{}, {"p": 1, "q": 2}], [{"r": 1}, {"p": "x"}]),
+    (NUMBERS | {"propertyNames": {"pattern": "^[a-z]{2}$"}}, [{}, {"ab": 1}], [{"a": 1}, {"ab": "x"}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("demand", "good", "bad"), DEMANDS, ids=lambda value: json.dumps(value)[:60])
+def test_what_the_parser_library_has_no_words_for_is_said_in_others(
+    view: TokenView, demand: dict[str, object], good: list[object], bad: list[object]
+) -> None:
+    constraint = Constraint("json_schema", json.dumps(demand))
+    matcher = compile_matcher(constraint, view)
+    assert find_close(matcher, view, words_of(constraint)) is not None
+    for value in good + bad:
+        assert accepts(matcher.deep_copy(), view, json.dumps(value)) == (value in good), value
