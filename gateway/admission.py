@@ -52,11 +52,7 @@ class Admission:
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
-        metrics.CALLS_IN_FLIGHT.set_function(self.num_calls)
-
-    def num_calls(self) -> int:
-        """Those in flight."""
-        return len(self._places)
+        metrics.CALLS_IN_FLIGHT.set_function(lambda: len(self._places))
 
     def enter(self, account_id: str) -> Place:
         """A place for one call, to be held by `with`. Raises Refusal: DRAINING, OUT_OF_CAPACITY or, where the account

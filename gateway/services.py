@@ -146,9 +146,7 @@ def _built(settings: GatewaySettings) -> Services:
     ephemeral = Ephemeral.connect(settings.redis_url)
     nodes = _nodes(settings, ephemeral)
     registry = Registry(database)
-    admission = Admission(settings.max_calls)
-    spool = Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S, num_calls=admission.num_calls)
-    ledger = UsageLedger(spool, database)
+    ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S), database)
     allowance = _allowance(settings, database, ledger)
     quota = _quota(settings, ephemeral, allowance)
     return Services(
@@ -167,7 +165,7 @@ def _built(settings: GatewaySettings) -> Services:
         registry=registry,
         finetunes=_finetunes(settings, database, registry, clock),
         nodes=nodes,
-        admission=admission,
+        admission=Admission(settings.max_calls),
         blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
         documents=_documents(settings),
         responses=KeptResponses(database, settings.cache_secret, settings.response_ttl_s, clock),

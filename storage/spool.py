@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -37,10 +36,10 @@ from storage.spool_segments import (
 _log = logging.getLogger(__name__)
 
 _NO_LIMIT = sys.maxsize
-# A sync costs the processor as much as a whole call: where many calls are under way, whose records come one after the
-# other, it is worth a moment's wait. A lone call never waits.
-_GATHER_PER_CALL_S = 20e-6
-_MAX_GATHER_S = 0.004
+# A sync costs the processor as much as a whole call: while records come so many at a time, it is worth a moment's wait
+# for more. A lone call never waits, nor do streams, which end one by one.
+_MANY_RECORDS = 8
+_GATHER_S = 0.001
 
 
 class SpoolFull(StoreUnavailable):
@@ -63,17 +62,11 @@ class Spool:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        max_bytes: int = 1 << 30,
-        segment_bytes: int = 4 << 20,
-        keep_s: float = 0.0,
-        num_calls: Callable[[], int] = lambda: 0,
+        self, directory: Path, max_bytes: int = 1 << 30, segment_bytes: int = 4 << 20, keep_s: float = 0.0
     ) -> None:
         """Segments are kept for `keep_s` after they were acknowledged, while they take no more than a quarter of
-        `max_bytes`, which is for what was not. `num_calls` are under way now, each of which will bring a record."""
+        `max_bytes`, which is for what was not."""
         self.directory = directory
-        self._num_calls = num_calls
         self._keep_s = keep_s
         self._max_bytes = max_bytes
         self._segment_bytes = min(segment_bytes, max_bytes // 4)
@@ -88,6 +81,7 @@ class Spool:
         self._writer = SegmentWriter(directory, max([cursor[0], *self._ends]), self._segment_bytes)
         self._thread = OwnThread("spool")
         self._batch: _Batch | None = None
+        self._gather_s = 0.0
         self._committer: asyncio.Task[None] | None = None
         self._queued_bytes = 0
         self._size_bytes = sum(self._ends.values())
@@ -207,11 +201,11 @@ class Spool:
 
     async def _commit_batches(self) -> None:
         """Write batch after batch: while one is being synced, the next gathers, and for a turn of the event loop more,
-        which is long when there is much to do and then brings more of them; longer yet while many calls are under
-        way."""
+        which is long when there is much to do and then brings more of them; longer yet where the last brought many."""
         while self._batch is not None:
-            await asyncio.sleep(min(_MAX_GATHER_S, (self._num_calls() - 1) * _GATHER_PER_CALL_S))
+            await asyncio.sleep(self._gather_s)
             batch, self._batch = self._batch, None
+            self._gather_s = _GATHER_S if len(batch.records) >= _MANY_RECORDS else 0.0
             try:
                 number, end = await self._thread.do(partial(self._writer.write, batch.records))
             except OSError as error:
