@@ -267,6 +267,8 @@ class Engine:
                 self._go_on(sequence)
             else:
                 self._forget(sequence, code)
+        for sequence in adapters.take_overstaying(self.scheduler.waiting.in_turn):
+            self.scheduler.remove(sequence)
 
     def _queue_prepared(self) -> None:
         """Sequences whose matcher is ready join the others; waits a little for one if there are no others."""

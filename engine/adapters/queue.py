@@ -72,11 +72,12 @@ class AdapterQueue:
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._bank, self._clock = bank, clock
+        self._bank, self._counters, self._clock = bank, counters, clock
         self._queue = WaitingQueue(counters, max_waiting)
         self._wanted: dict[str, _Wanted] = {}  # by digest
         self._held: dict[int, str] = {}  # sequence id -> digest
         self._closed: Collection[str] = frozenset()  # digests that nobody joins: they have to leave
+        self._late: _Wanted | None = None  # has lost patience, and whom that concerns has not been told
         self._is_changed = False  # since turns were last given
         self._patience_ends_s = math.inf  # of the first for whom there is no room
 
@@ -93,21 +94,9 @@ class AdapterQueue:
         tells when. Returns the sequence that found no place among those that wait, if any: it is forgotten already."""
         adapter = sequence.request.adapter
         assert adapter is not None, "it goes through an adapter"
-        digest = adapter.digest
-        if digest not in self._wanted and digest not in self._closed and self._hold(sequence):
-            return None
-        refused = self._queue.push(sequence, num_free_slots)
-        if refused is sequence:
-            return refused
-        if refused is not None:
-            self._leave(refused)
-        wanted = self._wanted.get(digest)
-        if wanted is None:
-            is_free = digest not in self._closed and all(each.need is None for each in self._wanted.values())
-            wanted = self._wanted[digest] = _Wanted(adapter, self._clock())
-            wanted.reading = self._bank.read(adapter, may_place=is_free)  # else it waits for its turn
-        wanted.sequences[sequence.sequence_id] = sequence
-        return refused
+        if adapter.digest in self._wanted or adapter.digest in self._closed or not self._hold(sequence):
+            return self._await(sequence, num_free_slots)
+        return None
 
     def take_ready(self, timeout_s: float = 0.0) -> list[tuple[Sequence, int]]:
         """Sequences whose wait is over: RUNNING with their handle, or the finish code of one that cannot be served.
@@ -117,6 +106,23 @@ class AdapterQueue:
             wait(self._readings().values(), timeout_s, return_when="FIRST_COMPLETED")
             ready = self._take()
         return ready
+
+    def take_overstaying(self, queued: Callable[[], Items[Sequence]]) -> list[Sequence]:
+        """Of the sequences that are `queued` for a slot, those that hold an adapter which has to leave, and whose
+        tenant has been served more than the one that waits for its place: they give it back, and wait for it again.
+        Nobody takes a place from the least served, so that whoever takes one also comes to run."""
+        late, self._late = self._late, None
+        if late is None or not late.sequences:
+            return []
+        served = self._counters.served
+        least = min(float(served[each.tenant_index]) for each in late.sequences.values())
+        holders = [each for each in queued() if each.adapter and _digest_of(each) in self._closed]
+        overstaying = [each for each in holders if served[each.tenant_index] > least]
+        for sequence in overstaying:
+            self.forget(sequence)
+            sequence.adapter = 0
+            self._await(sequence, len(self._queue) + 1)
+        return overstaying
 
     def forget(self, sequence: Sequence) -> None:
         """It ended, wherever it was."""
@@ -137,6 +143,24 @@ class AdapterQueue:
         if sequence.adapter:
             self._held[sequence.sequence_id] = digest
         return sequence.adapter > 0
+
+    def _await(self, sequence: Sequence, num_free_slots: int) -> Sequence | None:
+        """Have it wait for its adapter. Returns the sequence that found no place, if any."""
+        refused = self._queue.push(sequence, num_free_slots)
+        if refused is sequence:
+            return refused
+        if refused is not None:
+            self._leave(refused)
+        adapter = sequence.request.adapter
+        assert adapter is not None, "it goes through an adapter"
+        digest = adapter.digest
+        wanted = self._wanted.get(digest)
+        if wanted is None:
+            is_free = digest not in self._closed and all(each.need is None for each in self._wanted.values())
+            wanted = self._wanted[digest] = _Wanted(adapter, self._clock())
+            wanted.reading = self._bank.read(adapter, may_place=is_free)  # else it waits for its turn
+        wanted.sequences[sequence.sequence_id] = sequence
+        return refused
 
     def _leave(self, sequence: Sequence) -> None:
         """One sequence less wants its adapter. What is being read is read to the end."""
@@ -187,7 +211,7 @@ class AdapterQueue:
         stuck = next((each for each in parked if not self._try(each, placing, ready)), None)
         self._patience_ends_s = math.inf if stuck is None else stuck.since_s + PATIENCE_S
         if stuck is not None and self._clock() >= self._patience_ends_s:
-            self._patience_ends_s = math.inf
+            self._patience_ends_s, self._late = math.inf, stuck
             self._close_for([*placing, stuck])
         for wanted in parked:
             self._join(wanted, ready)

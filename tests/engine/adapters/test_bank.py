@@ -11,6 +11,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.adapters import queue
 from engine.adapters.bank import AdapterBank
 from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.shelf import Shelf
@@ -204,6 +205,31 @@ def test_sequences_are_aborted_while_they_wait_and_others_go_on(base: Path, tmp_
     driver.abort(driver.add(PROMPT, adapter=adapter, **GREEDY))
     driver.run()
     assert not num_holds(runner.adapters)
+
+
+def test_a_long_queue_for_one_adapter_lets_another_tenant_s_pass(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """There is one place, and nobody has patience: those that wait for a slot give their adapter back."""
+    monkeypatch.setattr(queue, "PATIENCE_S", 0.0)
+    runner = runner_of(base)
+    bank_for(runner, 1)
+    one, other = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in (1, 2))
+    driver = Driver(runner, max_sequences=2)
+    many = [driver.add(PROMPT[number:], adapter=one, **GREEDY) for number in range(10)]
+    while not driver.tokens[many[1]]:
+        driver.step()
+    assert num_holds(runner.adapters) == len(many)
+    asked = driver.add(PROMPT, adapter=other, tenant=2, **GREEDY)
+    driver.run()
+    assert {driver.finishes[each] for each in (*many, asked)} == {"length"}
+    assert list(driver.finishes).index(asked) <= 4, "those that had begun end before"
+    assert not num_holds(runner.adapters)
+    monkeypatch.undo()
+    alone = Driver(runner_of(base))
+    again = [alone.add(PROMPT[number:], adapter=one, **GREEDY) for number in range(10)]
+    alone.run()
+    assert [driver.tokens[each] for each in many] == [alone.tokens[each] for each in again]
 
 
 def test_cached_prefixes_are_an_adapters_own(base: Path, tmp_path: Path):

@@ -212,6 +212,30 @@ def test_a_small_one_does_not_pass_by_a_large_one_until_that_has_left():
     room.end(b, small)
 
 
+def test_who_waits_for_a_slot_gives_back_what_has_to_leave_once_somebody_lost_patience():
+    room = Room(1)
+    runs, queued = room.ask("a"), [room.ask("a") for _ in range(5)]
+    room.settle()
+    other = room.ask("b", tenant=2)
+    room.settle(0.9 * PATIENCE_S)
+    room.counters.charge_prompt(runs.tenant_index, 100, 0)
+    assert room.queue.take_overstaying(lambda: queued) == []
+    room.settle(0.2 * PATIENCE_S)
+    assert room.queue.take_overstaying(lambda: queued) == queued
+    assert room.bank.holds == {"a": 1}
+    assert {each.adapter for each in queued} == {0}
+    assert room.settle() == []
+    room.end(runs)
+    for each in queued:
+        del room.codes[each.sequence_id]
+    assert room.settle() == ["b"]
+    assert room.settle(2 * PATIENCE_S) == []
+    assert room.queue.take_overstaying(lambda: [other]) == [], "it has had less: nobody takes it from there"
+    room.end(other)
+    assert room.settle() == ["a"] * 5
+    room.end(*queued)
+
+
 def test_a_tenant_with_many_adapters_does_not_keep_another_from_his():
     room = Room(1)
     many = [room.ask(f"a{number}", tenant=1) for number in range(20)]
