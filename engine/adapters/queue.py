@@ -77,7 +77,7 @@ class AdapterQueue:
         self._wanted: dict[str, _Wanted] = {}  # by digest
         self._held: dict[int, str] = {}  # sequence id -> digest
         self._closed: Collection[str] = frozenset()  # digests that nobody joins: they have to leave
-        self._late: _Wanted | None = None  # has lost patience, and whom that concerns has not been told
+        self._late: _Wanted | None = None  # for whom there is no room, and who has lost patience
         self._is_changed = False  # since turns were last given
         self._patience_ends_s = math.inf  # of the first for whom there is no room
 
@@ -111,11 +111,10 @@ class AdapterQueue:
         """Of the sequences that are `queued` for a slot, those that hold an adapter which has to leave, and whose
         tenant has been served more than the one that waits for its place: they give it back, and wait for it again.
         Nobody takes a place from the least served, so that whoever takes one also comes to run."""
-        late, self._late = self._late, None
-        if late is None or not late.sequences:
+        if self._late is None or not self._late.sequences:
             return []
         served = self._counters.served
-        least = min(float(served[each.tenant_index]) for each in late.sequences.values())
+        least = min(float(served[each.tenant_index]) for each in self._late.sequences.values())
         holders = [each for each in queued() if each.adapter and _digest_of(each) in self._closed]
         overstaying = [each for each in holders if served[each.tenant_index] > least]
         for sequence in overstaying:
@@ -205,6 +204,7 @@ class AdapterQueue:
     def _give_turns(self, ready: list[tuple[Sequence, int]]) -> None:
         """Have those read that have a place now, up to the first that has none; nobody passes by that one to a place of
         his own. Behind it others join what is there, unless that has to leave."""
+        self._late = None
         placing = [each for each in self._wanted.values() if each.reading is not None and each.need is not None]
         self._close_for(placing)
         parked = iter(self._parked())

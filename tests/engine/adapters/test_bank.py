@@ -221,6 +221,7 @@ def test_a_long_queue_for_one_adapter_lets_another_tenant_s_pass(
         driver.step()
     assert num_holds(runner.adapters) == len(many)
     asked = driver.add(PROMPT, adapter=other, tenant=2, **GREEDY)
+    runner.adapters._reader.submit(int).result(20)  # after it was looked at
     driver.run()
     assert {driver.finishes[each] for each in (*many, asked)} == {"length"}
     assert list(driver.finishes).index(asked) <= 4, "those that had begun end before"
