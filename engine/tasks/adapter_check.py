@@ -36,7 +36,9 @@ class AdapterCheck:
 
     def _find_fault(self, folder: Path) -> str:
         if not self._sites:
-            return "several processes share it here (tensor parallelism), and none loads adapters"
+            return (
+                "it takes no adapters here: there is no memory for any (HEARTH_NODE_ADAPTER_BYTES), or it runs on a GPU"
+            )
         try:
             check_fit(read_adapter(folder), self._sites, self._architecture)
         except AdapterError as error:
