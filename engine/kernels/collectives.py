@@ -3,6 +3,10 @@
 The group belongs to whoever made it; torch's own global group stays as it was. All ranks are of one machine, so sockets
 are those of its loopback. A rank that is gone is an error at once; one that hangs is found by the watch of
 `engine/processes/child_link.py`, since its leader waits with it.
+
+A process that has had a group leaves by `os._exit` once all is written, as `engine.processes.forked` does: gloo's
+thread lets go of an operation's last tensor when it comes to it, and one that asks an interpreter for its lock while
+that is taken apart brings the whole process down ("terminate called without an active exception").
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bench.device import __main__ as everything
-from bench.device import attention
+from bench.device import attention, ranks
 from bench.device.facts import Timer
 
 CPU = torch.device("cpu")
@@ -21,6 +21,16 @@ def said_by(*arguments: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
+
+
+def is_taken_apart(*arguments: str) -> bool:
+    """Whether the interpreter of a script that went well was finalized."""
+    program = (
+        "import atexit, runpy, sys; atexit.register(print, 'taken apart'); sys.argv = sys.argv[1:]; "
+        "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", program, *arguments]
+    return "taken apart" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_the_attention_s_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +60,14 @@ def test_a_model_by_two_ranks_says_what_it_says_by_one() -> None:
     assert found["is_equal"]
     assert set(found["by_ranks"]) == {"1", "2"}
     assert said_by("bench.device.collectives", "--device", "cpu", "--repeats", "2")["is_right"]
+
+
+@pytest.mark.full
+def test_who_had_a_group_ends_without_taking_its_interpreter_apart() -> None:
+    of_two = {"model_dir": str(ranks.SPARK), "dtype": "float32", "streams": [1], "tokens": 2, "threads": 1}
+    assert not is_taken_apart("bench.device.ranks", "--group", json.dumps(of_two | {"device": "cpu", "ranks": 2}))
+    assert not is_taken_apart("bench.device.collectives", "--device", "cpu", "--repeats", "2")
+    assert is_taken_apart("bench.device.attention", "--help")
 
 
 @pytest.mark.gpu
