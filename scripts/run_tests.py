@@ -1,8 +1,9 @@
 """Runs the tests with one marker expression; what was skipped is listed with its reason (pytest's -ra).
 
 With `--in-two` they are shared between two processes where there are two cores: APART runs beside all else. Its files
-compute; those of the others mostly wait for processes of their own. Whoever passes arguments of pytest gets one process
-and exactly those. "No test carries this marker" is not a failure: pytest's exit status 5 becomes a sentence and 0.
+compute; those of the others mostly wait for processes of their own. A few tests that failed are run once more, alone,
+and named if they pass then (docs/decisions/0040). Whoever passes arguments of pytest gets one process and exactly
+those. "No test carries this marker" is not a failure: pytest's exit status 5 becomes a sentence and 0.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from scripts import failed_tests
 from telemetry.child_process import die_with_parent
 
 ROOT = Path(__file__).parent.parent
 # Files and folders; whatever is not below one of these runs with the others: nothing is run twice, or not at all.
 APART = ("tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry")
-NONE_COLLECTED = 5  # pytest's exit status
+SOME_FAILED, NONE_COLLECTED = 1, 5  # pytest's exit statuses
+MOST_AGAIN = 5  # more than that did not fail by chance
 LOOK_S = 0.1
 MOST_THREADS = 4  # of each process: models are small here, and a container may have fewer cores than its machine
 
@@ -48,9 +51,29 @@ def run_one(marker: str, arguments: Sequence[str]) -> int:
             raise
 
 
-def run_two(marker: str, apart: Sequence[str]) -> int:
-    """Both processes at once; the second's output follows the first's. Gives the first exit status that is not 0."""
-    front, beside = shares(apart)
+def run_all(marker: str, apart: Sequence[str]) -> int:
+    """Everything with that marker, and what failed of it again. Gives pytest's exit status."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "failed"
+        saying = failed_tests.arguments(path)
+        status = run_two(marker, apart, saying) if apart else run_one(marker, saying)
+        failed = failed_tests.read(path)
+    return run_again(failed) if status == SOME_FAILED and 0 < len(failed) <= MOST_AGAIN else status
+
+
+def run_again(failed: Sequence[str]) -> int:
+    """What failed, once more and beside nothing else; says which of it was chance. Gives pytest's exit status."""
+    print(f"\ntests: once more, alone: {' '.join(failed)}", flush=True)
+    status = run_one("", ["-o", "cache_dir=.pytest_cache/again", *failed])
+    if status == 0:
+        print("tests: FAILED ONCE AND PASSED ALONE, each of them a defect:", *failed, sep="\n  ", flush=True)
+    return status
+
+
+def run_two(marker: str, apart: Sequence[str], arguments: Sequence[str] = ()) -> int:
+    """Both processes at once, with those arguments; the second's output follows the first's. Gives the worst of their
+    exit statuses: that tests failed is less than that a process did."""
+    front, beside = ([*arguments, *share] for share in shares(apart))
     environ = {"OMP_NUM_THREADS": str(min(max(1, _num_cores() // 2), MOST_THREADS)), **_environ()}
     with tempfile.TemporaryFile() as output, _started(_command(marker, beside), environ, output) as second:
         print("tests: two processes; what the second one says comes last", flush=True)
@@ -61,7 +84,7 @@ def run_two(marker: str, apart: Sequence[str]) -> int:
         statuses.append(second.wait())
     print("tests: " + ", ".join(f"{name} {_meaning(status)}" for name, status in zip(NAMES, statuses, strict=True)))
     failed = [status for status in statuses if status not in (0, NONE_COLLECTED)]
-    return failed[0] if failed else min(statuses)
+    return next((status for status in failed if status != SOME_FAILED), SOME_FAILED) if failed else min(statuses)
 
 
 NAMES = ("the first process", "the second")
@@ -128,7 +151,10 @@ def _environ() -> dict[str, str]:
 def main(arguments: Sequence[str]) -> int:
     is_in_two = arguments[0] == "--in-two"
     marker, *of_pytest = arguments[is_in_two:]
-    status = run_two(marker, APART) if is_in_two and not of_pytest and _num_cores() > 1 else run_one(marker, of_pytest)
+    if of_pytest:
+        status = run_one(marker, of_pytest)
+    else:
+        status = run_all(marker, APART if is_in_two and _num_cores() > 1 else ())
     if status == NONE_COLLECTED:
         print(f'no test is marked "{marker}"')
         return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_tests import APART, ROOT, run_two, shares
+from scripts.run_tests import APART, MOST_AGAIN, ROOT, run_all, run_two, shares
 from tests.waiting import wait_until_blocking
 
 PROGRAM = """
@@ -69,6 +69,47 @@ def test_a_failure_in_either_fails_the_whole_and_nothing_to_run_does_not(
     out = capfd.readouterr().out
     assert f"FAILED tests/{failing}" in out
     assert out.count("had nothing to run") == 1
+
+
+CHANCES = """
+@pytest.mark.parametrize("n", range({most}))
+def test_chance(n):
+    try: open({name!r} + str(n), "x").close()
+    except FileExistsError: return
+    assert 0
+"""
+
+
+@pytest.mark.parametrize("apart", [["tests/apart"], []])
+def test_what_fails_once_and_passes_alone_is_named(
+    project: Path, capfd: pytest.CaptureFixture[str], apart: list[str]
+) -> None:
+    write(project, "apart", CHANCES.format(name="was.apart", most=1))
+    write(
+        project, "others", CHANCES.format(name="was.others", most=1) + "def test_calm(): open('calm', 'a').write('.')"
+    )
+    assert run_all("not slow", apart) == 0
+    out = capfd.readouterr().out
+    named = out.partition("FAILED ONCE AND PASSED ALONE")[2].split()
+    assert {name for name in named if "::" in name} == {
+        f"tests/{name}/test_{name}.py::test_chance[0]" for name in ("apart", "others")
+    }
+    assert (project / "calm").read_text() == "."
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("def test_it(): assert 0", 1),  # fails again
+        ("import os\ndef test_other(): assert 0\ndef test_it(): os._exit(9)", 9),  # no test's failure
+        ("import nothing_of_that_name", 2),
+        (CHANCES.format(name="was", most=MOST_AGAIN), 1),  # with the other share's: too many
+    ],
+)
+def test_nothing_else_gets_a_second_chance_or_passes_by_it(project: Path, body: str, status: int) -> None:
+    write(project, "apart", body)
+    write(project, "others", CHANCES.format(name="was.others", most=1))
+    assert run_all("not slow", ["tests/apart"]) == status
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
