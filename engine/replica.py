@@ -96,14 +96,14 @@ class Replica:
         entry: str = "engine.rank:main",
     ) -> Replica:
         """Fork a rank, have it load the model, return when it is ready. Raises ReplicaLoadError or ZygoteError;
-        cancelled meanwhile, it ends the rank."""
+        cancelled meanwhile, it kills the rank, which hears nothing while it loads."""
         child = await zygote.fork(entry, wire.encode_arguments(config, revision), name=f"rank {config.model_dir.name}")
         replica = cls(child, on_exit, config.step_timeout_s)
         try:
             await replica._link.open()
             replica.info = await replica._loaded
-        except BaseException:
-            await replica.close()
+        except BaseException as error:
+            await replica.close(at_once=isinstance(error, asyncio.CancelledError))
             raise
         replica._link.watch_exit()
         return replica
@@ -157,9 +157,9 @@ class Replica:
             self._drained.append(future)
             await future
 
-    async def close(self) -> None:
-        """End the rank. Sequences still open hear "aborted"."""
-        await self._link.close()
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the rank. Sequences still open hear "aborted". `at_once` gives it no time to end by itself."""
+        await self._link.close(at_once=at_once)
         if self._loaded.done() and not self._loaded.cancelled():
             self._loaded.exception()  # seen, so that it is not reported as forgotten
 

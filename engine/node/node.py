@@ -103,10 +103,9 @@ class Node:
             announcing = asyncio.create_task(self._presence.run())
             loading = asyncio.create_task(self._replicas.keep_hot())
             await self._until_stopped(announcing, loading)
-            await self._leave()
+            await self._leave(loading)
             announcing.cancel()
-            loading.cancel()
-            await asyncio.gather(announcing, loading, return_exceptions=True)
+            await asyncio.gather(announcing, return_exceptions=True)
             await self._presence.withdraw()
 
     async def _until_stopped(self, *background: asyncio.Task[None]) -> None:
@@ -116,11 +115,14 @@ class Node:
         for task in done:
             task.result()
 
-    async def _leave(self) -> None:
+    async def _leave(self, loading: asyncio.Task[None]) -> None:
         logger.info("draining", extra={"num_calls": len(self._calls)})
         draining = asyncio.create_task(self._calls.drain(self._settings.drain_timeout_s))
         await asyncio.sleep(0)  # the drain has begun: what is announced next says so
         self._presence.changed()
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        self._replicas.end_idle_loading()
         hurried = asyncio.create_task(self._is_hurried.wait())
         await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():

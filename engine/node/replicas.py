@@ -173,6 +173,15 @@ class Replicas:
         models = {status.model for status in known}
         return known + tuple(_not_found(model, why) for model, why in self._not_found.items() if model not in models)
 
+    def end_idle_loading(self) -> None:
+        """The node is about to leave: a model that is loading, and that no call waits for, would serve nobody."""
+        for resident in [each for each in self._residents.values() if each.state == "loading" and not each.num_calls]:
+            del self._residents[resident.model, resident.revision]  # a call that comes all the same has it loaded anew
+            if resident.job is not None:
+                self._keep(resident.job)
+                resident.job.cancel()
+        self._on_change()
+
     async def close(self) -> None:
         """End every model's processes; loading stops."""
         self._is_closing = True
@@ -333,7 +342,10 @@ class Replicas:
         self._begin_loading(resident, after_s)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        self._keep(asyncio.get_running_loop().create_task(work))
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        """Until it ends, or all is closed."""
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

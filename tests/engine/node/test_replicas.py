@@ -287,6 +287,23 @@ async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
         await waiting
 
 
+async def test_a_node_that_leaves_loads_on_only_what_a_call_waits_for() -> None:
+    house = House(max_replicas=3, wanted=("a",))
+    house.loaders.gate.clear()
+    keeping = asyncio.create_task(house.replicas.keep_hot())
+    waiting = asyncio.create_task(house.use("b"))
+    await wait_until(lambda: house.loaders.num_loads == 2)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    house.replicas.end_idle_loading()
+    assert (house.state("a"), house.state("b")) == ("absent", "loading")
+    await wait_until(lambda: len(house.store.held) == 1)
+    again = asyncio.create_task(house.use("a"))
+    house.loaders.gate.set()
+    await asyncio.gather(waiting, again)
+    assert (house.state("a"), house.state("b")) == ("hot", "hot")
+
+
 async def test_every_change_of_state_is_told() -> None:
     house = House()
     await house.use("a")
