@@ -51,9 +51,9 @@ class Answer:
         said = self._stops.push(text)
         return [said] if said else []
 
-    def flush(self) -> list[Piece]:
-        """What was held back, when the sequence has ended."""
-        pieces = self._without_stops(self._parser.flush()) if self._parser is not None else []
+    def flush(self, *, is_cut: bool = False) -> list[Piece]:
+        """What was held back, when the sequence has ended; `is_cut`: at the token limit."""
+        pieces = self._without_stops(self._parser.flush(is_cut=is_cut)) if self._parser is not None else []
         rest = self._stops.flush()
         return [*pieces, rest] if rest else pieces
 

@@ -145,7 +145,7 @@ class Generation:
 
     def _finish(self, reason: FinishReason) -> None:
         self._start()
-        self._say(self._answer.flush())
+        self._say(self._answer.flush(is_cut=reason == "length"))
         has_called = reason == "stop" and self._answer.num_calls > 0
         self._end(Finished("tool_calls" if has_called else reason, self._usage(), self._answer.stop))
 

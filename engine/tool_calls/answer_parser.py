@@ -25,7 +25,7 @@ class AnswerParser(Protocol):
         ...
 
     def push(self, text: str) -> list[Piece]: ...
-    def flush(self) -> list[Piece]: ...
+    def flush(self, *, is_cut: bool = False) -> list[Piece]: ...
 
 
 class ThinkingParser:
@@ -50,9 +50,9 @@ class ThinkingParser:
     def push(self, text: str) -> list[Piece]:
         return self._without_calls(self._thoughts.push(text))
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, is_cut: bool = False) -> list[Piece]:
         rest = self._without_calls(self._thoughts.flush())
-        return rest if self._calls is None else rest + self._calls.flush()
+        return rest if self._calls is None else rest + self._calls.flush(is_cut=is_cut)
 
     def _without_calls(self, pieces: list[Piece]) -> list[Piece]:
         """Texts read for calls; thoughts hold none."""

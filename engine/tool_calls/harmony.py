@@ -92,10 +92,13 @@ class HarmonyParser:
             pass
         return self._take()
 
-    def flush(self) -> list[Piece]:
+    def flush(self, *, is_cut: bool = False) -> list[Piece]:
         if not self.is_over:
             if self._state == "body":
-                self._read(self._buffer, is_last=True)
+                is_begun = is_cut and self._kind == "call"
+                self._read(self._buffer, is_last=not is_begun)
+                if is_begun:
+                    self._tell_begun()
             elif self._buffer.strip() and not any(mark in self._buffer for mark in MARKS):
                 self._say(self._buffer)
             self._buffer = ""
@@ -184,6 +187,17 @@ class HarmonyParser:
                 self._tell(arguments)
             self.num_calls += self._is_called
         if is_last and not (self._is_held or self._is_called) and self._raw:
+            self._say(self._raw)
+
+    def _tell_begun(self) -> None:
+        """A call that the token limit cut short, as far as it goes; content where it does not begin as one."""
+        if self._is_called:
+            return
+        if self._is_held:
+            self._tell("")
+        elif not self._scanner.is_closed and self._raw.lstrip()[:1] in ("", "{"):
+            self._tell(self._raw)
+        else:
             self._say(self._raw)
 
     def _tell(self, arguments: str) -> None:

@@ -1,7 +1,8 @@
 """An answer's text, piece by piece -> what is content and what is calls of tools. The same for any split of the text.
 
 Content is given on as it comes, but for what could still become a call. A text that looks like a call and is none (of
-no tool that was offered, or cut short) is content, every character of it; only white space around calls is dropped.
+no tool that was offered, or broken off by the model itself) is content, every character of it; only white space around
+calls is dropped. A call that the token limit cut short is told as far as it goes, if its tool is known by then.
 Knows text and a family's marks; one call is read by the family's own reader; `grammar.py` holds the model to them.
 """
 
@@ -68,21 +69,32 @@ class CallParser:
             pass
         return self._take()
 
-    def flush(self) -> list[Piece]:
-        """What was held back, when the answer has ended. Behind the first few calls that never end, no more are looked
-        for: each costs a look at all that follows it."""
+    def flush(self, *, is_cut: bool = False) -> list[Piece]:
+        """What was held back, when the answer has ended; `is_cut`: at the token limit. Behind the first few calls that
+        never end, no more are looked for: each costs a look at all that follows it."""
         num_unended = 0
         while not self.is_over and (rest := self._unfinished()):
             num_unended += 1
-            again = rest.find(self._family.opening, 1) if num_unended < _MAX_UNENDED else -1
+            behind = len(rest) - len(rest.lstrip()) + 1  # the opening of this one
+            again = rest.find(self._family.opening, behind) if num_unended < _MAX_UNENDED else -1
             if again < 0:
-                self._say(rest)
+                if not (is_cut and self._tell_begun()):
+                    self._say(rest)
                 break
             self._say(rest[:again])  # a call that never ended may have swallowed others
             self._restart(rest[again:])
             while self._advance():
                 pass
         return self._take()
+
+    def _tell_begun(self) -> bool:
+        """Tell the call that the limit cut short. Returns whether it is one: what a held model wrote of a call's
+        beginning is no content, even where it names no tool yet, and nothing but calls follows its first."""
+        if self._state not in ("head", "call"):
+            return self._is_held and self.num_calls > 0
+        if self._reader is not None:
+            self._tell(self._reader)
+        return self._is_held or (self._reader is not None and self._reader.is_said)
 
     def _unfinished(self) -> str:
         """The text that was held back, where it is content."""

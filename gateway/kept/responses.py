@@ -22,7 +22,7 @@ from engine.protocol.events import Event, Finished
 from engine.protocol.fields import BadInput
 from engine.protocol.outcome import Outcome
 from engine.protocol.responses import response_of
-from engine.protocol.tasks import ChatMessage
+from engine.protocol.tasks import ChatMessage, ToolCall
 from gateway.call import Asked, Record
 from gateway.kept.sealed import Sealer
 from storage.database import Database
@@ -218,6 +218,15 @@ class KeptEvents:
             self._outcome.add(event)
         if isinstance(self._outcome.end, Finished):
             said = self._outcome.choices[0]
-            answer = ChatMessage("assistant", said.text, tool_calls=said.tool_calls, reasoning=said.reasoning)
+            whole = tuple(call for call in said.tool_calls if _is_whole(call))  # no other can be shown or answered
+            answer = ChatMessage("assistant", said.text, tool_calls=whole, reasoning=said.reasoning)
             await self._keep((*self._turns, answer), self._make_record(self._outcome))
         return events
+
+
+def _is_whole(call: ToolCall) -> bool:
+    """Whether its arguments came to their end before the token limit."""
+    try:
+        return isinstance(msgspec.json.decode(call.arguments), dict)
+    except (msgspec.MsgspecError, RecursionError):
+        return False

@@ -6,6 +6,7 @@ What is constant in the events of a block is rendered once. A stream ends with `
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob,
 from engine.protocol.outcome import Outcome
 from gateway import envelope
 from gateway.errors import Refusal
+from gateway.shapes.begun_json import as_far_as_whole
 from gateway.shapes.shape import NotStreamed
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -125,12 +127,12 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _input_of(arguments: str) -> Any:
-    """The object that a call's arguments spell; none for those that were cut short."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, RecursionError):
-        return {}
-    return msgspec.Raw(arguments.encode()) if isinstance(value, dict) else {}
+    """The object that a call's arguments spell; what is whole of it where they were cut short."""
+    for text in (arguments, as_far_as_whole(arguments)):
+        with contextlib.suppress(msgspec.MsgspecError, RecursionError):
+            if isinstance(msgspec.json.decode(text), dict):
+                return msgspec.Raw(text.encode())
+    return {}
 
 
 def _usage(usage: Usage) -> dict[str, int]:

@@ -237,6 +237,28 @@ async def test_a_format_that_could_not_be_closed_fails_and_a_call_that_could_not
     assert (bench.finished.reason, bench.calls[0][0]) == ("length", "say")
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+async def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(is_held: bool) -> None:
+    bench = Bench() if is_held else Bench("start")
+    await bench.start()
+    assert (bench.replica.requests[-1].constraint is not None) == is_held
+    begun = CALL[: CALL.index("b") + 1]
+    num_tokens = bench.say(f"Sure.\n{begun}", finish="unclosed" if is_held else "length")
+    assert (bench.text, bench.calls) == ("Sure.", [("say", '{"text": "a\\nb')])
+    assert (bench.finished.reason, bench.finished.usage.completion_tokens) == ("length", num_tokens)
+    bench.heard.clear()
+    await bench.start()
+    bench.say(CALL[:20], finish="unclosed" if is_held else "length")
+    assert (bench.text, bench.calls, bench.finished.reason) == ("" if is_held else CALL[:20], [], "length")
+
+
+async def test_a_call_that_the_model_itself_breaks_off_is_text() -> None:
+    bench = Bench("start")
+    await bench.start()
+    bench.say(CALL[:50], finish="stop")
+    assert (bench.text, bench.calls, bench.finished.reason) == (CALL[:50], [], "stop")
+
+
 async def test_whole_calls_that_fill_the_last_of_the_tokens_are_calls() -> None:
     bench = Bench()
     await bench.start(tool_choice="required")

@@ -224,6 +224,16 @@ def read(family: Family, pieces: Sequence[str], tools: Any = None, *, is_held: b
     return "".join(piece for piece in said if isinstance(piece, str)), found
 
 
+def told(family: Family, pieces: Sequence[str], *, is_held: bool) -> tuple[str, list[str], list[str]]:
+    """Content, names and arguments as texts, of an answer that the token limit cut short."""
+    parser = call_parser(family, TOOLS, is_held=is_held, is_parallel=True)
+    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush(is_cut=True)
+    called = [piece for piece in said if isinstance(piece, CallPiece)]
+    names = [piece.name for piece in called if piece.name is not None]
+    arguments = ["".join(p.arguments for p in called if p.index == index) for index in range(len(names))]
+    return "".join(piece for piece in said if isinstance(piece, str)), names, arguments
+
+
 def cut(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
@@ -237,6 +247,29 @@ def test_calls_are_read_for_any_split(name: str, is_held: bool) -> None:
         assert read(family, cut(text, size), is_held=is_held) == ("", BOTH)
     for at in range(len(text)):
         assert read(family, [text[:at], text[at:]], is_held=is_held) == ("", BOTH)
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(name: str, is_held: bool) -> None:
+    family, text = FAMILIES[name], text_of(name)
+    _, names, whole = told(family, [text], is_held=is_held)
+    num_told: list[int] = []
+    for at in range(len(text)):
+        content, found, arguments = read_so_far = told(family, [text[:at]], is_held=is_held)
+        if at % 16 == 0:
+            assert told(family, list(text[:at]), is_held=is_held) == read_so_far
+        assert found == names[: len(found)]
+        assert all(map(str.startswith, whole, arguments))
+        assert arguments[:-1] == whole[: len(found)][:-1]
+        if is_held:
+            assert family.opening.startswith(content)  # of which the first characters may be any text's
+        else:
+            assert text[:at].endswith(content)
+            assert found or content == text[:at]
+        num_told.append(sum(map(len, arguments)))
+    assert num_told == sorted(num_told)
+    assert len(set(num_told)) > len(ARGUMENTS)  # at least one more with each argument
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name not in ("llama4_pythonic", "xlam")])

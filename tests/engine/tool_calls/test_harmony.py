@@ -41,9 +41,11 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
-def read(pieces: Sequence[str], *, is_held: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
+def read(
+    pieces: Sequence[str], *, is_held: bool = False, is_cut: bool = False
+) -> tuple[str, str, list[tuple[str, str]]]:
     parser = HarmonyParser({"f"}, is_held=is_held)
-    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
+    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush(is_cut=is_cut)
     calls: dict[int, list[CallPiece]] = {}
     for piece in said:
         assert piece not in ("", Thought(""))
@@ -71,6 +73,26 @@ def test_a_held_call_is_told_as_it_comes_and_ends_the_answer() -> None:
     assert parser.push(more) == [CallPiece(0, None, "1}")]
     assert (parser.is_over, parser.num_calls) == (True, 1)
     assert not parser.is_thinking
+
+
+CUT_SHORT = [  # a call's message, cut short: content, and what is told of the call
+    (CALL[:-1], "", [("f", '{"a": 1')]),
+    (CALL[:-8], "", [("f", "")]),
+    (CALL[:-8] + " ", "", [("f", "")]),
+    (CALL[:-8] + "so", "so", []),
+    (CALL[:-8] + "{so}", "{so}", []),
+    (CALL[:-12], "", []),
+]
+
+
+@pytest.mark.parametrize(("text", "content", "calls"), CUT_SHORT)
+def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(
+    text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    for pieces in ([text], list(text)):
+        assert read(pieces, is_cut=True) == ("", content, calls)
+        if not content:
+            assert read(pieces, is_held=True, is_cut=True) == ("", "", calls)
 
 
 def test_thinking_is_known_while_it_lasts() -> None:

@@ -207,6 +207,15 @@ def test_a_response_goes_on_from_an_earlier_one(openai: OpenAI, running: Running
     assert said == [("user", "One"), ("assistant", TEXT), ("user", "Two"), ("assistant", TEXT), ("user", "Three")]
 
 
+def test_a_call_that_was_cut_short_is_no_part_of_what_goes_on(openai: OpenAI, running: Running, client: httpx.Client):
+    calls = [["get_weather", "{}"], ["get_weather", '{"city": "Os']]
+    asked = script(tokens=["Well"], calls=calls, end="length")
+    first = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
+    assert [item.status for item in first.output if item.type == "function_call"] == ["completed", "incomplete"]
+    turns = task_of(client, running, {"input": "Go on", "previous_response_id": first.id, "tools": [WEATHER]}).messages
+    assert [call.arguments for turn in turns for call in turn.tool_calls] == ["{}"]
+
+
 def test_the_calls_of_an_earlier_response_can_be_answered(openai: OpenAI, running: Running, client: httpx.Client):
     asked = script(tokens=[], calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
     first = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
