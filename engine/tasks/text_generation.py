@@ -134,6 +134,7 @@ class TextGenerator:
         assert isinstance(work.task, TextGeneration)
         task = work.task
         refuse_unsound(work, task, self.info.vocab_size)
+        task = _ending_as_asked(task)
         prompt = await self._prompts.read(task)
         if task.only_counts:
             emit(Started(prompt_tokens=len(prompt)))
@@ -259,6 +260,13 @@ class TextGenerator:
         end = self._tokenizer.detokenizer(keep=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)
         return None if phase == "answers" and not self._reasoning.answer_opening else Thinking(self._reasoning, phase)
+
+
+def _ending_as_asked(task: TextGeneration) -> TextGeneration:
+    """An answer in JSON ends where its value does, so that it can be read: nothing stops it before."""
+    if task.constraint is None or task.constraint.kind not in ("json_schema", "json_object"):
+        return task
+    return msgspec.structs.replace(task, sampling=msgspec.structs.replace(task.sampling, stop=(), stop_token_ids=()))
 
 
 def _controls(tokenizer: Tokenizer) -> Controls:

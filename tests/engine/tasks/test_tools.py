@@ -282,6 +282,27 @@ async def test_a_closed_format_ends_without_a_token() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["json_object", "json_schema"])
+@pytest.mark.parametrize("tools", [(), (NOW,)])
+async def test_nothing_stops_an_answer_in_json_before_its_end(kind: Any, tools: tuple[Tool, ...]) -> None:
+    bench = Bench()
+    stops = Sampling(stop=(": ", "}", "<|im_end|>"), stop_token_ids=(7,))
+    await bench.start(tools=tools, constraint=Constraint(kind, "{}"), sampling=stops)
+    assert bench.replica.requests[-1].stop_token_ids == ()
+    bench.say('{"a": {"b": 1}}', finish="stop")
+    assert (bench.text, bench.finished.reason, bench.finished.stop) == ('{"a": {"b": 1}}', "stop", None)
+
+
+@pytest.mark.parametrize("kind", ["regex", "choice", "grammar"])
+async def test_a_stop_string_ends_a_text_in_any_other_format(kind: Any) -> None:
+    bench = Bench()
+    held = Constraint(kind, '["a@b.com\\n"]')
+    await bench.start(tools=(), constraint=held, sampling=Sampling(stop=("\n",), stop_token_ids=(7,)))
+    assert bench.replica.requests[-1].stop_token_ids == (7,)
+    bench.say("a@b.com\n")
+    assert (bench.text, bench.finished.reason, bench.finished.stop) == ("a@b.com", "stop", "\n")
+
+
 async def test_a_model_without_a_template_takes_no_tools(test_data: Path) -> None:
     tokenizer = Tokenizer(test_data / "models/stories260K")
     replica, checker = ScriptedReplica(), FakeChecker()
