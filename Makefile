@@ -16,8 +16,8 @@ PACKAGES := gateway documents engine catalog tenants storage telemetry cli migra
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
 # What needs no store, no model and no process of its own.
-FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tests/telemetry tests/engine/protocol \
-  $(addprefix tests/engine/test_,$(addsuffix .py,block_manager scheduler sequence)) tests/engine/scheduling \
+FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tests/test_packages.py tests/telemetry \
+  tests/engine/protocol tests/engine/scheduling $(addprefix tests/engine/test_,$(addsuffix .py,block_manager scheduler sequence)) \
   $(addprefix tests/gateway/,http/test_json_body.py test_placement.py test_routing.py) \
   $(addprefix tests/catalog/test_,$(addsuffix .py,card manifest pricing safetensors_header schemas)) \
   $(addprefix tests/cli/test_,$(addsuffix .py,data_dir output readiness up_options)) tests/scripts

@@ -14,6 +14,8 @@
 #include <immintrin.h>
 #endif
 
+#include "numbers.h"
+
 struct LowRankCall {
     const void* memory;      // [S], `stride` numbers apart: A as [C / UNIT][H][UNIT], then B of each part, in blocks of
                              // LANES outputs (the last may have fewer): [r / UNIT][outputs][UNIT]
@@ -27,31 +29,13 @@ struct LowRankCall {
 
 namespace {
 
-using bf16 = uint16_t;
-constexpr int LANES = 16;
 constexpr int TOKENS = 4;
 constexpr int VECTORS = 4;            // of hidden numbers at once
-constexpr int64_t ALONE = 1 << 18;    // multiplications that are not worth waking a second thread for
 constexpr int64_t AHEAD = 4096;       // bytes that are fetched before they are needed
-typedef float Floats __attribute__((vector_size(64)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
 
 // Inputs that are taken in one step: 4 bytes.
 template <class E>
 constexpr int UNIT = 4 / sizeof(E);
-
-[[maybe_unused]] inline float widen(bf16 x) {
-    uint32_t bits = uint32_t(x) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-}
-[[maybe_unused]] inline void narrow(float x, bf16* y) {  // to nearest, ties to even; NaN stays NaN
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    *y = x != x ? bf16(0x7fc0) : bf16(rounded);
-}
 
 // `lanes` words of 4 bytes, zeros behind them.
 inline Bits load(const void* from, int lanes) {

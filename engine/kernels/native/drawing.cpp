@@ -6,7 +6,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
+
+#include "numbers.h"
 
 namespace {
 
@@ -22,25 +23,6 @@ uint64_t mix(uint64_t state) {
 double uniform(uint64_t seed, int64_t position) {
     constexpr uint64_t STEP = 0x9E3779B97F4A7C15ULL;
     return double(mix(mix(seed + STEP) + (uint64_t(position) + 1) * STEP) >> 11) * 0x1p-53;
-}
-
-// e^x for x <= 0 within 2 ulp, 0 below -87; the polynomial of kernels.cpp, for loops that a compiler turns into vectors.
-inline float exponential(float x) {
-    const float held = x < -87.0f ? -87.0f : x;
-    const float shifted = held * 1.44269504089f + 12582912.0f;  // 1.5 × 2^23: the sum's low bits are the nearest integer
-    const float whole = shifted - 12582912.0f;
-    const float r = held - whole * 0.693359375f + whole * 2.12194440e-4f;
-    float y = 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    const int32_t bits = (int32_t(whole) + 127) << 23;
-    float power;
-    std::memcpy(&power, &bits, 4);
-    return x < -87.0f ? 0.0f : y * power;
 }
 
 // Which tokens are allowed; how many, more than MOST_CHOSEN if there are more than are found.
@@ -81,7 +63,8 @@ extern "C" void hearth_draw_allowed(
             if (x[allowed[i]] > x[allowed[best]]) best = i;
         const float highest = x[allowed[best]];
         if (temperature[row] >= least && std::isfinite(highest)) {
-            for (int i = 0; i < count; ++i) weights[i] = exponential((x[allowed[i]] - highest) / temperature[row]);
+            for (int i = 0; i < count; ++i)
+                weights[i] = exponential<float, int32_t>((x[allowed[i]] - highest) / temperature[row]);
             double sum = 0;
             for (int i = 0; i < count; ++i) until[i] = sum += weights[i];
             const double target = uniform(seeds[row] ^ turn, positions[row]) * sum;

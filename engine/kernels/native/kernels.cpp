@@ -16,32 +16,13 @@
 #include <immintrin.h>
 #endif
 
+#include "numbers.h"
+
 namespace {
 
-using bf16 = uint16_t;
-constexpr int LANES = 16;
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef uint32_t Bits __attribute__((vector_size(64)));
-typedef uint16_t Halves __attribute__((vector_size(32)));
-
-// Work below this many multiplications is not worth waking a second thread for.
-constexpr int64_t ALONE = 1 << 18;
-
+// So that what is written for both kinds of numbers takes float32 as it is.
 inline float widen(float x) { return x; }
-inline float widen(bf16 x) {
-    uint32_t bits = uint32_t(x) << 16;
-    float y;
-    std::memcpy(&y, &bits, 4);
-    return y;
-}
 inline void narrow(float x, float* y) { *y = x; }
-inline void narrow(float x, bf16* y) {  // to nearest, ties to even; NaN stays NaN
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    *y = x != x ? bf16(0x7fc0) : bf16(rounded);
-}
 
 inline Floats load(const float* p) {
     Floats x;
@@ -92,34 +73,6 @@ inline void sum4(const Floats* x, float* y) {
 #else
     for (int i = 0; i < 4; ++i) y[i] = sum(x[i]);
 #endif
-}
-
-// e^x for x <= 0 within 2 ulp (0 below -87, NaN for NaN): 2^n times a polynomial of what remains.
-inline Floats exponential(Floats x) {
-    Bits is_tiny = (Bits)(x < -87.0f);
-    x = x < -87.0f ? all(-87.0f) : x;
-    Floats scaled = x * 1.44269504089f;
-    Floats shifted = scaled + 12582912.0f;  // 1.5 × 2^23: the sum's low bits are the nearest integer
-    Floats whole = shifted - 12582912.0f;
-    Floats r = x - whole * 0.693359375f + whole * 2.12194440e-4f;
-    Floats y = all(1.9875691500e-4f);
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    Ints bits;
-    std::memcpy(&bits, &shifted, sizeof bits);
-    Ints power = (bits - 0x4b400000 + 127) << 23;
-    Floats two;
-    std::memcpy(&two, &power, sizeof two);
-    Floats result = y * two;
-    Bits kept;
-    std::memcpy(&kept, &result, sizeof kept);
-    kept &= ~is_tiny;
-    std::memcpy(&result, &kept, sizeof result);
-    return result;
 }
 
 // ---------------------------------------------------------------------------------------------------------- norms
@@ -187,7 +140,7 @@ void gate_silu(const E* gate_up, E* out, int64_t num_tokens, int64_t width) {
         for (; i + LANES <= width; i += LANES) {
             Floats g = load(gate + i);
             Floats size = g < 0.0f ? g : -g;  // -|g|
-            Floats e = exponential(size);
+            Floats e = exponential<Floats, Ints>(size);
             Floats numerator = g < 0.0f ? g * e : g;  // g e^g / (1 + e^g) or g / (1 + e^-g)
             Floats y = numerator / (1.0f + e) * load(up + i);
             store(y, to + i);
@@ -307,7 +260,7 @@ inline float weigh(float* scores, int64_t num_keys, int64_t stride, const Query&
     }
     Floats totals = {};
     for (int64_t k = 0; k < stride; k += LANES) {
-        Floats x = exponential(load(scores + k) - peak);
+        Floats x = exponential<Floats, Ints>(load(scores + k) - peak);
         store(x, scores + k);
         totals += x;
     }

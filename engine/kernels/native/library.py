@@ -13,8 +13,9 @@ import platform
 from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
-_NAMES = ("kernels.cpp", "packed.cpp", "adapters.cpp", "reading.cpp", "drawing.cpp")
-SOURCES = tuple(Path(__file__).with_name(name) for name in _NAMES)
+_HERE = Path(__file__).parent
+SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
+HEADERS = tuple(sorted(_HERE.glob("*.h")))
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
@@ -69,7 +70,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 
 def library_path(folder: Path = CACHE) -> Path:
     """Where the library of this source, these flags and this processor is, if it was built."""
-    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in SOURCES))
+    digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in (*SOURCES, *HEADERS)))
     digest.update("\0".join((*FLAGS, *_processor())).encode())
     return folder / f"{digest.hexdigest()[:24]}.so"
 

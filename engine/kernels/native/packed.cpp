@@ -13,13 +13,12 @@
 #include <immintrin.h>
 #endif
 
+#include "numbers.h"
+
 namespace {
 
-using bf16 = uint16_t;
-constexpr int LANES = 16;
 constexpr int NUM_VECTORS = 3;
 constexpr int64_t WIDTH = NUM_VECTORS * LANES;
-constexpr int64_t ALONE = 1 << 18;  // multiplications that are not worth waking a second thread for
 constexpr int64_t QUAD = 4;         // inputs of one 8-bit step
 constexpr int64_t CHUNK = 8;        // inputs of one 4-bit word of 16 bits, half of them in each of two neighbours
 

@@ -260,13 +260,19 @@ def test_a_library_that_is_not_ours_or_not_there_is_not_loaded(tmp_path: Path, m
     assert library.find_library.__wrapped__() is None
 
 
-def test_another_source_flag_or_processor_has_another_library(monkeypatch) -> None:
+def test_another_source_header_flag_or_processor_has_another_library(tmp_path: Path, monkeypatch) -> None:
     paths = {library.library_path()}
+    for kind in ("SOURCES", "HEADERS"):
+        first, *others = getattr(library, kind)
+        changed = tmp_path / first.name
+        changed.write_text(first.read_text() + "// more\n")
+        monkeypatch.setattr(library, kind, (changed, *others))
+        paths.add(library.library_path())
     monkeypatch.setattr(library, "FLAGS", ("-O0",))
     paths.add(library.library_path())
     monkeypatch.setattr(library, "_processor", lambda: ["another"])
     paths.add(library.library_path())
-    assert len(paths) == 3
+    assert len(paths) == 5
 
 
 def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_nothing(
