@@ -5,6 +5,7 @@ Each is closed with the folder or the file that it was made for: one that idles 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from storage.migrate import migrate
 from tests.certificates import certificates
 from tests.fakes.receiver import Receiver, receiving
 from tests.gateway.site import Running, Site, making_sites
+from tests.postgres_server import PostgresServer, find_postgres
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +55,15 @@ def _with_two_nodes(site: Site, receiver: Receiver) -> Running:
 def client(running: Running) -> Iterator[httpx.Client]:
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         yield client
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A database of the test's own, which it may kill."""
+    if find_postgres() is None:
+        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
+    server = PostgresServer()
+    server.start()
+    asyncio.run(migrate(server.url))
+    yield server
+    server.close()

@@ -1,24 +1,22 @@
 """How the process starts, refuses to start, drains and ends; and what it does while its stores are away."""
 
-import asyncio
 import json
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import pytest
 
 from gateway.settings import GatewaySettings
-from storage.migrate import migrate
 from telemetry.settings import SettingError, read_settings
 from tests.gateway.process import GatewayProcess
 from tests.gateway.site import Running, Site
 from tests.gateway.test_text_generation import events_of, run, script
-from tests.postgres_server import PostgresServer, find_postgres
+from tests.postgres_server import PostgresServer
 from tests.waiting import wait_until_blocking
 
 
@@ -100,17 +98,6 @@ def test_while_redis_is_away_nodes_last_known_serve_on(new_site: Callable[..., S
         for _ in range(3):
             assert run(client, running, {"prompt": "x"}).status_code == 200
     assert running.gateway.is_ready()
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    if find_postgres() is None:
-        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
-    server = PostgresServer()
-    server.start()
-    asyncio.run(migrate(server.url))
-    yield server
-    server.close()
 
 
 def test_while_the_database_is_away_known_tokens_go_on_and_unknown_ones_wait(

@@ -4,7 +4,6 @@ them says, or leaves, and nothing is held in the end."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,11 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Sampling
-from engine.replica import Output, Replica
+from engine.replica import Replica
 from engine.sequence import SequenceRequest
 from tests.engine.adapters.made import named, random_matrices, save_adapter
 from tests.engine.constraints.speaker import NAMESPACE, SPARK
+from tests.engine.heard import heard, token_ids_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,22 +42,10 @@ class Callers:
     ) -> tuple[list[int], str | None]:
         """The tokens and how it ended; it is aborted if that takes longer than `patience_s`."""
         self._next_id += 1
-        outputs: list[Output] = []
-        ended, own_id = asyncio.Event(), self._next_id
-
-        def hear(output: Output) -> None:
-            outputs.append(output)
-            if output.finish:
-                ended.set()
-
         prompt = PROMPTS[number % len(PROMPTS)]
-        self._replica.add(SequenceRequest(own_id, prompt, GREEDY, NAMESPACE, number % 3, adapter=adapter), hear)
-        if patience_s is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), patience_s)
-            self._replica.abort(own_id)
-        await asyncio.wait_for(ended.wait(), 100)
-        return [each for output in outputs for each in output.token_ids], outputs[-1].finish
+        request = SequenceRequest(self._next_id, prompt, GREEDY, NAMESPACE, number % 3, adapter=adapter)
+        outputs = await heard(self._replica, request, timeout_s=100, patience_s=patience_s)
+        return token_ids_of(outputs), outputs[-1].finish
 
 
 @pytest.mark.full

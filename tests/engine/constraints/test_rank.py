@@ -6,18 +6,16 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 
-import numpy as np
 import pytest
 import pytest_asyncio
 
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.tasks import Constraint
 from engine.replica import Output, Replica
-from engine.sequence import SequenceRequest
-from engine.tokenization.tokenizer import Tokenizer
 from tests.engine.constraints.schemas import INTEGER, STRING, record
-from tests.engine.constraints.speaker import NAMESPACE, SPARK
+from tests.engine.constraints.speaker import SPARK
+from tests.engine.heard import Caller
 from tests.processes import num_threads
 from tests.waiting import wait_until
 
@@ -27,36 +25,15 @@ PERSON = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
 
 
 class Door:
-    """A replica of the built-in model, asked one thing at a time or several."""
+    """A replica of the built-in model, asked to describe a person."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
-        self._tokenizer = Tokenizer(SPARK)
-        self._next_id = 0
+        self._caller = Caller(replica)
 
     async def ask(self, constraint: Constraint | None, **sampling: object) -> tuple[str, list[Output]]:
         """The text and every output."""
-        self._next_id += 1
-        prompt = self._tokenizer.encode_conversation([{"role": "user", "content": "Describe a person."}])
-        request = SequenceRequest(
-            self._next_id,
-            np.array(prompt, dtype=np.int32),
-            Sampling(**sampling),  # type: ignore[arg-type]
-            NAMESPACE,
-            1,
-            constraint=constraint,
-        )
-        outputs: list[Output] = []
-        ended = asyncio.Event()
-
-        def hear(output: Output) -> None:
-            outputs.append(output)
-            if output.finish:
-                ended.set()
-
-        self.replica.add(request, hear)
-        await asyncio.wait_for(ended.wait(), 60)
-        return self._tokenizer.decode([token_id for output in outputs for token_id in output.token_ids]), outputs
+        return await self._caller.ask("Describe a person.", constraint=constraint, **sampling)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

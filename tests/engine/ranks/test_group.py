@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 import pytest_asyncio
 import transformers
@@ -22,16 +21,15 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.kernels.native.operators import find_native_kernels
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint, Sampling
-from engine.replica import Output, Replica, ReplicaLoadError
-from engine.sequence import SequenceRequest
-from engine.tokenization.tokenizer import Tokenizer
+from engine.protocol.tasks import Constraint
+from engine.replica import Replica, ReplicaLoadError
 from engine.variants.recipe import make_recipe
 from engine.variants.variant import plan_variant, write_variant
 from tests.engine.adapters.made import random_matrices, save_adapter
 from tests.engine.checkpoints import KINDS, runner_of, save_random
 from tests.engine.constraints.schemas import INTEGER, STRING, record
-from tests.engine.constraints.speaker import NAMESPACE, SPARK
+from tests.engine.constraints.speaker import SPARK
+from tests.engine.heard import Caller
 from tests.engine.ranks.joined import NUM_GREEDY, Parity
 from tests.engine.weight_formats.made_gguf import write_random
 from tests.processes import are_at_rest, children_of, is_running
@@ -139,41 +137,35 @@ async def test_two_ranks_have_their_parts_of_adapters_that_come_and_go(
 
 
 class Door:
-    """A replica of the built-in model that two ranks share, and how it ended."""
+    """A replica of the built-in model."""
 
-    def __init__(self, replica: Replica, exits: list[str]) -> None:
-        self.replica, self.exits = replica, exits
-        (self.follower,) = children_of(replica.pid)[:1]
-        self._tokenizer = Tokenizer(SPARK)
-        self._next_id = 0
+    def __init__(self, replica: Replica) -> None:
+        self.replica = replica
+        self._caller = Caller(replica)
 
     async def ask(self, text: str, **more: Any) -> tuple[str, str]:
         """The answer's text and how it ended."""
-        fields = {name: more.pop(name) for name in ("constraint", "adapter") if name in more}
-        self._next_id += 1
-        prompt = self._tokenizer.encode_conversation([{"role": "user", "content": text}])
-        sampling = Sampling(**{"max_tokens": 40, "temperature": 0.0, **more})
-        request = SequenceRequest(self._next_id, np.array(prompt, np.int32), sampling, NAMESPACE, 1, **fields)
-        outputs: list[Output] = []
-        ended = asyncio.Event()
+        text, outputs = await self._caller.ask(text, **{"max_tokens": 40, "temperature": 0.0, **more})
+        return text, outputs[-1].finish or ""
 
-        def hear(output: Output) -> None:
-            outputs.append(output)
-            if output.finish:
-                ended.set()
 
-        self.replica.add(request, hear)
-        await asyncio.wait_for(ended.wait(), 60)
-        ids = [token_id for output in outputs for token_id in output.token_ids]
-        return self._tokenizer.decode(ids), outputs[-1].finish or ""
+class Group(Door):
+    """One that two ranks share, and how it ended."""
+
+    def __init__(self, replica: Replica, exits: list[str]) -> None:
+        super().__init__(replica)
+        self.exits = exits
+        (self.follower,) = children_of(replica.pid)[:1]
 
 
 @asynccontextmanager
-async def opened(zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "engine.rank:main") -> AsyncIterator[Door]:
+async def opened(
+    zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "engine.rank:main"
+) -> AsyncIterator[Group]:
     exits: list[str] = []
     replica = await Replica.start(zygote, config, "r1", exits.append, entry=entry)
     try:
-        yield Door(replica, exits)
+        yield Group(replica, exits)
     finally:
         await replica.close()
 
@@ -189,7 +181,7 @@ async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Z
     for num_ranks, speculation in ((1, "off"), (2, "off"), (2, "prompt_lookup")):
         config = replace(CONFIG, tensor_parallel=num_ranks, speculation=speculation)
         replica = await Replica.start(zygote, config, "r1", lambda _: None)
-        door = Door(replica, []) if num_ranks > 1 else _Alone(replica)
+        door = Door(replica)
         answers.append(await asyncio.gather(*(door.ask(question) for question in questions)))
         answers[-1].append(await door.ask("Describe a person.", constraint=person, max_tokens=60))
         answers[-1].append(await door.ask("Hello!", seed=5, temperature=0.9))
@@ -204,13 +196,6 @@ async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Z
     assert answers[0] == answers[1] == answers[2]
     assert answers[0][5][1] in ("stop", "length")
     assert json.loads(answers[1][3][0])["age"] is not None
-
-
-class _Alone(Door):
-    def __init__(self, replica: Replica) -> None:
-        self.replica, self.exits = replica, []
-        self._tokenizer = Tokenizer(SPARK)
-        self._next_id = 0
 
 
 @pytest.mark.parametrize("who", ["follower", "leader"])

@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -19,11 +19,10 @@ import pytest
 from sqlalchemy import text
 
 from storage.database import Database
-from storage.migrate import migrate
 from tests.gateway.process import PARROT, GatewayProcess
 from tests.gateway.site import Running, Site
 from tests.gateway.test_text_generation import script
-from tests.postgres_server import PostgresServer, find_postgres
+from tests.postgres_server import PostgresServer
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -32,17 +31,6 @@ SEED = 7
 NUM_BATCHES, NUM_REQUESTS = 12, 60
 VICTIMS = ("gateway 0", "gateway 1", "gateway 0", "redis", "postgres", "node", "everything", "everything")
 ENVIRON = {"HEARTH_BATCH_LEASE_S": "1.5", "HEARTH_BATCH_MAX_CALLS": "8"}
-
-
-@pytest.fixture
-def postgres() -> Iterator[PostgresServer]:
-    if find_postgres() is None:
-        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
-    server = PostgresServer()
-    server.start()
-    asyncio.run(migrate(server.url))
-    yield server
-    server.close()
 
 
 class Campaign:
@@ -118,9 +106,9 @@ def requests_of(batch: int) -> list[dict[str, Any]]:
 
 
 def test_whatever_is_killed_every_request_has_one_answer_and_one_entry(
-    new_site: Callable[..., Site], postgres: PostgresServer
+    new_site: Callable[..., Site], own_postgres: PostgresServer
 ):
-    campaign = Campaign(new_site(postgres.url), postgres)
+    campaign = Campaign(new_site(own_postgres.url), own_postgres)
     owners = ["other" if number % 3 == 0 else "good" for number in range(NUM_BATCHES)]
     ids: dict[int, str] = {}
 
@@ -144,7 +132,7 @@ def test_whatever_is_killed_every_request_has_one_answer_and_one_entry(
         for item in found:
             assert item["success"], item
             assert item["result"]["response"] == item["external_reference"] == f"{number}/{item['id']}"
-    rows = asyncio.run(_entries(postgres.url))
+    rows = asyncio.run(_entries(own_postgres.url))
     wanted = {f"{batch_id}-{number}" for batch_id in ids.values() for number in range(NUM_REQUESTS)}
     assert {row: count for row, count in rows.items() if row in wanted} == dict.fromkeys(wanted, 1)
     assert len(rows) == len(wanted), "a batch was queued twice"

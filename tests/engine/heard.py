@@ -1,0 +1,72 @@
+"""What replicas in rank processes of their own are asked, heard to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import numpy as np
+
+from engine.adapters.local_adapter import LocalAdapter
+from engine.protocol.tasks import Constraint, Sampling
+from engine.replica import Output, Replica
+from engine.sequence import SequenceRequest
+from engine.tokenization.tokenizer import Tokenizer
+from tests.engine.constraints.speaker import NAMESPACE, SPARK
+
+
+async def heard(
+    replica: Replica, request: SequenceRequest, *, timeout_s: float = 60, patience_s: float | None = None
+) -> list[Output]:
+    """All outputs; the sequence is aborted if it takes longer than `patience_s`. Raises TimeoutError."""
+    outputs: list[Output] = []
+    ended = asyncio.Event()
+
+    def hear(output: Output) -> None:
+        outputs.append(output)
+        if output.finish:
+            ended.set()
+
+    replica.add(request, hear)
+    if patience_s is not None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), patience_s)
+        replica.abort(request.sequence_id)
+    await asyncio.wait_for(ended.wait(), timeout_s)
+    return outputs
+
+
+def token_ids_of(outputs: list[Output]) -> list[int]:
+    return [token_id for output in outputs for token_id in output.token_ids]
+
+
+class Caller:
+    """Asks a replica of the built-in model, one thing at a time or several."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._tokenizer = Tokenizer(SPARK)
+        self._next_id = 0
+
+    async def ask(
+        self,
+        text: str,
+        *,
+        constraint: Constraint | None = None,
+        adapter: LocalAdapter | None = None,
+        **sampling: object,
+    ) -> tuple[str, list[Output]]:
+        """The answer's text, and every output."""
+        self._next_id += 1
+        prompt = self._tokenizer.encode_conversation([{"role": "user", "content": text}])
+        request = SequenceRequest(
+            self._next_id,
+            np.array(prompt, np.int32),
+            Sampling(**sampling),  # type: ignore[arg-type]
+            NAMESPACE,
+            1,
+            constraint=constraint,
+            adapter=adapter,
+        )
+        outputs = await heard(self._replica, request)
+        return self._tokenizer.decode(token_ids_of(outputs)), outputs
