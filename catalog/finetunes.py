@@ -13,12 +13,14 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Row, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from catalog.base_model import BaseModel
 from catalog.errors import FinetuneError
 from catalog.manifest import FileEntry, Manifest, blob_key, hash_file, manifest_key
 from catalog.tables import finetunes
@@ -28,6 +30,8 @@ from engine.weight_formats.adapter_files import (
     WEIGHTS_FILE,
     AdapterError,
     AdapterSettings,
+    check_family,
+    check_shapes,
     parse_settings,
     read_changes,
 )
@@ -178,11 +182,13 @@ async def put_file(
     file_name: str,
     path: Path,
     *,
+    base: BaseModel | None = None,
     limits: Limits = Limits(),
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Finetune:
-    """Take one of its files, which lies at `path`. Raises FinetuneError, StoreError."""
+    """Take one of its files, which lies at `path`; it has to be for `base`, where that is known. Raises FinetuneError,
+    StoreError."""
     if file_name not in FILES:
         raise FinetuneError(f"'/file_name' must be one of {', '.join(FILES)}")
     size_bytes = (await asyncio.to_thread(path.stat)).st_size
@@ -190,10 +196,12 @@ async def put_file(
         raise FinetuneError(f"{file_name} has {size_bytes} bytes; at most {limits.max_bytes} are taken")
     try:
         if file_name == CONFIG_FILE:
-            await _check_config(objects, finetune, path, limits)
+            await _check_config(objects, finetune, path, base, limits)
         else:
             config = None if finetune.config_sha256 is None else await _config(objects, finetune.config_sha256, limits)
-            await asyncio.to_thread(read_changes, path, config, limits.max_rank)
+            changes = await asyncio.to_thread(read_changes, path, config, limits.max_rank)
+            if base is not None:
+                check_shapes(changes, base.sites)
     except AdapterError as error:
         raise FinetuneError(str(error)) from None
     sha256 = await asyncio.to_thread(hash_file, path)
@@ -217,6 +225,7 @@ async def publish(
     model: str,
     description: str = "",
     max_rank: int,
+    base: BaseModel | None = None,
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Finetune:
@@ -227,10 +236,9 @@ async def publish(
         may_be_reserved=True, clock=clock,
     )  # fmt: skip
     try:
-        made = await put_file(database, objects, made, CONFIG_FILE, folder / CONFIG_FILE, limits=limits, clock=clock)
-        return await put_file(
-            database, objects, made, WEIGHTS_FILE, folder / WEIGHTS_FILE, limits=limits, note=note, clock=clock
-        )
+        put = partial(put_file, database, objects, base=base, limits=limits, clock=clock)
+        made = await put(made, CONFIG_FILE, folder / CONFIG_FILE)
+        return await put(made, WEIGHTS_FILE, folder / WEIGHTS_FILE, note=note)
     except BaseException:
         await remove(database, PLATFORM, made.finetune_id)
         raise
@@ -271,9 +279,13 @@ async def _set_file(
     return _finetune((await connection.execute(select(finetunes).where(mine))).one())
 
 
-async def _check_config(objects: Objects, finetune: Finetune, path: Path, limits: Limits) -> None:
+async def _check_config(
+    objects: Objects, finetune: Finetune, path: Path, base: BaseModel | None, limits: Limits
+) -> None:
     """Raises AdapterError."""
     settings = _settings(await asyncio.to_thread(_read_config, path), limits)
+    if base is not None:
+        check_family(settings, base.architecture)
     if finetune.weights_sha256 is None:
         return
     weights = path.with_name(path.name + ".weights")

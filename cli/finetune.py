@@ -16,6 +16,7 @@ from cli.target import Target
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
+    from catalog.card import ModelCard
     from catalog.finetunes import Finetune, Note
     from storage.database import Database
 
@@ -66,11 +67,12 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
 
 async def _publish(data: Path | None, folder: Path, name: str, model: str, description: str) -> dict[str, Any]:
     from catalog import finetunes
+    from catalog.base_model import read_base
     from engine.weight_formats.adapter_files import MAX_RANK
 
     async with stores(data) as (database, objects):
         with failures():
-            model = await _base_model(database, model)
+            model, card = await _base_model(database, model)
             made = await finetunes.publish(
                 database,
                 objects,
@@ -79,6 +81,7 @@ async def _publish(data: Path | None, folder: Path, name: str, model: str, descr
                 model=model,
                 description=description,
                 max_rank=MAX_RANK,
+                base=await read_base(objects, card),
                 note=_note("finetune.publish", f"{name} for {model}"),
             )
     return _row(made)
@@ -97,8 +100,8 @@ async def _remove(data: Path | None, finetune_id: str) -> dict[str, Any]:
     return _row(found)
 
 
-async def _base_model(database: Database, text: str) -> str:
-    """The name of a model that can be tuned. Raises CommandFailed, and InvalidModelId."""
+async def _base_model(database: Database, text: str) -> tuple[str, ModelCard]:
+    """The name and the card of a model that can be tuned. Raises CommandFailed, and InvalidModelId."""
     from catalog.card import parse_model_id
     from catalog.registry import Registry
 
@@ -109,7 +112,7 @@ async def _base_model(database: Database, text: str) -> str:
         raise CommandFailed(f"there is no model {name} here: publish or alias it first")
     if "lora" not in resolved.card.capabilities:
         raise CommandFailed(f"{name} takes no finetunes")
-    return name
+    return name, resolved.card
 
 
 def _note(action: str, detail: str) -> Note:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from catalog import finetunes
+from catalog.base_model import BaseModel, read_base
 from catalog.card import ModelCard
 from catalog.finetunes import Finetune, Limits
 from catalog.listed_finetunes import find_listed
@@ -25,6 +26,7 @@ from telemetry.clock import Clock
 REMEMBERED_S = 1.0
 _MAX_REMEMBERED = 4096
 _MAX_UPLOADS = 8  # at once
+_MAX_BASES = 32  # remembered: some thousand names each
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Finetunes:
         self._objects: Objects | None = None
         self._clock = clock
         self._num_changes = 0
+        self._bases: OrderedDict[str, BaseModel] = OrderedDict()  # by revision, the least recently used first
         self._found: OrderedDict[tuple[str, str], _Found] = OrderedDict()  # (account, reference), the oldest first
 
     @property
@@ -67,6 +70,23 @@ class Finetunes:
         if finetune.revision is None:
             raise Refusal(Reason.FINETUNE_INCOMPLETE, ", ".join(finetune.missing_files))
         return Adapter(finetune.manifest_name, finetune.revision)
+
+    async def base(self, finetune: Finetune) -> BaseModel | None:
+        """What its files are held against when they come; None where too little is known of the model. Raises Refusal,
+        and StoreUnavailable."""
+        resolved = await self._registry.look_up(finetune.model)
+        if resolved is None:
+            return None
+        revision = resolved.card.revision
+        if revision not in self._bases:
+            base = await read_base(self.objects, resolved.card)
+            if base is None:
+                return None
+            self._bases[revision] = base
+        self._bases.move_to_end(revision)
+        if len(self._bases) > _MAX_BASES:
+            self._bases.popitem(last=False)
+        return self._bases[revision]
 
     def forget(self, account_id: str, finetune_id: str) -> None:
         """It was made, brought a file or taken away through this gateway: who calls from now on is answered by that."""

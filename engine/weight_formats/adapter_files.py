@@ -26,10 +26,10 @@ _MAX_NAMES = 1024  # in a list of the config
 _MAX_ALPHA = 1e6
 _DTYPES = ("F32", "F16", "BF16")
 
-# base_model.model. is PEFT's, what follows up to layers. is where the base keeps its decoder.
-_TENSOR = re.compile(
-    r"(?:base_model\.model\.)?(?:model\.|language_model\.model\.|model\.language_model\.)?"
-    r"(layers\.(0|[1-9][0-9]{0,3})\.([A-Za-z0-9_.]{1,128}))\.lora_(A|B)(?:\.default)?\.weight"
+ROOT = r"(?:model\.|language_model\.model\.|model\.language_model\.)?"  # where a base keeps its decoder
+LAYER = r"layers\.(?:0|[1-9][0-9]{0,3})\."
+_TENSOR = re.compile(  # base_model.model. is PEFT's
+    rf"(?:base_model\.model\.)?{ROOT}({LAYER}[A-Za-z0-9_.]{{1,128}})\.lora_(A|B)(?:\.default)?\.weight"
 )
 # Fields that change the sum itself, and the values under which they do not.
 _UNSERVABLE: dict[str, tuple[Any, ...]] = {
@@ -47,6 +47,10 @@ _UNSERVABLE: dict[str, tuple[Any, ...]] = {
     "megatron_config": (),
 }
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+Sites = Mapping[str, tuple[int, int] | None]
+"""Modules that can be changed, and their (in, out); None where that is not known."""
 
 
 class AdapterError(Exception):
@@ -148,8 +152,8 @@ def read_changes(weights: Path, settings: AdapterSettings | None, max_rank: int 
             raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} is no LoRA matrix of a layer's module")
         if extent.dtype not in _DTYPES:
             raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} has type {extent.dtype}, not {', '.join(_DTYPES)}")
-        if pairs.setdefault(match[1], {}).setdefault(match[4], name) != name:
-            raise AdapterError(f"{WEIGHTS_FILE}: {match[1]!r} has two matrices lora_{match[4]}")
+        if pairs.setdefault(match[1], {}).setdefault(match[2], name) != name:
+            raise AdapterError(f"{WEIGHTS_FILE}: {match[1]!r} has two matrices lora_{match[2]}")
     if not pairs:
         raise AdapterError(f"{WEIGHTS_FILE} has no matrix")
     if len(pairs) > _MAX_MODULES:
@@ -173,18 +177,28 @@ def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterForm:
     return AdapterForm(settings, read_changes(folder / WEIGHTS_FILE, settings, max_rank))
 
 
-def check_fit(form: AdapterForm, sites: Mapping[str, tuple[int, int]], architecture: str = "") -> None:
-    """Is it for this base? `sites` are the modules that can be changed and their (in, out). Models of two families may
-    have the same ones: `model_type`, where it is said, has to be of the family of the `architecture`, numbers apart
-    (`llama` and `llama4` are of one, `llama` and `mistral` are not). Raises AdapterError."""
-    said = form.settings.model_type
-    if said and architecture and _family_of(said) != _family_of(architecture):
+def check_fit(form: AdapterForm, sites: Sites, architecture: str = "") -> None:
+    """Is it for this base? Models of two families may have the same sites. Raises AdapterError."""
+    if architecture:
+        check_family(form.settings, architecture)
+    check_shapes(form.changes, sites)
+
+
+def check_family(settings: AdapterSettings, architecture: str) -> None:
+    """`model_type`, where it is said, has to be of the `architecture`'s family, numbers apart (`llama` and `llama4` are of
+    one, `llama` and `mistral` are not). Raises AdapterError."""
+    said = settings.model_type
+    if said and _family_of(said) != _family_of(architecture):
         raise _fault("model_type", f"is {said!r}, but the model is of another family ({architecture})")
-    for module, change in form.changes.items():
-        shape = sites.get(module)
-        if shape is None:
+
+
+def check_shapes(changes: Mapping[str, Change], sites: Sites) -> None:
+    """`sites` has every module that can be changed. Raises AdapterError."""
+    for module, change in changes.items():
+        if module not in sites:
             raise AdapterError(f"{WEIGHTS_FILE}: the model has no module {module!r} that an adapter can change")
-        if shape != (change.num_in, change.num_out):
+        shape = sites[module]
+        if shape is not None and shape != (change.num_in, change.num_out):
             raise AdapterError(
                 f"{WEIGHTS_FILE}: {module!r} maps {change.num_in} to {change.num_out}, "
                 f"the model's maps {shape[0]} to {shape[1]}: it is of another base model"

@@ -53,28 +53,39 @@ def read_header(path: Path) -> dict[str, Extent]:
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
-            header_bytes = int.from_bytes(prefix, "little")
-            if len(prefix) < 8 or header_bytes > file_bytes - 8:
-                raise HeaderError(f"{path.name}: header of {header_bytes} bytes in a file of {file_bytes}")
-            if header_bytes > MAX_HEADER_BYTES:
-                raise HeaderError(f"{path.name}: header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read")
+            header_bytes = header_size(prefix, path.name, file_bytes)
             text = file.read(header_bytes)
     except OSError as error:
         raise HeaderError(f"{path.name} cannot be read: {error.strerror}") from None
-    header = _parse(text, path.name)
+    return parse_header(text, path.name, file_bytes)
+
+
+def header_size(prefix: bytes, name: str, file_bytes: int) -> int:
+    """How many bytes of header follow the first eight of a file of so many. Raises HeaderError."""
+    header_bytes = int.from_bytes(prefix[:8], "little")
+    if len(prefix) < 8 or header_bytes > file_bytes - 8:
+        raise HeaderError(f"{name}: header of {header_bytes} bytes in a file of {file_bytes}")
+    if header_bytes > MAX_HEADER_BYTES:
+        raise HeaderError(f"{name}: header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read")
+    return header_bytes
+
+
+def parse_header(text: bytes, name: str, file_bytes: int) -> dict[str, Extent]:
+    """The same for a header whose `text` is here, of a file of so many bytes that may lie elsewhere."""
+    header = _parse(text, name)
     header.pop("__metadata__", None)
-    data_start = 8 + header_bytes
+    data_start = 8 + len(text)
     extents = {
-        name: _extent(f"{path.name}: {name[:200]!r}", value, data_start, file_bytes - data_start)
-        for name, value in header.items()
+        tensor: _extent(f"{name}: {tensor[:200]!r}", value, data_start, file_bytes - data_start)
+        for tensor, value in header.items()
     }
     end = data_start
-    for name, extent in sorted(extents.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
+    for tensor, extent in sorted(extents.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
         if extent.offset != end:
-            raise HeaderError(f"{path.name}: {name[:200]!r} overlaps its neighbour or leaves a hole before it")
+            raise HeaderError(f"{name}: {tensor[:200]!r} overlaps its neighbour or leaves a hole before it")
         end += extent.size_bytes
     if end != file_bytes:
-        raise HeaderError(f"{path.name}: {file_bytes - end} bytes belong to no tensor")
+        raise HeaderError(f"{name}: {file_bytes - end} bytes belong to no tensor")
     return extents
 
 

@@ -129,7 +129,7 @@ async def _upload(services: Services, request: Request) -> Response:
         try:
             await _take_file(services, request, finetune, folder, max_bytes)
         except FinetuneError as error:
-            raise Refusal(Reason.INPUT_INVALID, str(error)) from None
+            raise Refusal(Reason.INPUT_INVALID, f"'/file' cannot be taken: {error}") from None
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return _answer(None)
@@ -153,7 +153,15 @@ async def _take_file(services: Services, request: Request, finetune: Finetune, f
     path = await asyncio.to_thread(path.rename, folder / file_name)
     note = _note(services, request, "finetune.upload", file_name)
     await finetunes.put_file(
-        store.database, store.objects, finetune, file_name, path, limits=store.limits, note=note, clock=services.clock
+        store.database,
+        store.objects,
+        finetune,
+        file_name,
+        path,
+        base=await store.base(finetune),
+        limits=store.limits,
+        note=note,
+        clock=services.clock,
     )
     store.forget(finetune.account_id, finetune.finetune_id)
 

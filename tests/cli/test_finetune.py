@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cli.main import run
-from tests.catalog.adapters import config_bytes, weights_bytes
+from tests.catalog.adapters import config_bytes, spark_modules, weights_bytes
 
 SPARK = "@cf/hearth/spark"
 
@@ -23,7 +23,7 @@ def platform(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "adapter_config.json").write_bytes(config_bytes())
-    (tmp_path / "adapter_model.safetensors").write_bytes(weights_bytes())
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights_bytes(modules=spark_modules()))
     return tmp_path
 
 
@@ -61,6 +61,11 @@ def test_what_cannot_be_served_is_named_and_leaves_nothing(capsys: pytest.Captur
     assert "use_dora" in failed(capsys, *asked, SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes(r=8))
     assert "has rank 4, adapter_config.json says 8" in failed(capsys, *asked, SPARK)
+    (folder / "adapter_config.json").write_bytes(config_bytes(model_type="mistral"))
+    assert "'model_type' is 'mistral', but the model is of another family" in failed(capsys, *asked, SPARK)
+    (folder / "adapter_config.json").write_bytes(config_bytes())
+    (folder / "adapter_model.safetensors").write_bytes(weights_bytes())
+    assert "'layers.0.self_attn.q_proj' maps 16 to 16, the model's maps 256 to 256" in failed(capsys, *asked, SPARK)
     (folder / "adapter_model.safetensors").unlink()
     assert "adapter_model.safetensors: No such file" in failed(capsys, *asked, SPARK)
     assert printed(capsys, "list") == []

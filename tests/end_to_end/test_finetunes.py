@@ -3,6 +3,7 @@ others."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 from cloudflare import APIStatusError, Cloudflare
 from safetensors.numpy import load_file, save_file
 
+from catalog import finetunes
+from cli.stores import stores
 from tests.end_to_end.platform import Platform
 
 QUESTION = [{"role": "user", "content": "Hello"}]
@@ -39,11 +42,11 @@ def save_random_adapter(folder: Path, seed: int) -> Path:
 
 
 def bring(platform: Platform, cloudflare: Cloudflare, name: str, folder: Path) -> str:
-    finetunes, account_id = cloudflare.ai.finetunes, platform.account_id
-    made = finetunes.create(account_id=account_id, model=platform.chat_model, name=name)
-    for file_name in ("adapter_config.json", "adapter_model.safetensors"):
+    tuned, account_id = cloudflare.ai.finetunes, platform.account_id
+    made = tuned.create(account_id=account_id, model=platform.chat_model, name=name)
+    for file_name in finetunes.FILES:
         file = folder / file_name
-        assert finetunes.assets.create(made.id, account_id=account_id, file=file, file_name=file_name).success
+        assert tuned.assets.create(made.id, account_id=account_id, file=file, file_name=file_name).success
     return made.id
 
 
@@ -62,27 +65,46 @@ def test_a_finetune_changes_its_own_answers_and_no_others(platform: Platform, cl
     assert ask(platform, cloudflare) == plain
 
 
+def save_another(folder: Path, seed: int, *, is_wide: bool = False, **config: str | list[str]) -> Path:
+    """One for another base."""
+    save_random_adapter(folder, seed)
+    if is_wide:
+        tensors = {f"layers.0.self_attn.q_proj.lora_{letter}.weight": np.zeros(shape, np.float32)
+                   for letter, shape in (("A", (8, 300)), ("B", (256, 8)))}  # fmt: skip
+        save_file(tensors, folder / "adapter_model.safetensors")
+    said = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(said | config))
+    return folder
+
+
 def test_a_finetune_of_another_base_is_refused_by_its_module(
     platform: Platform, cloudflare: Cloudflare, tmp_path: Path
 ):
-    folder = save_random_adapter(tmp_path / "wide", 3)
-    tensors = {f"layers.0.self_attn.q_proj.lora_{letter}.weight": np.zeros(shape, np.float32)
-               for letter, shape in (("A", (8, 300)), ("B", (256, 8)))}  # fmt: skip
-    save_file(tensors, folder / "adapter_model.safetensors")
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"target_modules": ["q_proj"]}))
-    bring(platform, cloudflare, "wide", folder)
-    with pytest.raises(APIStatusError) as refused:
-        ask(platform, cloudflare, lora="wide")
-    assert refused.value.status_code == 400
-    assert "'layers.0.self_attn.q_proj' maps 300 to 256, the model's maps 256 to 256" in str(refused.value)
-    folder = save_random_adapter(tmp_path / "mistral", 5)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"model_type": "mistral"}))
-    bring(platform, cloudflare, "mistral", folder)
-    with pytest.raises(APIStatusError) as refused:
-        ask(platform, cloudflare, lora="mistral")
-    assert "'model_type' is 'mistral', but the model is of another family (LlamaForCausalLM)" in str(refused.value)
+    """When its file comes; and when it is called, if its base was another then."""
+    wide = save_another(tmp_path / "wide", 3, is_wide=True, target_modules=["q_proj"])
+    mistral = save_another(tmp_path / "mistral", 5, model_type="mistral")
+    wrong = {
+        "wide": (wide, "'layers.0.self_attn.q_proj' maps 300 to 256, the model's maps 256 to 256"),
+        "mistral": (mistral, "'model_type' is 'mistral', but the model is of another family (LlamaForCausalLM)"),
+    }
+    for name, (folder, says) in wrong.items():
+        with pytest.raises(APIStatusError) as refused:
+            bring(platform, cloudflare, f"{name}-now", folder)
+        assert refused.value.status_code == 400
+        assert says in str(refused.value)
+        asyncio.run(keep_unchecked(platform, name, folder))
+        with pytest.raises(APIStatusError) as refused:
+            ask(platform, cloudflare, lora=name)
+        assert refused.value.status_code == 400
+        assert says in str(refused.value)
+
+
+async def keep_unchecked(platform: Platform, name: str, folder: Path) -> None:
+    """As a finetune is kept whose base was another when its files came."""
+    async with stores(platform.data) as (database, objects):
+        made = await finetunes.create(database, platform.account_id, name=name, model=platform.chat_model)
+        for file_name in finetunes.FILES:
+            made = await finetunes.put_file(database, objects, made, file_name, folder / file_name)
 
 
 @pytest.mark.parametrize(("number", "says"), [(float("nan"), "not finite"), (3e38, "too large")])

@@ -18,6 +18,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
+from catalog.base_model import sites_of
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels, Reach
 from engine.kernels.reference import ReferenceKernels
@@ -26,6 +27,7 @@ from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import ARCHITECTURES, read_config
 from engine.runner import Runner
+from engine.weight_formats.safetensors_header import read_header
 from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random, save_random_with_images
 from tests.engine.driver import Driver
 
@@ -84,6 +86,17 @@ def test_logits_equal_transformers_in_chunks_of_any_size(kind: str, model_of: Ca
         prompt, expected = model.prompts[index % NUM_PROMPTS], model.logits[index % NUM_PROMPTS]
         for num_pushed, logits in push(model.runner, prompt, chunk):
             torch.testing.assert_close(logits, expected[num_pushed - 1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_adapters_can_change_is_told_by_the_headers_of_the_files(
+    kind: str, model_of: Callable[[str], Model]
+) -> None:
+    """So that who takes an upload, and loads nothing, refuses what the runner would."""
+    model = model_of(kind)
+    headers = [read_header(path) for path in model.folder.glob("*.safetensors")]
+    assert model.runner.adapters is not None
+    assert sites_of(headers) == model.runner.adapters.sites
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -17,11 +17,12 @@ from cloudflare import Cloudflare
 
 from catalog.manifest import blob_key, decode_manifest, manifest_key
 from engine.protocol.tasks import Adapter
-from tests.catalog.adapters import config_bytes, weights_bytes
+from tests.catalog.adapters import config_bytes, spark_modules, weights_bytes
 from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running, Site
 from tests.waiting import wait_until_blocking
 
+SPARK = "@cf/hearth/spark"  # built in, so its files are at hand; of the others here there is no file
 LISTED = ["cf-public-cnn-summarization", "cf-public-jigsaw-classification", "cf-public-magicoder"]
 
 
@@ -153,6 +154,29 @@ def test_a_file_that_cannot_be_served_is_refused_by_its_field(
     answer = bring(running, client, create(running, client, name)["id"], file_name, content)
     assert code_of(answer) == (400, 5006)
     assert says in answer.json()["errors"][0]["message"]
+
+
+def test_a_file_that_is_not_for_the_model_is_refused_when_it_comes(running: Running, client: httpx.Client):
+    """By what the model's own files say; a finetune that was refused a file takes a better one."""
+    made = create(running, client, "not-for-spark", model=SPARK)
+    other = weights_bytes(modules={"layers.99.self_attn.q_proj": (256, 256)})
+    wrong = {
+        "'model_type' is 'mistral', but the model is of another family (LlamaForCausalLM)": config_bytes(
+            model_type="mistral"
+        ),
+        "'layers.0.self_attn.q_proj' maps 16 to 16, the model's maps 256 to 256": weights_bytes(),
+        "the model has no module 'layers.99.self_attn.q_proj' that an adapter can change": other,
+    }
+    for says, content in wrong.items():
+        file_name = "adapter_config.json" if content.startswith(b"{") else "adapter_model.safetensors"
+        answer = bring(running, client, made["id"], file_name, content)
+        assert code_of(answer) == (400, 5006)
+        (error,) = answer.json()["errors"]
+        assert f"'/file' cannot be taken: {file_name}: " in error["message"]
+        assert says in error["message"]
+        assert error["source"] == {"pointer": "/file"}
+    right = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": weights_bytes(modules=spark_modules())}
+    assert [bring(running, client, made["id"], *each).status_code for each in right.items()] == [200, 200]
 
 
 def test_a_file_over_the_limit_is_refused(running: Running, client: httpx.Client):
