@@ -117,6 +117,10 @@ class FakeNode:
         """Let the calls go on that wait to be let, and those that would."""
         self._loop.call_soon_threadsafe(self.goes_on.set)
 
+    def hold(self) -> None:
+        """From now on calls wait again to be let go on."""
+        self._loop.call_soon_threadsafe(self.goes_on.clear)
+
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         """Run something on this node's loop until it stops."""
         self._loop.call_soon_threadsafe(self._start, job)

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from telemetry.settings import SettingError, read_settings
-from tests.gateway.process import GatewayProcess
+from tests.gateway.process import PARROT, GatewayProcess
 from tests.gateway.site import Running, Site
 from tests.gateway.test_text_generation import events_of, run, script
 from tests.postgres_server import PostgresServer
@@ -38,6 +38,7 @@ def test_sigterm_lets_calls_finish_refuses_new_ones_and_ends_well(site: Site):
     running = Running(site, site.gateway().start())
     with httpx.Client(headers=running.headers(), timeout=60) as client, httpx.Client(timeout=60) as probe:
         assert probe.get(f"{running.gateway.url}/readyz").status_code == 200
+        site.nodes["n1"].hold()
         held = {"prompt": script(held_after=2), "stream": True}
         thread, answers = in_background(lambda: run(client, running, held))
         wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 1)
@@ -57,20 +58,20 @@ def test_sigterm_lets_calls_finish_refuses_new_ones_and_ends_well(site: Site):
 def test_calls_that_outlast_the_drain_end_with_an_error_and_are_recorded(site: Site, why: str):
     environ = {"HEARTH_DRAIN_TIMEOUT_S": "0.3"} if why == "timeout" else {}
     running = Running(site, site.gateway(**environ).start())
+    site.nodes["n1"].hold()
     with httpx.Client(headers=running.headers(), timeout=60) as client:
-        prompt = script(tokens=["x"] * 200, gap_s=0.05)
-        thread, answers = in_background(lambda: run(client, running, {"prompt": prompt, "stream": True}))
-        wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 1)
-        wait_until_blocking(lambda: site.nodes["n1"].num_open_calls)
-        running.gateway.terminate()
-        if why == "second signal":
-            wait_until_blocking(lambda: not running.gateway.is_ready())
+        body = {"prompt": script(held_after=2), "stream": True}
+        with client.stream("POST", f"{running.account_url}/ai/run/{PARROT}", json=body) as answer:
+            lines = answer.iter_lines()
+            assert json.loads(next(lines).removeprefix("data: "))["response"], "the node has said something"
             running.gateway.terminate()
-        thread.join()
+            if why == "second signal":
+                wait_until_blocking(lambda: not running.gateway.is_ready())
+                running.gateway.terminate()
+            last = [line for line in lines if line][-1]
     assert running.gateway.wait() == 0
-    last = json.loads(events_of(answers[0])[-1])
-    assert last["error"]["code"] == 3008
-    (row,) = site.usage_rows(answers[0].headers["cf-ai-req-id"])
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == 3008
+    (row,) = site.usage_rows(answer.headers["cf-ai-req-id"])
     assert row["completion_tokens"] > 0
 
 
