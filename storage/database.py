@@ -72,9 +72,16 @@ class Database:
 
     @classmethod
     def connect(
-        cls, url: str, *, pool_size: int = 5, pool_timeout_s: float = 1.0, statement_timeout_s: float = 5.0
+        cls,
+        url: str,
+        *,
+        pool_size: int = 5,
+        pool_timeout_s: float = 1.0,
+        statement_timeout_s: float = 5.0,
+        connect_timeout_s: float = 2.0,
     ) -> Database:
-        """Opens nothing yet. `statement_timeout_s` bounds one statement, another writer's lock included.
+        """Opens nothing yet. `statement_timeout_s` bounds one statement, another writer's lock included;
+        `connect_timeout_s` is for Postgres alone.
 
         Raises ValueError for a URL that names neither database.
         """
@@ -84,7 +91,7 @@ class Database:
         options |= {"pool_size": pool_size, "max_overflow": pool_size}
         if parsed.path is not None:
             return cls(*sqlite_engine(parsed, statement_timeout_s, options))
-        timeouts = {"timeout": 2.0, "command_timeout": statement_timeout_s}
+        timeouts = {"timeout": connect_timeout_s, "command_timeout": statement_timeout_s}
         return cls(create_async_engine(parsed.for_sqlalchemy, connect_args=timeouts, pool_pre_ping=True, **options))
 
     @contextlib.asynccontextmanager

@@ -92,7 +92,7 @@ class EmbeddedRedis:
             preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
         )
 
-    def wait_ready(self, deadline_s: float = 5.0) -> None:
+    def wait_ready(self, deadline_s: float = 30.0) -> None:
         """Blocks until the server answers PING. Raises StoreUnavailable when it ends or stays silent."""
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:

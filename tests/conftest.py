@@ -153,7 +153,7 @@ def sqlite_url(migrated_sqlite_file: Path, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def sqlite_database(sqlite_url: str) -> AsyncIterator[Database]:
-    database = Database.connect(sqlite_url)
+    database = patient_database(sqlite_url)
     yield database
     await database.close()
 
@@ -174,7 +174,7 @@ def new_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 async def postgres_database(migrated_postgres_url: str) -> AsyncIterator[Database]:
-    database = Database.connect(migrated_postgres_url)
+    database = patient_database(migrated_postgres_url)
     yield database
     await database.close()
 
@@ -189,9 +189,15 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
     """A migrated, empty database: the test runs on SQLite and on Postgres."""
-    database = Database.connect(database_url)
+    database = patient_database(database_url)
     yield database
     await database.close()
+
+
+def patient_database(url: str) -> Database:
+    """One that no busy machine makes unavailable; a test of what is has limits of its own."""
+    patience = {"pool_timeout_s": PATIENCE_S, "statement_timeout_s": PATIENCE_S, "connect_timeout_s": PATIENCE_S}
+    return Database.connect(url, **patience)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from telemetry.child_process import die_with_parent
-from tests.waiting import wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 def find_postgres() -> Path | None:
@@ -111,7 +111,7 @@ class PostgresServer:
     def _end(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
-        self._process.wait(20)
+        self._process.wait(PATIENCE_S)
         self._process = None
 
     def _signal_all(self, number: signal.Signals) -> None:

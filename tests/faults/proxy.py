@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.waiting import PATIENCE_S
+
 T = TypeVar("T")
 _LOOK_S = 0.005
 _RESET = struct.pack("ii", 1, 0)  # linger, for no time at all: what closes the socket resets the connection
@@ -80,7 +82,7 @@ class FaultProxy:
         if self._thread.is_alive():
             self._run(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(10)
+            self._thread.join(PATIENCE_S)
             self._loop.close()
 
     def __enter__(self) -> FaultProxy:
@@ -128,7 +130,7 @@ class FaultProxy:
         self._run(self._half_close_all())
 
     def _run(self, job: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(job, self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(job, self._loop).result(PATIENCE_S)
 
     async def _open(self) -> None:
         if self.path is not None:
