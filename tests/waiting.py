@@ -41,6 +41,12 @@ def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = PATIENCE
     return value
 
 
+def wait_for_a_day_that_lasts(seconds: float) -> None:
+    """Until this UTC day has so many seconds left, for what adds up by days: at once, but for a day's very end."""
+    while (left_s := 86_400 - time.time() % 86_400) < seconds:
+        time.sleep(left_s)
+
+
 def _given_up(predicate: Callable[[], object], value: object, deadline_s: float) -> str:
     source = inspect.getsource(predicate).strip()
     return f"still not true after {deadline_s:g} s, but {repr(value)[:500]}: {source}"

@@ -27,7 +27,7 @@ from tests.faults.proxy import FaultProxy
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import READ, Running, Site
 from tests.gateway.test_text_generation import events_of, script
-from tests.waiting import wait_until_blocking
+from tests.waiting import wait_for_a_day_that_lasts, wait_until_blocking
 
 pytestmark = pytest.mark.full
 
@@ -116,6 +116,7 @@ def test_a_flush_begins_no_window_anew(parted: Parted):
 
 
 def test_a_flush_gives_back_nothing_that_was_spent(parted: Parted):
+    wait_for_a_day_that_lasts(60)
     asyncio.run(parted.begin("free"))
     most: dict[str, object] = {"prompt": script(tokens=["x"] * 600), "max_tokens": 600}  # 0.6 of the day's one neuron
     answer = parted.ask(most)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from datetime import UTC, datetime
 
 import pytest
 from hypothesis import settings
@@ -18,11 +17,11 @@ from redis import Redis
 from storage.database import Database, new_id_hex, uuid7
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
-from telemetry.clock import SYSTEM_CLOCK
 from tenants import usage
 from tenants.allowance import Allowance
 from tenants.quota import Entered, Quota, QuotaExceeded
 from tenants.usage import UsageEntry
+from tests.tenants.hand_clock import HandClock
 from tests.tenants.test_allowance import Caller
 from tests.tenants.usage_entries import entry
 
@@ -31,8 +30,9 @@ GATEWAYS = 2
 
 
 class Money(RuleBasedStateMachine):
-    """Calls of one free account through two gateways."""
+    """Calls of one free account through two gateways, all of them at one time: no day ends meanwhile."""
 
+    clock = HandClock()
     database: Database
     allowance: Allowance
     quotas: list[Quota]
@@ -120,7 +120,7 @@ class Money(RuleBasedStateMachine):
         assert self._run(self.allowance.used(budget)) == self.settled
 
     def _enter(self, used: int) -> None:
-        one = entry(uuid7(), account_id=self.caller.account_id, micro_neurons=used, started_at=datetime.now(UTC))
+        one = entry(uuid7(), account_id=self.caller.account_id, micro_neurons=used, started_at=self.clock.now())
         self.entries.append(one)
         self._run(usage.write(self.database, [one]))
         self.settled += used
@@ -168,7 +168,7 @@ def test_no_order_of_events_gives_away_more_than_there_is(
         database = Database.connect(sqlite_url)
         ephemeral = Ephemeral.connect(redis_server.url, timeout_s=60)
         allowance = Allowance(
-            database, SYSTEM_CLOCK, free_micro_neurons=LIMIT, micro_neurons_for=lambda amount: amount, flush=_nothing
+            database, Money.clock, free_micro_neurons=LIMIT, micro_neurons_for=lambda amount: amount, flush=_nothing
         )
 
         async def start() -> list[Quota]:
