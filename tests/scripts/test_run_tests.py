@@ -115,8 +115,9 @@ def test_nothing_else_gets_a_second_chance_or_passes_by_it(project: Path, body: 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_reaches_both_and_lets_them_clean_up(project: Path, number: signal.Signals) -> None:
     for name in ("apart", "others"):
-        body = f"open('{name}.started', 'w').close(); yield; time.sleep(0.2); open('{name}.cleaned', 'w').close()"
-        write(project, name, f"@pytest.fixture\ndef thing(): {body}\ndef test_it(thing): time.sleep(60)")
+        clean = f"yield; time.sleep(0.2); open('{name}.cleaned', 'w').close()"
+        body = f"open('{name}.started', 'w').close(); time.sleep(60)"  # the fixture is there by then
+        write(project, name, f"@pytest.fixture\ndef thing(): {clean}\ndef test_it(thing): {body}")
     command = [sys.executable, "-c", PROGRAM]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=project) as process:
         wait_until_blocking(lambda: len(list(project.glob("*.started"))) == 2, 60)

@@ -43,9 +43,24 @@ async def door(zygote: Zygote) -> AsyncIterator[Door]:
     await replica.close()
 
 
-async def test_a_rank_at_rest_reads_the_tokenizer_for_constraints_to_come(door: Door) -> None:
-    before = num_threads(door.replica.pid)
-    await wait_until(lambda: num_threads(door.replica.pid) > before)
+async def test_a_rank_at_rest_reads_the_tokenizer_for_constraints_to_come(zygote: Zygote) -> None:
+    for _ in range(3):  # one may have read it before this test looks
+        if await is_seen_to_read(zygote):
+            return
+    pytest.fail("none did")
+
+
+async def is_seen_to_read(zygote: Zygote) -> bool:
+    """Whether a new rank, of which nothing is asked, begins a thread."""
+    replica = await Replica.start(zygote, EngineConfig(model_dir=SPARK), "r1", lambda _: None)
+    before = num_threads(replica.pid)
+    try:
+        await wait_until(lambda: num_threads(replica.pid) > before, 20)
+    except AssertionError:
+        return False
+    finally:
+        await replica.close()
+    return True
 
 
 async def test_the_end_of_a_value_comes_after_its_last_token_and_brings_none(door: Door) -> None:

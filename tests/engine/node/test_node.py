@@ -132,7 +132,7 @@ async def test_cancel_frees_a_calls_blocks_and_computes_no_more(
     assert isinstance(failed, Failed)
     assert failed.reason == "aborted"
     assert 0 < failed.usage.completion_tokens < 400
-    await wait_until(lambda: all_free(node))
+    await client.meanwhile(lambda: all_free(node))
     before = (await node.replica()).num_computed_tokens
     client.send(world.call(2, max_tokens=1))
     await client.all_events(2)
@@ -335,7 +335,7 @@ async def test_sigterm_lets_calls_finish_and_refuses_new_ones(world: World, shor
         payload = (await ephemeral.present(KIND)).get("leaving")
         return payload is not None and json.loads(payload).get("is_draining", False)
 
-    await wait_until(says_so)
+    await client.meanwhile(says_so)
     client.send(world.call(99))
     ((number, refused),) = (await client.ends(1)).items()
     assert (number, isinstance(refused, Failed)) == (99, True)
@@ -357,7 +357,7 @@ async def test_a_second_sigterm_cuts_calls_short_and_still_says_so(world: World,
     client.send(world.call(1, **LONG), wire.Ping())
     assert await client.receive() == wire.Pong()
     node.process.send_signal(signal.SIGTERM)
-    await wait_until(lambda: "draining" in node.log)
+    await client.meanwhile(lambda: "draining" in node.log)
     assert node.process.poll() is None
     node.process.send_signal(signal.SIGTERM)
     (failed,) = await client.all_events(1)

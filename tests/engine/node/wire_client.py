@@ -6,11 +6,12 @@ import asyncio
 import os
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.tasks import Sampling, TaskInput, TextGeneration
+from tests.waiting import wait_until
 
 SECRET = bytes(range(16))
 NAMESPACE = b"n" * 32
@@ -119,6 +120,15 @@ class WireClient:
             if isinstance(message, wire.Reply) and isinstance(message.event, Finished | Failed):
                 heard[message.call_id] = message.event
         return heard
+
+    async def meanwhile(self, predicate: Callable[[], object | Awaitable[object]]) -> None:
+        """Wait until `predicate` is true, and say so often that we are there that no node takes us for gone."""
+
+        def asked() -> object | Awaitable[object]:
+            self.send(wire.Ping())
+            return predicate()
+
+        await wait_until(asked, interval_s=0.05)
 
     async def close(self) -> None:
         self.writer.close()

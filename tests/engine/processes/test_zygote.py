@@ -95,9 +95,10 @@ async def test_children_end_with_the_warm_parent_and_the_next_fork_starts_a_new_
 async def test_forks_under_way_fail_when_the_warm_parent_dies(caplog):
     zygote = Zygote(preload=())
     await zygote.start()
+    assert zygote.pid is not None
+    os.kill(zygote.pid, signal.SIGSTOP)  # it does not get round to it
     fork = asyncio.ensure_future(zygote.fork(ECHO))
     await asyncio.sleep(0)
-    assert zygote.pid is not None
     os.kill(zygote.pid, signal.SIGKILL)
     with pytest.raises(ZygoteError):
         await fork

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -261,11 +262,15 @@ async def test_a_client_that_leaves_frees_its_blocks_at_once(http: httpx.AsyncCl
         if num_held > 0:
             break
     assert num_held > 0
-    with pytest.raises(httpx.ReadTimeout):  # a whole answer that is not waited for
-        await http.post("/v1/completions", json={**body, "stream": False}, timeout=httpx.Timeout(60, read=0.1))
     aborted = f'hearth_calls_total{{model="{MODEL}",outcome="aborted"}}'
     await wait_until(lambda: server.metric(held) == 0)
-    assert server.metric(aborted) > 0
+    before = server.metric(aborted)
+    for _ in range(5):
+        with contextlib.suppress(httpx.ReadTimeout):  # a whole answer that is not waited for
+            await http.post("/v1/completions", json={**body, "stream": False}, timeout=httpx.Timeout(60, read=0.1))
+            continue
+        break
+    await wait_until(lambda: server.metric(held) == 0 and server.metric(aborted) > before)
 
 
 async def test_concurrent_streams_do_not_change_each_other(server: ServeProcess, client: OpenAI):
