@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.constraints.compile import closing_bound_of, ends_itself, largest_step_of, probe_of, words_of
+from engine.constraints.compile import (
+    closing_bound_of,
+    ends_itself,
+    largest_step_of,
+    num_endings_of,
+    probe_of,
+    words_of,
+)
 from engine.constraints.token_view import TokenView
 from engine.protocol.tasks import Constraint
 
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _MAX_CHOICES = 2_000  # of one search; what needs more is taken for endless
-_PATIENCE = 64  # times a bracket, comma or quote may be taken before it counts as part of a loop
+_PATIENCE = 64  # times a bracket, comma or quote may be taken, beyond those it takes, before it is part of a loop
 _SPELLED = -2
 _ENDINGS = b'}],:"'
 _QUOTE = ord('"')
@@ -64,6 +71,11 @@ class Closing:
         return words_of(self._constraint)
 
     @cached_property
+    def num_endings(self) -> int:
+        """What may have to be ended, or more."""
+        return num_endings_of(self._constraint)
+
+    @cached_property
     def largest_step(self) -> int:
         """What one token may add to the tokens that closing needs."""
         return largest_step_of(self._constraint)
@@ -72,7 +84,7 @@ class Closing:
     def first(self) -> list[int] | None:
         """A close from before the first token."""
         assert self.matcher is not None
-        return find_close(self.matcher, self._view, self.words)
+        return find_close(self.matcher, self._view, self.words, num_endings=self.num_endings)
 
 
 def find_close(
@@ -81,11 +93,13 @@ def find_close(
     words: tuple[str, ...] = (),
     max_choices: int = _MAX_CHOICES,
     *,
+    num_endings: int = 0,
     is_in_string: bool = False,
 ) -> list[int] | None:
     """Tokens after which `matcher` accepts, [] if it does already; None if none were found. Leaves it as it was.
-    `is_in_string`: the text is known to stand in a JSON string that may be any, and that a quote ends."""
-    walk = _Walk(matcher.deep_copy(), view, words)
+    `num_endings`: brackets, commas and quotes that may have to come. `is_in_string`: the text is known to stand in a
+    JSON string that may be any, and that a quote ends."""
+    walk = _Walk(matcher.deep_copy(), view, words, _PATIENCE + num_endings)
     if is_in_string:
         walk.end_string()
     if not walk.go(max_choices):
@@ -108,7 +122,8 @@ def closes(matcher: LLMatcher, token_ids: list[int], end_ids: tuple[int, ...] = 
 class _Walk:
     """One search, on a matcher of its own. `path` holds the tokens that it has consumed."""
 
-    def __init__(self, matcher: LLMatcher, view: TokenView, words: tuple[str, ...]) -> None:
+    def __init__(self, matcher: LLMatcher, view: TokenView, words: tuple[str, ...], patience: int) -> None:
+        self._patience = patience
         self.path: list[int] = []
         self._words = [*(word for word in words if len(word) > 1), *([_LAST_WORD] if words else ())]
         self._signs = [ord(word) for word in words if len(word) == 1]
@@ -167,7 +182,7 @@ class _Walk:
         for byte in filter(is_allowed, _WITHIN_STRING if is_free else _BETWEEN):
             num_uses = self._num_uses(byte)
             if byte in endings:
-                num_uses = max(0, self._ends.get(byte, 0) - _PATIENCE)
+                num_uses = max(0, self._ends.get(byte, 0) - self._patience)
             if num_uses < fewest:
                 chosen, fewest = byte, num_uses
             if not num_uses:

@@ -19,6 +19,7 @@ from engine.constraints.json_schema import (
     depth_of,
     has_free_strings_only,
     in_plain_words,
+    least_chars_of,
     least_chars_of_parts,
     patterns_in,
     with_finite_numbers,
@@ -68,6 +69,7 @@ _PROBES = ('q0 "', 'Zx1 "', 'w7.Qj "')
 _ENDING_TYPES = ("object", "array", "string")  # a bracket or a quote ends them
 _CHARS_PER_TOKEN = 2  # at least that many, in keys and punctuation
 _STEP_OF_GRAMMAR = 32
+_CHARS_PER_ENDING = 8  # of what says that there must be some, a property and that it is required, at least that many
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)  # of the grammar that we wrote
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
@@ -144,6 +146,12 @@ def largest_step_of(constraint: Constraint) -> int:
     if constraint.kind == "json_schema":
         return least_chars_of_parts(_schema(constraint.text)) // _CHARS_PER_TOKEN
     return _STEP_OF_GRAMMAR if constraint.kind == "grammar" else 0
+
+
+def num_endings_of(constraint: Constraint) -> int:
+    """About how many brackets, commas and quotes its shortest text may have, or more."""
+    least = least_chars_of(_schema(constraint.text)) if constraint.kind == "json_schema" else 0
+    return max(least, len(constraint.text) // _CHARS_PER_ENDING)
 
 
 def patterns_of(constraint: Constraint) -> Iterator[Constraint]:

@@ -283,7 +283,10 @@ class Hold:
         if self._close is None or not fits(self._close):
             self._close = next(filter(fits, self._remembered), None)
             if self._close is None:
-                self._close = find_close(matcher, self._view, self._closing.words, is_in_string=is_in_string)
+                known = self._closing
+                self._close = find_close(
+                    matcher, self._view, known.words, num_endings=known.num_endings, is_in_string=is_in_string
+                )
                 if self._close is not None:
                     self._remembered = [*self._remembered[1 - _NUM_REMEMBERED :], self._close]
         self._is_current = True

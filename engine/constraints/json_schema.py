@@ -200,6 +200,11 @@ def least_chars_of_parts(schema: dict[str, Any]) -> int:
     return max(map(sizer.least, parts), default=0)
 
 
+def least_chars_of(schema: dict[str, Any]) -> int:
+    """The characters that the shortest text of `schema` has, roughly, up to a few thousand."""
+    return _Sizer(schema).least(schema)
+
+
 class _Sizer:
     """How long the shortest text that meets a part of `root` is, roughly: patterns and limits of numbers are not read,
     and neither is what refers to itself. Each part is sized once."""

@@ -24,7 +24,15 @@ import numpy as np
 from msgspec import Struct
 
 from engine.constraints.closing import find_close
-from engine.constraints.compile import ConstraintRefused, compile_matcher, complaint_of, name_of, patterns_of, words_of
+from engine.constraints.compile import (
+    ConstraintRefused,
+    compile_matcher,
+    complaint_of,
+    name_of,
+    num_endings_of,
+    patterns_of,
+    words_of,
+)
 from engine.constraints.token_view import TokenView, read_token_view
 from engine.processes.frames import FrameReader, framed
 from engine.protocol.tasks import Constraint
@@ -78,7 +86,8 @@ def judge(constraint: Constraint, view: TokenView) -> str:
         matcher = compile_matcher(constraint, view)
     except ConstraintRefused as refusal:
         return str(refusal)
-    if find_close(matcher, view, words_of(constraint), _MAX_CHOICES) is None:
+    endings = num_endings_of(constraint)
+    if find_close(matcher, view, words_of(constraint), _MAX_CHOICES, num_endings=endings) is None:
         none_found = f"{name_of(constraint)} cannot be used: no text short enough to generate matches it"
         return complaint_of(constraint, matcher) or none_found
     patterns = itertools.islice(patterns_of(constraint), _MAX_PATTERNS)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from engine.constraints.closing import Closing, closes, find_close
 from engine.constraints.closing_bound import bound_of, growth
-from engine.constraints.compile import compile_matcher, ends_itself, probe_of, words_of
+from engine.constraints.compile import compile_matcher, ends_itself, num_endings_of, probe_of, words_of
 from engine.constraints.hold import REFUSED, Hold
 from engine.constraints.json_schema import has_free_strings_only
 from engine.constraints.token_view import read_token_view
+from engine.constraints.worker import judge
 from engine.protocol.tasks import Constraint
 from tests.engine.constraints.schemas import INTEGER, SCHEMAS, STRING, record
 from tests.engine.constraints.speaker import SPARK
@@ -90,6 +91,29 @@ def test_what_ended_other_parts_is_still_spelled_first_where_a_text_needs_it() -
     last = json.loads(VIEW.tokenizer.decode_str(found))["uri"]
     assert last.endswith(":")
     assert len(last) < 10
+
+
+MANY = {f"field_{number}": STRING for number in range(100)}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        schema(record(**MANY)),
+        schema({"$defs": {"a": record(**MANY)}, "$ref": "#/$defs/a"}),
+        schema({"type": "array", "items": STRING, "minItems": 200}),
+        schema({"type": "array", "items": record(a=STRING), "minItems": 90}),
+        Constraint("grammar", f'start: "<" %json {json.dumps(record(**MANY))} ">"'),
+    ],
+    ids=["a hundred fields", "by reference", "a long list", "a long list of records", "in a call"],
+)
+def test_many_parts_that_must_be_there_are_closed_each_at_once(constraint: Constraint) -> None:
+    matcher = compile_matcher(constraint, VIEW)
+    found = find_close(matcher, VIEW, words_of(constraint), num_endings=num_endings_of(constraint))
+    assert found is not None
+    assert closes(matcher, found)
+    assert '""' in VIEW.tokenizer.decode_str(found)[-10:]  # the last as short as the first
+    assert not judge(constraint, VIEW)
 
 
 def test_a_close_that_has_become_shorter_is_found() -> None:
