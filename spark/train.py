@@ -10,7 +10,7 @@ scores of its teacher. Knows no templates and no network internals.
 import argparse
 import json
 import os
-import socket
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -298,13 +298,13 @@ def make_trainer(
     )  # fmt: skip
 
 
-def train(rank: int, options: argparse.Namespace, port: int) -> None:
-    """The whole run of one process."""
+def train(rank: int, options: argparse.Namespace, meeting: str) -> None:
+    """The whole run of one process; all of them find each other by a file, `meeting`."""
     torch.set_num_threads(1)
     world = World(rank, options.processes, options.device)
     if world.size > 1:
         distributed.init_process_group(
-            "gloo", f"tcp://127.0.0.1:{port}", timedelta(minutes=30), world_size=world.size, rank=rank
+            "gloo", f"file://{meeting}", timedelta(minutes=30), world_size=world.size, rank=rank
         )
     teacher, tokenizer = load(options.teacher) if options.shape == "draft" else (None, None)
     start, tokenizer = load(options.start_from) if options.start_from else (None, tokenizer)
@@ -338,10 +338,8 @@ def main() -> None:
     options.processes = max(1, options.processes) if options.device == "cpu" else 1
     options.folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(ENVIRONMENT)  # read by the processes started below
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(train, (options, port), options.processes)
+    with tempfile.TemporaryDirectory(prefix="hearth-spark-") as folder:
+        spawn(train, (options, f"{folder}/meeting"), options.processes)
 
 
 if __name__ == "__main__":
