@@ -175,6 +175,14 @@ async def find_usable(database: Database, account_id: str, reference: str) -> Fi
     return min(found, key=lambda each: (each.account_id != account_id, each.created_at), default=None)
 
 
+def check_file_name(file_name: str) -> None:
+    """Raises FinetuneError."""
+    if file_name not in FILES:
+        hint = ": pickled data is never loaded (save_pretrained writes safetensors by itself)"
+        is_pickled = file_name.endswith((".bin", ".pt", ".pth"))
+        raise FinetuneError(f"'/file_name' must be one of {', '.join(FILES)}{hint if is_pickled else ''}")
+
+
 async def put_file(
     database: Database,
     objects: Objects,
@@ -189,8 +197,7 @@ async def put_file(
 ) -> Finetune:
     """Take one of its files, which lies at `path`; it has to be for `base`, where that is known. Raises FinetuneError,
     StoreError."""
-    if file_name not in FILES:
-        raise FinetuneError(f"'/file_name' must be one of {', '.join(FILES)}")
+    check_file_name(file_name)
     size_bytes = (await asyncio.to_thread(path.stat)).st_size
     if size_bytes > limits.max_bytes:
         raise FinetuneError(f"{file_name} has {size_bytes} bytes; at most {limits.max_bytes} are taken")

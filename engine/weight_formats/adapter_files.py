@@ -23,6 +23,7 @@ MAX_CONFIG_BYTES = 64 * 1024
 MAX_RANK = 64  # that the engine takes; a platform may take less
 _MAX_MODULES = 16_384  # in a file
 _MAX_NAMES = 1024  # in a list of the config
+_MAX_NAME = 256
 _MAX_ALPHA = 1e6
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -30,6 +31,11 @@ ROOT = r"(?:model\.|language_model\.model\.|model\.language_model\.)?"  # where 
 LAYER = r"layers\.(?:0|[1-9][0-9]{0,3})\."
 _TENSOR = re.compile(  # base_model.model. is PEFT's
     rf"(?:base_model\.model\.)?{ROOT}({LAYER}[A-Za-z0-9_.]{{1,128}})\.lora_(A|B)(?:\.default)?\.weight"
+)
+_WHOLE = re.compile(r"(?:embed_tokens|lm_head)(?:\.base_layer)?\.(?:weight|bias)$")  # which PEFT may add by itself
+# A name in a pattern: PEFT matches it at a name's end, or from its beginning on after a ^.
+_NAME_AS_PATTERN = re.compile(
+    r"((?:[A-Za-z0-9_]|\\?\.)+)\$?|\^((?:language_)?model(?:\\?\.)(?:[A-Za-z0-9_]|\\?\.)+)\$?"
 )
 # Fields that change the sum itself, and the values under which they do not.
 _UNSERVABLE: dict[str, tuple[Any, ...]] = {
@@ -43,9 +49,21 @@ _UNSERVABLE: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": ([],),
     "target_parameters": ([],),
     "alora_invocation_tokens": ([],),
-    "arrow_config": (),
-    "megatron_config": (),
 }
+_EMPTY: tuple[Any, ...] = (False, [], {})  # values under which a variant of any name is off
+_UNCHANGED = ("lm_head", "embed_tokens")  # which no adapter may change
+# Fields of PEFT's that say how an adapter began, was trained or was kept, never what it adds.
+_HARMLESS = (
+    "use_rslora",  # read below
+    "qalora_group_size",
+    "loftq_config",
+    "eva_config",
+    "corda_config",
+    "lora_ga_config",
+    "runtime_config",
+)
+_VARIANT = re.compile(r"use_\w+|\w+_config")  # as PEFT names what makes an adapter another one than plain LoRA
+_EXCEPTIONS = ("exclude_modules", "layers_to_transform")
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
@@ -65,6 +83,7 @@ class AdapterSettings:
     alpha: float
     is_rank_stabilised: bool
     target_modules: tuple[str, ...]  # last parts of names; empty: any (a pattern, or "all-linear")
+    has_exceptions: bool  # not every module of those names is changed
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     model_type: str
@@ -120,10 +139,12 @@ def parse_settings(text: bytes, max_rank: int = MAX_RANK) -> AdapterSettings:
         raise _fault("peft_type", "must be LORA")
     if config.get("task_type") not in (None, "CAUSAL_LM"):
         raise _fault("task_type", "must be CAUSAL_LM")
-    for field, idle in _UNSERVABLE.items():
-        value = config.get(field)
-        if value is not None and not any(value == each and type(value) is type(each) for each in idle):
-            raise _fault(field, "is not supported: only plain LoRA matrices can be served")
+    for field, value in config.items():
+        is_variant = _VARIANT.fullmatch(field) is not None and field not in _HARMLESS
+        idle = _UNSERVABLE.get(field, _EMPTY if is_variant else None)
+        if idle is None or value is None or any(value == each and type(value) is type(each) for each in idle):
+            continue
+        raise _fault(field[:100], "is not supported: only plain LoRA matrices can be served")
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
         raise _fault("init_lora_weights", "has changed the base model; convert the adapter to plain LoRA first")
@@ -132,6 +153,7 @@ def parse_settings(text: bytes, max_rank: int = MAX_RANK) -> AdapterSettings:
         alpha=_alpha(config.get("lora_alpha"), "lora_alpha"),
         is_rank_stabilised=_flag(config, "use_rslora"),
         target_modules=_target_modules(config.get("target_modules")),
+        has_exceptions=any(config.get(field) not in (None, "", []) for field in _EXCEPTIONS),
         rank_pattern=_pattern(config, "rank_pattern", lambda value, field: _rank(value, field, max_rank)),
         alpha_pattern=_pattern(config, "alpha_pattern", _alpha),
         model_type=_word(config, "model_type"),
@@ -149,7 +171,8 @@ def read_changes(weights: Path, settings: AdapterSettings | None, max_rank: int 
     for name, extent in extents.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
-            raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} is no LoRA matrix of a layer's module")
+            hint = ": save the adapter with save_embedding_layers=False" if _WHOLE.search(name) else ""
+            raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} is no LoRA matrix of a layer's module{hint}")
         if extent.dtype not in _DTYPES:
             raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} has type {extent.dtype}, not {', '.join(_DTYPES)}")
         if pairs.setdefault(match[1], {}).setdefault(match[2], name) != name:
@@ -185,8 +208,8 @@ def check_fit(form: AdapterForm, sites: Sites, architecture: str = "") -> None:
 
 
 def check_family(settings: AdapterSettings, architecture: str) -> None:
-    """`model_type`, where it is said, has to be of the `architecture`'s family, numbers apart (`llama` and `llama4` are of
-    one, `llama` and `mistral` are not). Raises AdapterError."""
+    """`model_type`, where it is said, has to be of the `architecture`'s family, numbers apart: `llama` and `llama4` are
+    of one, `llama` and `mistral` are not. Raises AdapterError."""
     said = settings.model_type
     if said and _family_of(said) != _family_of(architecture):
         raise _fault("model_type", f"is {said!r}, but the model is of another family ({architecture})")
@@ -224,7 +247,7 @@ def _change(
 
 
 def _check_targets(settings: AdapterSettings, changes: Mapping[str, Change]) -> None:
-    """A list of target modules names what is there, and all of it."""
+    """A list of target modules names what is there, and without exceptions to it all of that is there."""
     if not settings.target_modules:
         return
     targets = set(settings.target_modules)
@@ -234,7 +257,7 @@ def _check_targets(settings: AdapterSettings, changes: Mapping[str, Change]) -> 
         if not named:
             raise AdapterError(f"{WEIGHTS_FILE}: {module!r} is not among target_modules of {CONFIG_FILE}")
         found |= named
-    if targets - found:
+    if targets - found and not settings.has_exceptions:
         raise _fault("target_modules", f"names {min(targets - found)!r}, of which {WEIGHTS_FILE} has no matrix")
 
 
@@ -306,6 +329,9 @@ def _target_modules(value: Any) -> tuple[str, ...]:
         raise _fault("target_modules", f"must be a list of at most {_MAX_NAMES} names")
     if not all(isinstance(each, str) and re.fullmatch(r"[A-Za-z0-9_.]{1,256}", each) for each in value):
         raise _fault("target_modules", "must be a list of names")
+    for name in _UNCHANGED:
+        if any(each.endswith(name) for each in value):
+            raise _fault("target_modules", f"names {name!r}, which no adapter can change here")
     return tuple(_plain_name(each) for each in value)
 
 
@@ -315,9 +341,10 @@ def _pattern(config: Mapping[str, Any], field: str, read: Any) -> dict[str, Any]
         return {}
     if not isinstance(value, dict) or len(value) > _MAX_NAMES:
         raise _fault(field, f"must be an object of at most {_MAX_NAMES} fields")
-    found = {}
+    found: dict[str, Any] = {}
     for key, each in value.items():
-        if not re.fullmatch(r"[A-Za-z0-9_.]{1,256}", key):
-            raise _fault(field, "must have plain names of modules as keys; regular expressions are not supported")
-        found[_plain_name(key)] = read(each, field)
+        name = _NAME_AS_PATTERN.fullmatch(key)
+        if name is None or len(key) > _MAX_NAME:
+            raise _fault(field, "must have names of modules as keys; other regular expressions are not supported")
+        found.setdefault(_plain_name((name[1] or name[2]).replace("\\.", ".")), read(each, field))
     return found

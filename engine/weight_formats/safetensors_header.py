@@ -18,6 +18,7 @@ import msgspec
 
 MAX_HEADER_BYTES = 32 * 1024 * 1024  # 200,000 tensors with long names
 _MAX_DIMENSIONS = 8
+_ZIP = b"PK\x03\x04"
 
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -62,6 +63,8 @@ def read_header(path: Path) -> dict[str, Extent]:
 
 def header_size(prefix: bytes, name: str, file_bytes: int) -> int:
     """How many bytes of header follow the first eight of a file of so many. Raises HeaderError."""
+    if prefix.startswith(_ZIP):
+        raise HeaderError(f"{name} is a ZIP archive, as torch.save writes one: pickled data is never loaded")
     header_bytes = int.from_bytes(prefix[:8], "little")
     if len(prefix) < 8 or header_bytes > file_bytes - 8:
         raise HeaderError(f"{name}: header of {header_bytes} bytes in a file of {file_bytes}")

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from catalog import finetunes, listed_finetunes
 from catalog.card import parse_model_id
 from catalog.errors import FinetuneError
-from catalog.finetunes import FILES, Finetune, Note
+from catalog.finetunes import Finetune, Note
 from gateway import envelope
 from gateway.api.objects import principal_of
 from gateway.errors import Reason, Refusal
@@ -148,8 +148,10 @@ async def _take_file(services: Services, request: Request, finetune: Finetune, f
     file_name, path = _file_in(form)
     if services.echo_tenant.ignores_file(finetune.account_id, file_name):
         return
-    if file_name not in FILES:
-        raise Refusal(Reason.INPUT_INVALID, f"'/file_name' must be one of {', '.join(FILES)}")
+    try:
+        finetunes.check_file_name(file_name)
+    except FinetuneError as error:
+        raise Refusal(Reason.INPUT_INVALID, str(error)) from None
     path = await asyncio.to_thread(path.rename, folder / file_name)
     note = _note(services, request, "finetune.upload", file_name)
     await finetunes.put_file(

@@ -43,7 +43,16 @@ def test_an_adapter_says_what_it_changes_and_by_how_much(tmp_path: Path):
         ({"use_rslora": True}, {4.0}),
         ({"alpha_pattern": {"q_proj": 2}}, {0.5, 2.0}),
         ({"r": 9, "rank_pattern": {"layers.0.self_attn.q_proj": 4, "v_proj": 4}}, {2.0}),
+        ({"alpha_pattern": {"^model.layers.0.self_attn.q_proj": 2, "q_proj": 4}}, {0.5, 2.0}),
+        ({"alpha_pattern": {r"layers\.0\.self_attn\.q_proj$": 2, "self_attn.q_proj": 4}}, {0.5, 2.0}),
+        ({"use_rslora": True, "r": 9, "rank_pattern": {"q_proj": 4, "v_proj": 4}}, {4.0}),
         ({"target_modules": "all-linear"}, {2.0}),
+        ({"target_modules": r".*self_attn\.(q|v)_proj"}, {2.0}),
+        ({"target_modules": ["q_proj", "v_proj", "down_proj"], "exclude_modules": ["down_proj"]}, {2.0}),
+        ({"target_modules": ["q_proj", "v_proj", "w1"], "layers_to_transform": [0, 1]}, {2.0}),
+        ({"eva_config": {"rho": 2.0}, "loftq_config": {}, "qalora_group_size": 16, "runtime_config": {"a": 1}}, {2.0}),
+        ({"use_dora": None, "use_bdlora": None, "megatron_config": None, "megatron_core": "megatron.core"}, {2.0}),
+        ({"base_model_name_or_path": "acme/base", "inference_mode": True, "unsloth_fixed": True}, {2.0}),
         ({"target_modules": ["model.layers.0.self_attn.q_proj", "self_attn.v_proj"]}, {2.0}),
         ({"lora_alpha": 1.5, "init_lora_weights": True, "modules_to_save": [], "lora_dropout": 0.1}, {0.375}),
     ],
@@ -58,6 +67,13 @@ def test_scales_and_patterns_are_pefts(changes: dict[str, Any], scales: set[floa
     [
         ({"peft_type": "LOHA"}, "'peft_type'"), ({"task_type": "SEQ_CLS"}, "'task_type'"),
         ({"use_dora": True}, "'use_dora'"), ({"modules_to_save": ["lm_head"]}, "'modules_to_save'"),
+        ({"kasa_config": {"beta": 1e-4}}, "'kasa_config'"), ({"velora_config": {"a": 1}}, "'velora_config'"),
+        ({"use_bdlora": {"nblocks": 2}}, "'use_bdlora'"),
+        ({"use_new_trick": True}, "'use_new_trick'"), ({"new_trick_config": {"a": 1}}, "'new_trick_config'"),
+        ({"arrow_config": {"top_k": 3}}, "'arrow_config'"), ({"use_qalora": True}, "'use_qalora'"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "'target_modules' names 'lm_head'"),
+        ({"target_modules": ["model.embed_tokens"]}, "'target_modules' names 'embed_tokens'"),
+        ({"alpha_pattern": {"^layers.0.self_attn.q_proj": 2}}, "'alpha_pattern'"),
         ({"bias": "all"}, "'bias'"), ({"lora_bias": True}, "'lora_bias'"), ({"fan_in_fan_out": True}, "'fan_in_fan"),
         ({"layer_replication": [[0, 2]]}, "'layer_replication'"), ({"init_lora_weights": "pissa"}, "'init_lora"),
         ({"r": 0}, "'r' must be >= 1 and <= 32"), ({"r": 33}, "<= 32"), ({"r": True}, "'r'"), ({"r": "8"}, "'r'"),
@@ -93,6 +109,8 @@ def test_a_config_that_is_no_object_is_refused(text: bytes, tmp_path: Path):
         ({f"{Q}.lora_magnitude_vector": np.zeros(4, np.float32)}, "is no LoRA matrix"),
         ({"base_model.model.lm_head.lora_A.weight": np.zeros((4, 16), np.float32)}, "is no LoRA matrix"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": np.zeros((4, 16), np.float32)}, "is no LoRA matrix"),
+        ({"base_model.model.lm_head.weight": np.zeros((4, 16), np.float32)}, "save_embedding_layers=False"),
+        ({"base_model.model.model.embed_tokens.weight": np.zeros((4, 16), np.float32)}, "save_embedding_layers=False"),
         ({"model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((4, 16), np.float32)}, "two matrices lora_A"),
         ({f"{Q.replace('layers.0', 'layers.00')}.lora_A.weight": np.zeros((4, 16), np.float32)}, "is no LoRA matrix"),
     ],
@@ -103,6 +121,7 @@ def test_weights_are_refused_by_the_tensors_name(changes: dict[str, Any], says: 
 
 def test_ranks_beyond_the_limit_and_empty_files_are_refused(tmp_path: Path):
     assert "at most 32" in refusal(tmp_path, config_bytes(r=32), weights_bytes(rank=40))
+    assert "pickled data is never loaded" in refusal(tmp_path, weights=b"PK\x03\x04" + bytes(100))
     assert "has no matrix" in refusal(tmp_path, weights=b"\x02\0\0\0\0\0\0\0{}")
     with pytest.raises(AdapterError, match=r"adapter_config\.json is not there"):
         read_adapter(tmp_path / "nothing")
