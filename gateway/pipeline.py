@@ -307,7 +307,7 @@ def _batch_in(services: Services, door: Door, exchange: Exchange, body: dict[str
     if not door.takes_batches:
         return None
     options = options_in(exchange.query_string, body)
-    return asked_of(options, body, services.settings.batch_max_requests)
+    return asked_of(options, body, services.settings.batches.max_requests)
 
 
 def _refuse_if_busy(services: Services, exchange: Exchange, resolved: Resolved, body: dict[str, Any]) -> None:

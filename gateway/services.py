@@ -266,12 +266,12 @@ def _nodes(settings: GatewaySettings, ephemeral: Ephemeral) -> Nodes:
 
 def _batches(settings: GatewaySettings, database: Database, ephemeral: Ephemeral, clock: Clock) -> Batches:
     sealer = Sealer(settings.cache_secret, "batches")
-    return Batches(database, ephemeral, sealer, clock, settings.batch_max_waiting, settings.client_stall_timeout_s)
+    return Batches(database, ephemeral, sealer, clock, settings.batches.max_waiting, settings.client_stall_timeout_s)
 
 
 def _idempotency_keys(settings: GatewaySettings, database: Database, clock: Clock) -> IdempotencyKeys:
     return IdempotencyKeys(
-        database, settings.cache_secret, clock, lease_s=settings.batch_lease_s, ttl_s=settings.idempotency_ttl_s
+        database, settings.cache_secret, clock, lease_s=settings.batches.lease_s, ttl_s=settings.idempotency_ttl_s
     )
 
 
@@ -299,8 +299,8 @@ def _cache_identity(cache_secret: bytes) -> Callable[[str], tuple[bytes, int]]:
 
 def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemeral) -> Operators | None:
     """Only who is asked to let people sign in pays for what that needs."""
-    if not settings.oidc_issuer:
+    if not settings.sign_in.issuer:
         return None
     from gateway.operators.sign_in import Operators
 
-    return Operators(settings, database, ephemeral, SteadyClock(SYSTEM_CLOCK))
+    return Operators(settings.sign_in, settings.cache_secret, database, ephemeral, SteadyClock(SYSTEM_CLOCK))

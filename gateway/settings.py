@@ -1,4 +1,7 @@
-"""Every gateway setting: environment variable, type, default, help. Read once at start, frozen, never edited."""
+"""Every gateway setting: environment variable, type, default, help. Read once at start, frozen, never edited.
+
+A room whose settings make a table of their own declares them beside itself, and is given those alone.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,24 @@ import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from gateway.batches.settings import BatchSettings
+from gateway.operators.settings import SignInSettings
 from telemetry import process_settings as shared
-from telemetry.settings import SettingError, at_least, parsed_by, setting, starts_with, strong_secret
+from telemetry.settings import (
+    SettingError,
+    at_least,
+    parsed_by,
+    setting,
+    settings_of_a_part,
+    starts_with,
+    strong_secret,
+)
 from tenants.conditions import parse_networks
 from tenants.limits import parse_rules
 from tenants.residency import parse_place, parse_places
-from tenants.roles import OPERATOR_ROLES, Role, parse_role
 from tenants.service_identity import ServiceIdentity
 from tenants.service_ring import Unsafe
-
-SIGN_IN_PATH = "/admin/callback"
 
 
 def _engine_rank(value: int) -> str | None:
@@ -37,43 +46,6 @@ def _account_id_or_none(value: str) -> str | None:
 def networks_in(text: str) -> tuple[str, ...]:
     """The networks of a comma separated list. Raises ValueError."""
     return parse_networks(part.strip() for part in text.split(",") if part.strip())
-
-
-def operator_roles_in(text: str) -> dict[str, Role]:
-    """Claim value -> role, of a comma separated list of value=role. Raises ValueError."""
-    found: dict[str, Role] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        value, _, name = part.rpartition("=")
-        if not value or name not in OPERATOR_ROLES:
-            raise ValueError(f"must be value=role with commas between, and a role {' or '.join(OPERATOR_ROLES)}")
-        found[value] = parse_role(name)
-    return found
-
-
-def origin_of(url: str) -> str:
-    """Scheme, host and port, as browsers write an origin."""
-    parts = urlsplit(url)
-    port = "" if parts.port in (None, {"https": 443, "http": 80}.get(parts.scheme)) else f":{parts.port}"
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"{parts.scheme}://{host}{port}"
-
-
-def _web_address(value: str) -> str | None:
-    """With TLS, or on this machine."""
-    try:
-        parts = urlsplit(value)
-        is_local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
-        is_good = bool(parts.hostname) and (parts.scheme == "https" or is_local) and parts.port != 0
-        has_more = bool(parts.username or parts.query or parts.fragment)
-    except ValueError:
-        is_good = has_more = False
-    return None if is_good and not has_more else "must be an https:// address (http:// on localhost), and nothing more"
-
-
-def _redirect_address(value: str) -> str | None:
-    return _web_address(value) or (
-        None if urlsplit(value).path == SIGN_IN_PATH else f"must end in {SIGN_IN_PATH}, on this gateway's public name"
-    )
 
 
 _ARE_NETWORKS = parsed_by(networks_in, prefix="must be networks in CIDR notation: ")
@@ -261,39 +233,7 @@ class GatewaySettings:
         default=86400.0,
         check=at_least(1),
     )
-    batch_max_requests: int = setting(
-        "HEARTH_BATCH_MAX_REQUESTS", "requests that one batch may have", default=10_000, check=at_least(1)
-    )
-    batch_max_waiting: int = setting(
-        "HEARTH_BATCH_MAX_WAITING",
-        "requests that may wait in one account's batches; beyond it new batches are refused",
-        default=100_000,
-        check=at_least(1),
-    )
-    batch_max_calls: int = setting(
-        "HEARTH_BATCH_MAX_CALLS",
-        "calls of queued batches that this gateway runs at once; 0 leaves them to others",
-        default=32,
-        check=at_least(0),
-    )
-    batch_lease_s: float = setting(
-        "HEARTH_BATCH_LEASE_S",
-        "time after which another gateway takes over what a silent one has begun: queued batches, idempotency-keys",
-        default=15.0,
-        check=at_least(0.5),
-    )
-    batch_deadline_s: float = setting(
-        "HEARTH_BATCH_DEADLINE_S",
-        "time in the queue after which a batch's requests are answered with a timeout",
-        default=86400.0,
-        check=at_least(1),
-    )
-    batch_ttl_s: float = setting(
-        "HEARTH_BATCH_TTL_S",
-        "how long a finished batch's answers are kept, encrypted",
-        default=86400.0,
-        check=at_least(1),
-    )
+    batches: BatchSettings = settings_of_a_part(BatchSettings)
     webhook_networks: str = setting(
         "HEARTH_WEBHOOK_NETWORKS",
         "networks to which webhooks of runs in the background may be sent beside public addresses, comma separated",
@@ -325,38 +265,7 @@ class GatewaySettings:
     tls_ca: Path | None = setting(
         "HEARTH_GATEWAY_TLS_CA", "the authority that signed the nodes' certificates (PEM)", default=None
     )
-    oidc_issuer: str = setting(
-        "HEARTH_OIDC_ISSUER",
-        "OpenID provider with which operators sign in at /admin/sign-in, as it names itself; empty for none",
-        default="",
-        check=_web_address,
-    )
-    oidc_client_id: str = setting("HEARTH_OIDC_CLIENT_ID", "what the provider knows this platform as", default="")
-    oidc_client_secret: str = setting(
-        "HEARTH_OIDC_CLIENT_SECRET",
-        "what proves that to the provider; empty for a public client, which PKCE alone proves",
-        default="",
-        secret=True,
-    )
-    oidc_redirect_url: str = setting(
-        "HEARTH_OIDC_REDIRECT_URL",
-        "where the provider sends browsers back to: this platform's public address with /admin/callback",
-        default="",
-        check=_redirect_address,
-    )
-    oidc_scopes: str = setting("HEARTH_OIDC_SCOPES", "scopes asked of the provider", default="openid profile email")
-    oidc_roles_claim: str = setting(
-        "HEARTH_OIDC_ROLES_CLAIM",
-        "the id token's claim that gives roles; one inside another with a dot between them",
-        default="groups",
-    )
-    oidc_roles: str = setting(
-        "HEARTH_OIDC_ROLES",
-        "which of its values give which role (administrator, viewer), as platform=administrator,audit=viewer; nobody "
-        "else is let in",
-        default="",
-        check=parsed_by(operator_roles_in),
-    )
+    sign_in: SignInSettings = settings_of_a_part(SignInSettings)
     log_level: str = setting(**shared.LOG_LEVEL)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)
     dies_with_parent: bool = setting(**shared.DIE_WITH_PARENT)
@@ -372,7 +281,6 @@ class GatewaySettings:
             raise SettingError("HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_SERVICE_RING")
         if not self.cluster_secret and self.service_tokens == "accepted":
             raise SettingError("HEARTH_SERVICE_TOKENS=accepted needs HEARTH_CLUSTER_SECRET for peers without a token")
-        self._check_oidc()
 
     def tls_context(self) -> ssl.SSLContext | None:
         """How to connect to nodes over TCP; None without certificates. Raises SettingError for unusable files."""
@@ -385,20 +293,6 @@ class GatewaySettings:
         except (OSError, ssl.SSLError) as error:
             raise SettingError(f"HEARTH_GATEWAY_TLS_CERT, _KEY or _CA cannot be used: {error}") from error
         return context
-
-    def _check_oidc(self) -> None:
-        needed = {
-            "HEARTH_OIDC_CLIENT_ID": self.oidc_client_id,
-            "HEARTH_OIDC_REDIRECT_URL": self.oidc_redirect_url,
-            "HEARTH_OIDC_ROLES": self.oidc_roles,
-        }
-        missing = [env for env, value in needed.items() if not value]
-        if self.oidc_issuer and missing:
-            raise SettingError(f"{missing[0]} is not set, and HEARTH_OIDC_ISSUER is")
-        if not self.oidc_issuer and (len(missing) < len(needed) or self.oidc_client_secret):
-            raise SettingError("HEARTH_OIDC_ISSUER is not set, and other settings of HEARTH_OIDC are")
-        if "openid" not in self.oidc_scopes.split():
-            raise SettingError("HEARTH_OIDC_SCOPES: must hold openid")
 
     def service_identity(self) -> ServiceIdentity | None:
         """This gateway among the services; None where there are no service keys. Raises SettingError."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +57,13 @@ def setting(
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def settings_of_a_part(settings_class: type[T]) -> T:
+    """Declare all settings of one part of a process: a frozen dataclass of their own, in which each has a default. They
+    are read, described and masked as if they stood here."""
+    part: T = dataclasses.field(default_factory=settings_class, metadata={"part": settings_class})
+    return part
 
 
 def at_least(minimum: float) -> Callable[[Any], str | None]:
@@ -111,30 +118,30 @@ def describe(settings_class: type) -> list[SettingInfo]:
             is_secret=field.metadata["secret"],
             is_required=field.default is dataclasses.MISSING,
         )
-        for field in dataclasses.fields(settings_class)
+        for field in _declared(settings_class)
     ]
 
 
 def read_settings(settings_class: type[T], environ: Mapping[str, str] | None = None) -> T:
     """Fill `settings_class` from the environment. Raises SettingError; never half-fills."""
-    values = read_given(settings_class, os.environ if environ is None else environ)
-    for field in dataclasses.fields(settings_class):  # type: ignore[arg-type]
-        if field.name not in values and field.default is dataclasses.MISSING:
+    given = read_given(settings_class, os.environ if environ is None else environ)
+    for field in _declared(settings_class):
+        if field.metadata["env"] not in given and field.default is dataclasses.MISSING:
             raise SettingError(f"{field.metadata['env']} is not set: {field.metadata['help']}")
-    return settings_class(**values)
+    return _filled(settings_class, given)
 
 
 def read_given(settings_class: type, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Field name -> value of those settings that `environ` has. Raises SettingError for one that cannot be read."""
+    """Variable -> value of those settings that `environ` has. Raises SettingError for one that cannot be read."""
     values: dict[str, Any] = {}
-    for field in dataclasses.fields(settings_class):
+    for field in _declared(settings_class):
         env, check = field.metadata["env"], field.metadata["check"]
         text = environ.get(env)
         if not text:
             continue
         shown = env if field.metadata["secret"] else f"{env}={mask_url(text)!r}"
-        values[field.name] = _parse(shown, text, _kind(field.type))
-        problem = check(values[field.name]) if check else None
+        values[env] = _parse(shown, text, _kind(field.type))
+        problem = check(values[env]) if check else None
         if problem:
             raise SettingError(f"{shown}: {problem}")
     return values
@@ -145,6 +152,9 @@ def masked(settings: Any) -> dict[str, str]:
     shown: dict[str, str] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
+        if "part" in field.metadata:
+            shown |= masked(value)
+            continue
         text = "" if value is None else str(value)
         shown[field.metadata["env"]] = ("********" if text else "") if field.metadata["secret"] else mask_url(text)
     return shown
@@ -158,6 +168,26 @@ def mask_url(text: str) -> str:
     credentials, _, address = rest.rpartition("@")
     user = credentials.partition(":")[0]
     return f"{scheme}://{user}:********@{address}"
+
+
+def _declared(settings_class: type) -> Iterator[dataclasses.Field[Any]]:
+    """The fields of settings, those of parts where the part is declared."""
+    for field in dataclasses.fields(settings_class):
+        if "part" in field.metadata:
+            yield from _declared(field.metadata["part"])
+        else:
+            yield field
+
+
+def _filled(settings_class: type[T], given: Mapping[str, Any]) -> T:
+    """Of `given`, variable -> value; what is not there has a default."""
+    values = {}
+    for field in dataclasses.fields(settings_class):  # type: ignore[arg-type]
+        if "part" in field.metadata:
+            values[field.name] = _filled(field.metadata["part"], given)
+        elif field.metadata["env"] in given:
+            values[field.name] = given[field.metadata["env"]]
+    return settings_class(**values)
 
 
 _KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "bytes": bytes}

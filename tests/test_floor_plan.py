@@ -75,7 +75,7 @@ GATEWAY_ROOMS = {
         "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
         "tenants",
     },
-    "gateway.operators": {"gateway.errors", "gateway.kept", "gateway.settings", "storage", "telemetry", "tenants"},
+    "gateway.operators": {"gateway.errors", "gateway.kept", "storage", "telemetry", "tenants"},
     "gateway.openapi": {"gateway.call", "gateway.routing", "catalog", "tenants"},
     "gateway.markdown": {"gateway.errors", "gateway.http", "documents", "storage", "tenants"},
     "gateway.webhooks": {

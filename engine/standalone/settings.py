@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from engine.config import DEFAULT_SPECULATION, DRAFT
 from telemetry.settings import SettingError
@@ -93,10 +93,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
+    _add_model(parser.add_argument)
+    _add_bounds(parser.add_argument)
+    _add_door(parser.add_argument)
+    return parser
+
+
+def _add_model(add: Callable[..., object]) -> None:
+    """Which model, and what computes it."""
     add("model_dir", metavar="MODEL_DIR", help="folder with config.json, tokenizer.json and weights, or a GGUF file")
-    add("--host", default="127.0.0.1", type=_host, help="address to listen on; 0.0.0.0 for every one of this machine")
-    add("--port", default=8000, type=_whole(0, 65535), help="0 takes a free one")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="where the model runs")
     add(
         "--dtype",
@@ -104,6 +109,26 @@ def _parser() -> argparse.ArgumentParser:
         choices=("config", "auto", "bfloat16", "float32"),
         help="precision of weights and KV: what config.json names, the fastest here, or this one",
     )
+    add("--threads", default=0, type=_whole(0, 4096), metavar="N", help="0 takes all cores but one")
+    add(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        default=1,
+        type=_whole(1, 64),
+        metavar="RANKS",
+        help="processes that share the model; its heads must divide",
+    )
+    add(
+        "--speculation",
+        default=DEFAULT_SPECULATION,
+        type=_speculation,
+        metavar="WHAT",
+        help="what guesses tokens ahead: off, prompt_lookup, or draft:FOLDER, a smaller model of the same tokenizer",
+    )
+
+
+def _add_bounds(add: Callable[..., object]) -> None:
+    """How much there is room for."""
     add("--max-model-len", default=0, type=_whole(0, 1 << 26), metavar="TOKENS", help="0 is the model's own context")
     add("--kv-memory", default="1GiB", type=_size, metavar="SIZE", help="memory for the KV cache, such as 2GiB")
     add(
@@ -123,22 +148,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="tokens computed in one step",
     )
-    add("--threads", default=0, type=_whole(0, 4096), metavar="N", help="0 takes all cores but one")
-    add(
-        "--tensor-parallel",
-        "--tensor-parallel-size",
-        default=1,
-        type=_whole(1, 64),
-        metavar="RANKS",
-        help="processes that share the model; its heads must divide",
-    )
-    add(
-        "--speculation",
-        default=DEFAULT_SPECULATION,
-        type=_speculation,
-        metavar="WHAT",
-        help="what guesses tokens ahead: off, prompt_lookup, or draft:FOLDER, a smaller model of the same tokenizer",
-    )
+
+
+def _add_door(add: Callable[..., object]) -> None:
+    """Where it is served, under which names, and to whom."""
+    add("--host", default="127.0.0.1", type=_host, help="address to listen on; 0.0.0.0 for every one of this machine")
+    add("--port", default=8000, type=_whole(0, 65535), help="0 takes a free one")
     add(
         "--served-model-name",
         action="append",
@@ -156,7 +171,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--drain-timeout", default=30.0, type=_seconds, metavar="SECONDS", help="for answers in flight when stopping")
     add("--log-level", default="warning", type=str.lower, choices=("debug", "info", "warning", "error"))
-    return parser
 
 
 def _speculation(text: str) -> str:
@@ -192,7 +206,7 @@ def _host(text: str) -> str:
     return text.strip("[]")
 
 
-def _whole(low: int, high: int) -> Any:
+def _whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,20}", text) or not low <= int(text) <= high:
             raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {low} to {high}")

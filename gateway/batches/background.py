@@ -40,7 +40,7 @@ async def begin(
     account_id, response_id = principal.account_id, response_id_of(request_id)
     if not services.responses.keeps_any:
         raise Refusal(Reason.INPUT_INVALID, "'/background' is not supported: responses are not kept here")
-    await services.responses.begin(account_id, response_id, record, services.settings.batch_deadline_s)
+    await services.responses.begin(account_id, response_id, record, services.settings.batches.deadline_s)
     try:
         await services.batches.submit(Queue([body]), request_id, principal, resolved, "response")
     except BaseException:

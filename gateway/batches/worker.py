@@ -1,8 +1,7 @@
-"""Runs queued batches: takes chunks as there is room, calls as any other call is made, and writes answers down.
+"""Runs queued batches: takes chunks as there is room, keeps them as long as they run, and writes answers down.
 
 An answer goes into the database together with its usage entry, for several requests at once; until then the request
-counts as not run, whoever dies. What finds no node now is given back to the queue; what fails for another reason is
-tried a few times, and then that is its answer. Knows the queue's rows and how to run one call, not how models answer.
+counts as not run, whoever dies. Knows the queue's rows, not what a request is or how it is run: `chunk.py` does.
 """
 
 from __future__ import annotations
@@ -10,39 +9,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
-from typing import Protocol
 
-import msgspec
-
-from gateway import envelope
-from gateway.authentication import RUN_MODELS_SCOPE
-from gateway.batches import answers as batch_answers
-from gateway.batches.body import Request, call_of
+from gateway.batches.chunk import Chunk, ChunkRunner, RunItem
 from gateway.batches.queue import DOORBELL
-from gateway.batches.synchronous import Ending, ItemAnswer, OnStart, told
 from gateway.call import Door
-from gateway.errors import Reason, Refusal
-from gateway.metering import Ledger
-from gateway.model_names import find_model
-from gateway.preparation import Order
 from gateway.services import Services, keep_running
 from gateway.webhooks.sender import WebhookSender
 from storage.columns import uuid7
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry import metrics
-from tenants import accounts, batches
-from tenants.batches import Answered, ChunkKey, Kind, Leased
-from tenants.principal import AccountTerms, Principal
-from tenants.usage import UsageEntry
+from tenants import batches
+from tenants.batches import Answered, ChunkKey, Kind
 
 log = logging.getLogger(__name__)
 
-MAX_TRIES = 3  # of a request that fails without being at fault itself
-MAX_LOSSES = 10  # owners of a chunk, before what is left of it is taken to be the cause
 LOOK_INTERVAL_S = 2.0  # without a doorbell
 CANCEL_INTERVAL_S = 0.2
 GATHER_S = 0.05  # answers for one transaction
@@ -52,15 +35,12 @@ _MAX_PAUSE_S = 30.0
 _DOORBELL_WAIT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 
-_decode = msgspec.json.Decoder(list[Request]).decode
-_TRIED_AGAIN = frozenset({Reason.ABORTED, Reason.TIMEOUT, Reason.INTERNAL})
-
 
 @contextlib.asynccontextmanager
 async def working(services: Services, doors: Mapping[Kind, Door], run_item: RunItem) -> AsyncIterator[None]:
     """Queued batches are run within the block: `run_item` makes a call, `doors` say for each kind of batch how its
     requests are read. At its end what was answered is written, the rest given back."""
-    if services.settings.batch_max_calls == 0:
+    if services.settings.batches.max_calls == 0:
         yield
         return
     worker = BatchWorker(services, doors, run_item)
@@ -71,58 +51,15 @@ async def working(services: Services, doors: Mapping[Kind, Door], run_item: RunI
         await worker.close(jobs)
 
 
-class RunItem(Protocol):
-    """Makes one call of a batch, to its end. `ledger` is given its usage entry, `on_start` what ends it early. Raises
-    Refusal, or what `errors.refusal_of` knows."""
-
-    def __call__(
-        self, services: Services, door: Door, order: Order, body: Request, ledger: Ledger, on_start: OnStart, /
-    ) -> Awaitable[ItemAnswer]: ...
-
-
-class _HeldSince(Exception):
-    """The account's calls are held to a region, or leave nothing, since the batch was queued: it is not opened."""
-
-
-class _Slip:
-    """Holds a request's usage entries, one for each prompt, until they are written together with the answer."""
-
-    def __init__(self) -> None:
-        self.entries: list[UsageEntry] = []
-
-    async def record(self, entry: UsageEntry) -> None:
-        self.entries.append(entry)
-
-
-@dataclass(eq=False)
-class _Chunk:
-    """A chunk that this worker has. `unwritten` are the requests whose answers are not in the database yet."""
-
-    leased: Leased
-    terms: AccountTerms  # of its account, when it was taken
-    requests: list[Request]
-    unwritten: set[int]
-    jobs: set[asyncio.Task[None]] = field(default_factory=set)
-    endings: dict[int, Ending] = field(default_factory=dict)  # of calls under way, by their numbers
-    is_given_back: bool = False  # once nothing of it runs any more
-    is_cancelled: bool = False
-
-    @property
-    def key(self) -> ChunkKey:
-        return self.leased.key
-
-
 class BatchWorker:
     """One gateway's. `loops` run beside each other until `close`."""
 
     def __init__(self, services: Services, doors: Mapping[Kind, Door], run_item: RunItem) -> None:
         self._services = services
-        self._doors = doors
-        self._run_item = run_item
+        self._runner = ChunkRunner(services, doors, run_item, lambda: self._is_leaving, self._on_answer)
         self._owner = uuid7()
-        self._max_calls = services.settings.batch_max_calls
-        self._room = asyncio.Semaphore(self._max_calls)
-        self._chunks: dict[ChunkKey, _Chunk] = {}
+        self._max_calls = services.settings.batches.max_calls
+        self._chunks: dict[ChunkKey, Chunk] = {}
         self._outbox: dict[ChunkKey, list[Answered]] = {}
         self._has_answers = asyncio.Event()
         self._is_wanted = asyncio.Event()  # something may be there to take, or to take it with
@@ -164,118 +101,22 @@ class BatchWorker:
         services, now = self._services, self._services.clock.now()
         if not await batches.has_work(services.database, now):
             return False
-        leased = await batches.take(services.database, self._owner, now, services.settings.batch_lease_s)
+        leased = await batches.take(services.database, self._owner, now, services.settings.batches.lease_s)
         if leased is None:
             return False
         if leased.key in self._chunks:  # this process stood still for longer than its lease, and works on it already
             return True
-        numbers = range(leased.key[1], leased.key[1] + leased.num_requests)
-        residency, terms = await accounts.standing_of_calls(services.database, leased.account_id, leased.api_token_id)
-        why: Refusal | None
-        requests: list[Request] = [{} for _ in numbers]
-        try:
-            if residency.rules or residency.is_zero_retention:
-                raise _HeldSince
-            requests = _decode(services.batches.opened(leased.account_id, leased.requests))
-        except (ValueError, msgspec.MsgspecError):
-            log.error("queued requests cannot be read: has the cache secret changed?", extra={"batch": leased.key[0]})
-            why = Refusal(Reason.INTERNAL)
-        except _HeldSince:
-            why = Refusal(Reason.ABORTED)
-        else:
-            why = self._why_not(leased)
-        chunk = _Chunk(leased, terms, requests, set(numbers) - leased.answered)
+        chunk = await self._runner.open(leased)
         self._chunks[leased.key] = chunk
-        for number in sorted(chunk.unwritten):
-            job = asyncio.create_task(self._run(chunk, number, why))
-            chunk.jobs.add(job)
-            job.add_done_callback(chunk.jobs.discard)
-            job.add_done_callback(lambda _job: self._look_at(chunk))
+        self._runner.start(chunk, self._look_at)
         return True
 
-    def _why_not(self, leased: Leased) -> Refusal | None:
-        """Why the requests of a chunk are not run any more, or None."""
-        waited_s = (self._services.clock.now() - leased.created_at).total_seconds()
-        if leased.is_cancelled:
-            return Refusal(Reason.ABORTED)
-        if leased.is_account_blocked:
-            return Refusal(Reason.ACCOUNT_BLOCKED)
-        if waited_s > self._services.settings.batch_deadline_s:
-            return Refusal(Reason.TIMEOUT)
-        return Refusal(Reason.ABORTED) if leased.num_losses >= MAX_LOSSES else None
-
-    async def _run(self, chunk: _Chunk, number: int, why_not: Refusal | None) -> None:
-        """Answer one request of a chunk, unless it has to wait for a better time."""
-        request = chunk.requests[number - chunk.key[1]]
-        slip = _Slip()
-        for attempt in range(MAX_TRIES):
-            async with self._room:
-                if self._is_leaving or chunk.is_given_back:
-                    chunk.is_given_back = True
-                    return
-                slip = _Slip()
-                try:
-                    if why_not is not None:
-                        raise why_not
-                    with metrics.BATCH_CALLS.track_inprogress():
-                        found = await self._call(chunk, number, request, slip)
-                except Exception as error:
-                    refusal = Refusal(Reason.ABORTED) if chunk.is_cancelled else told(error, f"{chunk.key[0]}-{number}")
-                else:
-                    self._answer(chunk, number, request, slip, found)
-                    return
-            if chunk.is_cancelled:
-                break
-            if why_not is None and (self._is_leaving or _is_to_wait(refusal)):
-                chunk.is_given_back = True
-                return
-            if why_not is not None or refusal.reason not in _TRIED_AGAIN or attempt == MAX_TRIES - 1:
-                break
-            await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
-        self._answer(chunk, number, request, slip, refusal)
-
-    async def _call(self, chunk: _Chunk, number: int, request: Request, slip: _Slip) -> ItemAnswer:
-        """Make the call. Raises what the pipeline raises."""
-        services, leased, door = self._services, chunk.leased, self._doors[chunk.leased.kind]
-        resolved = await find_model(services.registry, leased.shown_model)
-        principal = Principal(
-            leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
-        )
-        started_s = services.clock.monotonic_s()
-        is_response = leased.kind == "response"
-        request_id = leased.key[0] if is_response else f"{leased.key[0]}-{number}"
-        order = Order(request_id, principal, resolved, None, started_s, is_batch=True)
-        with services.admission.enter(leased.account_id) as place:
-
-            def on_start(ending: Ending) -> None:
-                place.stop = ending.stop
-                chunk.endings[number] = ending
-                if chunk.is_cancelled:
-                    ending.abandon()
-
-            try:
-                found = await self._run_item(services, door, order, call_of(request), slip, on_start)
-            finally:
-                chunk.endings.pop(number, None)
-            return ItemAnswer(envelope.success(msgspec.Raw(found.body)), found.usage) if is_response else found
-
-    def _answer(self, chunk: _Chunk, number: int, request: Request, slip: _Slip, found: ItemAnswer | Refusal) -> None:
+    def _on_answer(self, chunk: Chunk, answered: Answered) -> None:
         """Have an answer written down."""
-        reference = request.get("external_reference")
-        if isinstance(found, Refusal):
-            content = batch_answers.refused(number, reference, found)
-            prompt_tokens = completion_tokens = 0
-        else:
-            content = batch_answers.answered(number, reference, found.body)
-            prompt_tokens, completion_tokens = found.usage.prompt_tokens, found.usage.completion_tokens
-        outcome = str(found.row.code) if isinstance(found, Refusal) else "finished"
-        metrics.BATCH_ANSWERS.labels(chunk.leased.shown_model, outcome).inc()
-        sealed = self._services.batches.sealer.seal(chunk.leased.account_id, content)
-        answered = Answered(number, sealed, prompt_tokens, completion_tokens, tuple(slip.entries))
         self._outbox.setdefault(chunk.key, []).append(answered)
         self._has_answers.set()
 
-    def _look_at(self, chunk: _Chunk) -> None:
+    def _look_at(self, chunk: Chunk) -> None:
         """A job has ended, or answers were written: when it was the last, the chunk is over, or goes back."""
         self._is_wanted.set()
         if chunk.is_given_back and not chunk.jobs:
@@ -307,14 +148,14 @@ class BatchWorker:
         outbox = {key: list(answered) for key, answered in self._outbox.items()}
         if not outbox:
             return
-        settings, now = self._services.settings, self._services.clock.now()
+        settings, now = self._services.settings.batches, self._services.clock.now()
         lost = await batches.answer(
             self._services.database,
             self._owner,
             outbox,
             now,
-            lease_s=settings.batch_lease_s,
-            ttl_s=settings.batch_ttl_s,
+            lease_s=settings.lease_s,
+            ttl_s=settings.ttl_s,
         )
         self._forget(lost)
         for key in outbox.keys() - lost:
@@ -359,7 +200,7 @@ class BatchWorker:
 
     async def _renew_all(self) -> None:
         """Keep what this worker knows that it has, for ever."""
-        services, lease_s = self._services, self._services.settings.batch_lease_s
+        services, lease_s = self._services, self._services.settings.batches.lease_s
         while True:
             await asyncio.sleep(lease_s / 3)
             if self._chunks:
@@ -376,10 +217,7 @@ class BatchWorker:
                 continue
             with contextlib.suppress(StoreUnavailable):
                 for batch_id in await batches.cancelled_among(self._services.database, waiting):
-                    chunk = running[batch_id]
-                    chunk.is_cancelled = True
-                    for ending in list(chunk.endings.values()):
-                        ending.abandon()
+                    running[batch_id].cancel()
 
     async def _listen(self) -> None:
         """Hear of batches that are queued, for ever."""
@@ -417,8 +255,3 @@ class BatchWorker:
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._write()
                 await self._give_back()
-
-
-def _is_to_wait(refusal: Refusal) -> bool:
-    """Whether a request is refused for what may be otherwise in a while."""
-    return refusal.row.status in (429, 503) and refusal.row.should_retry is not False

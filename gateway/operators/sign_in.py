@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.errors import Reason, Refusal
 from gateway.kept.sealed import Sealer
 from gateway.operators.oidc import Attempt, Provider, ProviderAway, SignInFailed
-from gateway.settings import GatewaySettings, operator_roles_in, origin_of
+from gateway.operators.settings import SignInSettings, operator_roles_in, origin_of
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from telemetry.clock import Clock
@@ -50,20 +50,22 @@ class SignedIn:
 
 
 class Operators:
-    def __init__(self, settings: GatewaySettings, database: Database, ephemeral: Ephemeral, clock: Clock) -> None:
+    def __init__(
+        self, settings: SignInSettings, cache_secret: bytes, database: Database, ephemeral: Ephemeral, clock: Clock
+    ) -> None:
         self._provider = Provider(
-            issuer=settings.oidc_issuer,
-            client_id=settings.oidc_client_id,
-            client_secret=settings.oidc_client_secret,
-            redirect_url=settings.oidc_redirect_url,
-            scopes=settings.oidc_scopes,
+            issuer=settings.issuer,
+            client_id=settings.client_id,
+            client_secret=settings.client_secret,
+            redirect_url=settings.redirect_url,
+            scopes=settings.scopes,
             clock=clock,
         )
-        self._issuer, self._claim = settings.oidc_issuer, settings.oidc_roles_claim
-        self._roles = operator_roles_in(settings.oidc_roles)
-        self._origin = origin_of(settings.oidc_redirect_url).encode()
-        self._sealer = Sealer(settings.cache_secret, "sign-in")
-        self._sessions = WebSessions(ephemeral, settings.cache_secret, clock)
+        self._issuer, self._claim = settings.issuer, settings.roles_claim
+        self._roles = operator_roles_in(settings.roles)
+        self._origin = origin_of(settings.redirect_url).encode()
+        self._sealer = Sealer(cache_secret, "sign-in")
+        self._sessions = WebSessions(ephemeral, cache_secret, clock)
         self._database, self._clock = database, clock
 
     async def begin(self) -> tuple[str, str]:

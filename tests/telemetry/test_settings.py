@@ -3,7 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.settings import SettingError, describe, masked, parsed_by, read_settings, setting, starts_with
+from telemetry.settings import (
+    SettingError,
+    describe,
+    masked,
+    parsed_by,
+    read_settings,
+    setting,
+    settings_of_a_part,
+    starts_with,
+)
 
 
 @dataclass(frozen=True)
@@ -90,3 +99,31 @@ def test_describe_tells_what_the_documentation_needs():
     assert infos["EX_PORT"].kind is int
     assert infos["EX_FOLDER"].kind is Path
     assert infos["EX_KEY"].is_secret
+
+
+@dataclass(frozen=True)
+class Part:
+    size: int = setting("EX_SIZE", "how large", default=3)
+    key: bytes = setting("EX_PART_KEY", "what signs", secret=True, default=b"")
+
+    def __post_init__(self) -> None:
+        if self.size == 13:
+            raise SettingError("EX_SIZE: not that one")
+
+
+@dataclass(frozen=True)
+class Whole:
+    url: str = setting("EX_URL", "where the store is")
+    part: Part = settings_of_a_part(Part)
+    port: int = setting("EX_PORT", "where to listen", default=80)
+
+
+def test_the_settings_of_a_part_are_read_described_and_masked_where_it_stands():
+    assert [info.env for info in describe(Whole)] == ["EX_URL", "EX_SIZE", "EX_PART_KEY", "EX_PORT"]
+    found = read_settings(Whole, {"EX_URL": "x", "EX_SIZE": "7", "EX_PART_KEY": "00ff", "EX_PORT": "1"})
+    assert found == Whole("x", Part(7, b"\x00\xff"), 1)
+    assert masked(found) == {"EX_URL": "x", "EX_SIZE": "7", "EX_PART_KEY": "********", "EX_PORT": "1"}
+    assert read_settings(Whole, {"EX_URL": "x"}) == Whole("x")
+    for environ, line in (({"EX_SIZE": "x"}, "EX_SIZE='x'"), ({"EX_SIZE": "13", "EX_URL": "x"}, "EX_SIZE: not")):
+        with pytest.raises(SettingError, match=line):
+            read_settings(Whole, environ)

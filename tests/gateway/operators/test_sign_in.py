@@ -312,8 +312,8 @@ async def test_an_answer_counts_in_the_browser_that_asked_and_once(house: House)
     ],
 )
 def test_roles_come_from_the_claim_alone(claim: str, roles: str, person: Claims, role: str | None):
+    from gateway.operators.settings import operator_roles_in
     from gateway.operators.sign_in import role_of
-    from gateway.settings import operator_roles_in
 
     assert role_of({"sub": "a", **person}, claim, operator_roles_in(roles)) == role
 
