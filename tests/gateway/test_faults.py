@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.node import WORDS, FakeNode
 from tests.gateway.process import PARROT
 from tests.gateway.site import Running, Site
-from tests.gateway.test_text_generation import events_of, run, script
+from tests.gateway.test_text_generation import events_of, heard_when_let_go_on, run, script
 from tests.waiting import wait_until_blocking
 
 TEXT = "".join(WORDS)
@@ -84,20 +84,19 @@ def test_an_unstreamed_call_is_repeated_even_when_its_node_dies_in_the_middle(cl
 
 @pytest.mark.parametrize("how", ["die", "garbage"])
 def test_a_node_lost_mid_stream_ends_it_with_an_error_and_no_done(client, fragile: Running, how: str):
-    prompt = script(then_after=3, then=how, gap_s=0.03)
-    answer = run(client, fragile, {"prompt": prompt, "stream": True})
-    *events, last = events_of(answer)
+    prompt = script(held_after=1, then_after=3, then=how)
+    request_id, (*events, last) = heard_when_let_go_on(client, fragile, {"prompt": prompt}, f"run/{PARROT}")
     assert "".join(json.loads(event)["response"] for event in events) == "".join(WORDS[:3])
     assert error_in(last) == 3008
-    row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
+    row = fragile.site.usage_row(request_id)
     assert (row["attempts"], row["completion_tokens"]) == (1, 3)
 
 
 def test_a_failure_mid_stream_is_the_last_event(client, fragile: Running):
-    answer = run(client, fragile, {"prompt": script(end="internal", gap_s=0.03), "stream": True})
-    *_events, last = events_of(answer)
-    assert error_in(last) == 3008
-    assert fragile.site.usage_row(answer.headers["cf-ai-req-id"])["status"] == "internal"
+    body = {"prompt": script(held_after=1, end="internal")}
+    request_id, heard = heard_when_let_go_on(client, fragile, body, f"run/{PARROT}")
+    assert error_in(heard[-1]) == 3008
+    assert fragile.site.usage_row(request_id)["status"] == "internal"
 
 
 def test_a_retryable_failure_is_tried_on_the_other_node(client, fragile: Running):

@@ -32,6 +32,21 @@ def run(client: httpx.Client, running: Running, body: dict, model: str = PARROT,
     return client.post(f"{running.account_url}/ai/run/{model}", json=body, **options)
 
 
+def heard_when_let_go_on(client: httpx.Client, running: Running, body: dict, path: str) -> tuple[str, list[str]]:
+    """The id and the data of the events of a stream whose script holds it after its first token: until that has come,
+    however long it takes a busy machine, so that what follows falls into a stream that has begun."""
+    nodes = running.site.nodes.values()
+    with client.stream("POST", f"{running.account_url}/ai/{path}", json=body | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        first = next(lines)
+        for node in nodes:
+            node.go_on()
+        heard = [first, *filter(None, lines)]
+    for node in nodes:
+        node.hold()
+    return answer.headers["cf-ai-req-id"], [line.removeprefix("data: ") for line in heard]
+
+
 def chat(client: httpx.Client, running: Running, body: dict, **options) -> httpx.Response:
     return client.post(f"{running.account_url}/ai/v1/chat/completions", json={"model": PARROT} | body, **options)
 

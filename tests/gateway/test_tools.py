@@ -10,7 +10,7 @@ from openai import BadRequestError, OpenAI
 from engine.protocol.tasks import ChatMessage, Constraint, Tool, ToolCall
 from tests.gateway.process import CHATTY, HANDY, PARROT
 from tests.gateway.site import Running
-from tests.gateway.test_text_generation import events_of, script
+from tests.gateway.test_text_generation import events_of, heard_when_let_go_on, script
 
 WEATHER = {
     "name": "get_weather",
@@ -258,9 +258,10 @@ def test_json_that_could_not_be_finished_is_an_error_and_is_metered(
 
 
 def test_a_stream_of_json_that_could_not_be_finished_ends_with_the_error(client: httpx.Client, running: Running):
-    messages = [{"role": "user", "content": script(tokens=['{"a":', " 1"], gap_s=0.05, end="constraint_failed")}]
-    answer = chat(client, running, {"messages": messages, "response_format": JSON_SCHEMA, "stream": True})
-    assert json.loads(events_of(answer)[-1])["errors"][0]["code"] == 5024
+    messages = [{"role": "user", "content": script(tokens=['{"a":', " 1"], held_after=1, end="constraint_failed")}]
+    body = {"model": HANDY, "messages": messages, "response_format": JSON_SCHEMA}
+    _, heard = heard_when_let_go_on(client, running, body, "v1/chat/completions")
+    assert json.loads(heard[-1])["errors"][0]["code"] == 5024
 
 
 @pytest.mark.parametrize(
