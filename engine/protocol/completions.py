@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol import alone, openai
+from engine.protocol import alone, openai, vllm_fields
 from engine.protocol.events import FinishReason, TokenLogprob, Usage
 from engine.protocol.fields import BadInput, boolean, integer
 from engine.protocol.outcome import Choice
@@ -70,7 +70,7 @@ class Completions:
 def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int) -> Completions:
     """Raises BadInput."""
     openai.refuse_unsafe_fields(body)
-    alone.refuse_unsupported(body)
+    vllm_fields.refuse_unsupported(body, "completions")
     prompts = _prompts(body.get("prompt"))
     if not all(isinstance(prompt, str) or _are_known(prompt, vocab_size) for prompt in prompts):
         raise BadInput(f"'/prompt' must hold token ids from 0 to {vocab_size - 1}")
@@ -84,8 +84,6 @@ def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int
     has_echo = boolean(body, "echo", False)
     if has_echo and num_tries > num_choices:
         raise BadInput("'/best_of' must be '/n' where '/echo' is true")
-    if not boolean(body, "add_special_tokens", True):
-        raise BadInput("'/add_special_tokens' must be true: send token ids to choose every token")
     words = dict(body) | {"logprobs": num_tops is not None, "top_logprobs": num_tops}
     sampling = openai.sampling(
         words,
@@ -94,7 +92,7 @@ def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int
         min_max_tokens=0 if has_echo else 1,
     )
     constraint = output_constraint(body)
-    sampling = alone.with_min_tokens(body, sampling, is_held=constraint is not None)
+    sampling = vllm_fields.with_min_tokens(body, sampling, is_held=constraint is not None)
     return Completions(
         prompts=prompts,
         sampling=sampling,

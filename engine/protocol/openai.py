@@ -20,6 +20,7 @@ from engine.protocol.messages import chat_messages
 from engine.protocol.output_format import output_constraint
 from engine.protocol.tasks import Sampling, TextEmbeddings, TextGeneration, ToolCall
 from engine.protocol.tools import tool_use
+from engine.protocol.vllm_fields import with_min_tokens
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256
@@ -49,8 +50,13 @@ def text_generation(
     task = conversation(
         body, sampling(body, limit_name, default_max_tokens=default_max_tokens, context_window=context_window)
     )
+    is_held = task.constraint is not None or bool(task.tools)
     return msgspec.structs.replace(
-        task, num_choices=num_choices, template_kwargs=template_kwargs(body), tells_reasoning=True
+        task,
+        sampling=with_min_tokens(body, task.sampling, is_held=is_held),
+        num_choices=num_choices,
+        template_kwargs=template_kwargs(body),
+        tells_reasoning=True,
     )
 
 
@@ -119,7 +125,7 @@ def sampling(
         must_fit=body.get(limit_name) is not None,
         temperature=number(body, "temperature", 0.6, minimum=0, maximum=5),
         top_p=max(_MIN_TOP_P, number(body, "top_p", 1.0, minimum=0, maximum=1)),
-        top_k=integer(body, "top_k", 0, minimum=0, maximum=1000),
+        top_k=max(0, integer(body, "top_k", 0, minimum=-1, maximum=1000)),  # -1 is off too, as vLLM has it
         min_p=number(body, "min_p", 0.0, minimum=0, maximum=1),
         seed=None if seed is None else seed % 2**63,
         repetition_penalty=max(_MIN_REPETITION_PENALTY, number(body, "repetition_penalty", 1.0, minimum=0, maximum=2)),

@@ -24,6 +24,7 @@ MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_CHOICES = 1000
 
 _WRAPPER = {"name", "description", "schema", "strict"}
+_UNSUPPORTED = ("disable_additional_properties", "disable_any_whitespace", "structural_tag", "whitespace_pattern")
 _SCHEMA_KEYWORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items"}
 
 
@@ -83,6 +84,9 @@ def _schema(value: Any, pointer: str) -> Constraint:
 def _structured(value: Any, pointer: str) -> Constraint:
     """vLLM's later form: one object with one of the same formats."""
     asked = {name: what for name, what in fields.mapping(value, pointer).items() if what not in (None, False)}
+    for name in _UNSUPPORTED:
+        if name in asked:
+            raise BadInput(f"'{pointer}/{name}' is not supported")
     names = [name for name in asked if name in _READERS or name == "json_object"]
     if len(names) != 1:
         raise BadInput(f"'{pointer}' must have one of json, json_object, regex, choice, grammar")

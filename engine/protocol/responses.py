@@ -20,6 +20,7 @@ from engine.protocol.messages import joined_texts
 from engine.protocol.output_format import format_constraint
 from engine.protocol.tasks import ChatMessage, TextGeneration
 from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_call, tool_use
+from engine.protocol.vllm_fields import with_min_tokens
 
 MAX_ITEMS = 1000
 
@@ -84,16 +85,17 @@ def response_request(body: Mapping[str, Any], *, default_max_tokens: int, contex
     turns = _turns(given, may_be_empty=bool(references))
     use = tool_use(body)
     reasoning = fields.mapping(body.get("reasoning") or {}, "/reasoning")
+    constraint = format_constraint(fields.mapping(body.get("text") or {}, "/text").get("format"), "/text/format")
     task = TextGeneration(
         messages=(*instructions, *turns),
-        sampling=sampling,
+        sampling=with_min_tokens(body, sampling, is_held=constraint is not None or bool(use.tools)),
         tools=use.tools,
         tool_choice=use.choice,
         named_tool=use.named_tool,
         is_parallel_tool_calls=use.is_parallel,
         template_kwargs=openai.template_kwargs({"reasoning_effort": reasoning.get("effort")}),
         tells_reasoning=True,
-        constraint=format_constraint(fields.mapping(body.get("text") or {}, "/text").get("format"), "/text/format"),
+        constraint=constraint,
     )
     is_stored, is_background = fields.boolean(body, "store", True), fields.boolean(body, "background", False)
     if is_background and not is_stored:

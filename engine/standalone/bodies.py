@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from engine.protocol import alone, completions, openai, tools
+from engine.protocol import alone, completions, openai, tools, vllm_fields
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.tasks import TextGeneration
 from engine.standalone.shapes import ChatShape
@@ -46,14 +44,10 @@ class Chat:
 
 def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
     """Without `max_tokens` an answer may take all the context that its prompt leaves."""
-    alone.refuse_unsupported(body)
-    if boolean(body, "echo", False):
-        raise BadInput("'/echo' is not supported for a conversation")
+    vllm_fields.refuse_unsupported(body, "chat")
     task = openai.text_generation(
         body, default_max_tokens=context_window, context_window=context_window, max_choices=alone.MAX_CHOICES
     )
-    is_held = task.constraint is not None or bool(task.tools)
-    task = msgspec.structs.replace(task, sampling=alone.with_min_tokens(body, task.sampling, is_held=is_held))
     return Chat(task, openai.wants_usage_chunk(body), tools.is_legacy(body))
 
 
@@ -73,7 +67,7 @@ async def decoded(token_ids: Sequence[int], generator: TextGenerator) -> str:
 async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequence[int]:
     """The ids of `prompt` as /v1/completions would read it, without `add_special_tokens` less what that puts before it,
     or of `messages` as chat would."""
-    alone.refuse_unsupported(body)
+    vllm_fields.refuse_unsupported(body, "tokenize")
     is_bare = False
     if body.get("messages") is not None:
         window = generator.info.max_model_len

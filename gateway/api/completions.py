@@ -12,6 +12,7 @@ from catalog.schemas import input_schema
 from engine.protocol import openai
 from engine.protocol.completions import Completions, completions
 from engine.protocol.fields import BadInput, boolean
+from engine.protocol.vllm_fields import refuse_unsupported
 from gateway.api.text_models import check_is_text
 from gateway.call import Asked, Call, Door
 from gateway.shapes.completion import CompletionText
@@ -22,6 +23,7 @@ _ANY_TOKEN_ID = 1 << 31  # which ids a model has, its node knows
 
 def read_completion(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:
     """A text completion body, for this door and for models that take it natively."""
+    refuse_unsupported(body, "completions")
     admitted = input_schema(card, "completions").coerce_and_validate(body)
     asked = completions(admitted, context_window=card.context_window, vocab_size=_ANY_TOKEN_ID)
     if len(asked.prompts) > MAX_PROMPTS:

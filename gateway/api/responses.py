@@ -9,6 +9,7 @@ from catalog.schemas import input_schema
 from engine.protocol.fields import boolean
 from engine.protocol.outcome import Outcome
 from engine.protocol.responses import response_request
+from engine.protocol.vllm_fields import refuse_unsupported
 from gateway import envelope
 from gateway.api.text_models import check_format, check_is_text
 from gateway.call import Asked, Call, Door, Record
@@ -17,6 +18,7 @@ from gateway.shapes.response import ResponseText, input_items
 
 def read_response(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:
     """A Responses body, for this door and for models that take it natively."""
+    refuse_unsupported(body, "responses")
     admitted = input_schema(card, "responses").coerce_and_validate(body)
     request = response_request(admitted, default_max_tokens=card.default_max_tokens, context_window=card.context_window)
     check_format(card, request.task, "/text/format")

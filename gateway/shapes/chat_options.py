@@ -18,6 +18,7 @@ from engine.protocol import openai, tools
 from engine.protocol.fields import boolean
 from engine.protocol.messages import chat_messages
 from engine.protocol.tasks import TextGeneration
+from engine.protocol.vllm_fields import refuse_unsupported
 
 MAX_REMEMBERED = 256  # of one card and face
 
@@ -63,6 +64,7 @@ class ChatReader:
         return options.task, options
 
     def _read(self, body: Body) -> ChatOptions:
+        refuse_unsupported(body, "chat")
         admitted, card = self._schema.coerce_and_validate(body), self._card
         task = openai.text_generation(
             admitted,

@@ -117,8 +117,9 @@ def test_stop_tokens_share_their_places_with_stop_strings():
 
 def test_the_model_s_own_sampling_fills_what_a_body_leaves_open():
     defaults = {"temperature": 0.5, "top_p": 0.9}
-    filled = alone.with_defaults({"temperature": None, "top_p": 0.1, "top_k": -1}, defaults)
-    assert filled == {"temperature": 0.5, "top_p": 0.1, "top_k": 0}
+    filled = alone.with_defaults({"temperature": None, "top_p": 0.1, "top_k": -1}, defaults | {"top_k": 7})
+    assert filled == {"temperature": 0.5, "top_p": 0.1, "top_k": -1}
+    assert read(**filled).sampling.top_k == 0
 
 
 def test_log_probabilities_come_in_columns_with_the_token_itself_among_the_likeliest():
