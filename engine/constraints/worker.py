@@ -8,9 +8,9 @@ own, so a hostile schema costs a second or two of one core and nobody else's tim
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import random
+import re
 import resource
 import select
 import signal
@@ -42,8 +42,10 @@ MEMORY_BYTES = 256 * 1024 * 1024
 MAX_CHILDREN = 4
 
 _MAX_CHOICES = 5_000  # in looking for one text that matches: more would not fit a context either
-_MAX_PATTERNS = 8  # of a schema, whose texts are followed
-_NUM_STEPS = 32
+_MAX_PATTERNS = 128  # of a schema, whose texts are followed
+_MAX_STEPS = 32  # for each of them
+_ALL_STEPS = 2048  # together: half a second
+_REPEATED_PART = re.compile(r"(?<!\\)(\{\d|\)[*+])")
 _SEED = 7
 _READ_BYTES = 1 << 16
 
@@ -90,8 +92,11 @@ def judge(constraint: Constraint, view: TokenView) -> str:
     if find_close(matcher, view, words_of(constraint), _MAX_CHOICES, num_endings=endings) is None:
         none_found = f"{name_of(constraint)} cannot be used: no text short enough to generate matches it"
         return complaint_of(constraint, matcher) or none_found
-    patterns = itertools.islice(patterns_of(constraint), _MAX_PATTERNS)
-    if not all(_can_be_followed(pattern, view) for pattern in patterns):
+    patterns = sorted(patterns_of(constraint), key=lambda pattern: not _has_repeated_part(pattern))
+    if len(patterns) > _MAX_PATTERNS and _has_repeated_part(patterns[_MAX_PATTERNS]):
+        return f"{name_of(constraint)} has more than {_MAX_PATTERNS} different patterns with counted or repeated parts"
+    steps = min(_MAX_STEPS, _ALL_STEPS // max(1, min(len(patterns), _MAX_PATTERNS)))
+    if not all(_can_be_followed(pattern, view, steps) for pattern in patterns[:_MAX_PATTERNS]):
         return (
             f"{name_of(constraint)} cannot be used: a pattern's texts can be read in too many ways to follow them "
             "(counted parts within counted parts, as in ([a-z]{1,99}){1,99}, can: give one count)"
@@ -99,14 +104,19 @@ def judge(constraint: Constraint, view: TokenView) -> str:
     return ""
 
 
-def _can_be_followed(pattern: Constraint, view: TokenView) -> bool:
-    """Whether the parser stays within its limits for some tokens, any that it allows."""
+def _has_repeated_part(pattern: Constraint) -> bool:
+    """Whether its texts may be read in many ways."""
+    return _REPEATED_PART.search(pattern.text) is not None
+
+
+def _can_be_followed(pattern: Constraint, view: TokenView, num_steps: int) -> bool:
+    """Whether the parser stays within its limits for so many tokens, any that it allows."""
     try:
         matcher = compile_matcher(pattern, view)
     except ConstraintRefused:
         return True  # as a part of its schema it was not
     dice = random.Random(_SEED)  # noqa: S311  # the same walk every time
-    for _ in range(_NUM_STEPS):
+    for _ in range(num_steps):
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
         if matcher.is_error():
             return False

@@ -301,7 +301,7 @@ BAD_FIELDS = [
     *({"messages": HELLO, "max_tokens": value} for value in (0, -1, 1.5, True, "ten", 2049, [1])),
     *({"messages": HELLO, "temperature": value} for value in (-0.1, 5.1, "hot", [0])),
     *({"messages": HELLO, "top_p": value} for value in (-0.1, 1.1)),
-    *({"messages": HELLO, "top_k": value} for value in (-1, 1001, 1.5)),
+    *({"messages": HELLO, "top_k": value} for value in (-2, 1001, 1.5)),
     *({"messages": HELLO, "stream": value} for value in ("yes", 1, [])),
     *({"messages": HELLO, "seed": value} for value in (1.5, "x")),
     {"messages": HELLO, "chat_template": "{{7*7}}"},

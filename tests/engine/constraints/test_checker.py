@@ -53,6 +53,13 @@ def nested(levels: int) -> dict[str, Any]:
     return value
 
 
+def patterned(count: int, *, last: str = "^x{1,9}$") -> dict[str, Any]:
+    """An object of so many texts that may be left out, each with a pattern of its own."""
+    patterns = [f"^[a-z]{{1,{number}}}$" for number in range(2, count + 1)] + [last]
+    properties = {f"k{n}": {"type": "string", "pattern": pattern} for n, pattern in enumerate(patterns)}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
 # ── passed and refused ──
 
 
@@ -98,6 +105,7 @@ async def test_a_schema_is_refused_with_what_is_wrong_with_it(
 
 
 async def test_what_is_just_inside_the_limits_is_passed(checker: ConstraintChecker) -> None:
+    await checker.check(schema(patterned(128) | {"$defs": {"x": {"pattern": "^plain+$"}}}), NAMESPACE)
     await checker.check(schema(nested(32)), NAMESPACE)
     await checker.check(Constraint("regex", "a" * 1024), NAMESPACE)
     padded = json.dumps({"type": "integer", "description": ""})
@@ -118,6 +126,8 @@ async def test_what_is_just_inside_the_limits_is_passed(checker: ConstraintCheck
             schema(record(a=STRING, b={"type": "string", "pattern": "(.{1,200}){1,200}"})),
             "can be read in too many ways",
         ),
+        (schema(patterned(60, last="^(.{1,200}){1,200}$")), "can be read in too many ways"),
+        (schema(patterned(129)), "has more than 128 different patterns with counted or repeated parts"),
         (Constraint("choice", "[]"), "a list of at least one string"),
         (Constraint("choice", '["a", 1]'), "a list of at least one string"),
         (Constraint("choice", "nothing"), "the list of choices is not valid JSON"),
