@@ -228,13 +228,19 @@ async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygo
     assert door.exits == ["the rank process was killed: it owed an answer and had said nothing for 0.4 s"]
 
 
-async def test_a_rank_with_nothing_to_do_may_be_silent(zygote: Zygote):
-    async with opened(zygote, config=replace(CONFIG, step_timeout_s=0.1)) as door:
-        for _ in range(3):
-            _, ears = door.add(prompt_of(30), max_tokens=3)
-            await ears.end()
-            await asyncio.sleep(0.2)  # longer than a silence that would be too long
-        assert door.replica.is_alive
+async def test_a_rank_with_nothing_to_do_may_be_silent(zygote: Zygote, caplog):
+    for _ in range(5):  # on a busy machine one may be so late with an answer that it is killed for that
+        async with opened(zygote, config=replace(CONFIG, step_timeout_s=0.1)) as door:
+            if [await is_well_after_silence(door) for _ in range(3)] == [True] * 3:
+                return
+    pytest.fail("each was killed")
+
+
+async def is_well_after_silence(door: Open) -> bool:
+    _, ears = door.add(prompt_of(30), max_tokens=3)
+    await ears.end()
+    await asyncio.sleep(0.2)  # longer than a silence that would be too long
+    return door.replica.is_alive
 
 
 async def test_a_front_that_was_stopped_itself_kills_nobody(zygote: Zygote):

@@ -156,7 +156,7 @@ class FakeNode:
 
     async def _announce(self) -> None:
         async with self._telling:  # what it was is not told after what it is
-            store = Ephemeral.connect(self._redis_url, timeout_s=2)
+            store = Ephemeral.connect(self._redis_url, timeout_s=PATIENCE_S / 2)
             try:
                 await store.announce("nodes", self.node_id, msgspec.json.encode(self.status()), ttl_s=5)
             finally:
@@ -194,7 +194,7 @@ class FakeNode:
     async def _close(self) -> None:
         await self._vanish()
         if self._redis_url:
-            store = Ephemeral.connect(self._redis_url, timeout_s=2)
+            store = Ephemeral.connect(self._redis_url, timeout_s=PATIENCE_S / 2)
             with contextlib.suppress(StoreUnavailable):
                 await store.withdraw("nodes", self.node_id)
             await store.close()

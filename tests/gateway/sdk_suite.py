@@ -37,7 +37,7 @@ from storage.migrate import migrate
 from tenants import accounts, decision_epoch, tables, users
 from tests.gateway.process import PEPPER
 from tests.gateway.site import Site
-from tests.waiting import wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until_blocking
 
 ACCOUNT_ID = "023e105f4ecef8ad9ca31a8372d0c353"
 EMAIL, KEY = "user@example.com", "144c9defac04969c7bfad8efaa8ea194"
@@ -88,7 +88,7 @@ async def seed(database_url: str) -> str:
 
 async def renew(database_url: str, redis_url: str, user_id: str) -> None:
     """Have the account that was deleted be there again, and its member told; and the name of the finetune be free."""
-    database, ephemeral = Database.connect(database_url), Ephemeral.connect(redis_url)
+    database, ephemeral = Database.connect(database_url), Ephemeral.connect(redis_url, timeout_s=PATIENCE_S)
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
         back = {"status": "active", "deleted_at": None, "decision_epoch": epoch}

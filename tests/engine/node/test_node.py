@@ -298,7 +298,7 @@ async def test_a_node_that_was_stopped_drops_what_nobody_waits_for(world: World,
 
 
 async def test_the_node_is_present_with_what_it_holds(world: World, node: NodeProcess) -> None:
-    ephemeral = Ephemeral.connect(world.redis_url)
+    ephemeral = Ephemeral.connect(world.redis_url, timeout_s=PATIENCE_S)
 
     async def seen() -> NodeStatus | None:
         import msgspec
@@ -323,7 +323,7 @@ async def test_the_front_imports_neither_torch_nor_transformers() -> None:
 async def test_sigterm_lets_calls_finish_and_refuses_new_ones(world: World, short_tmp_path: Path) -> None:
     node = NodeProcess(short_tmp_path, world.objects_url, REDIS_URL=world.redis_url, HEARTH_NODE_ID="leaving")
     await node.start().ready()
-    ephemeral = Ephemeral.connect(world.redis_url)
+    ephemeral = Ephemeral.connect(world.redis_url, timeout_s=PATIENCE_S)
     client = await node.connect()
     client.send(*[world.call(index, **LONG) for index in range(8)])
     await first_token(client, 0)

@@ -15,14 +15,14 @@ from engine.node.presence import KIND, Presence
 from engine.protocol.status import NodeStatus
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 
 class Beating:
     """A presence that announces `status`."""
 
     def __init__(self, url: str) -> None:
-        self.ephemeral = Ephemeral.connect(url)
+        self.ephemeral = Ephemeral.connect(url, timeout_s=PATIENCE_S)
         self.status = NodeStatus(node_id="n1", pop="lis", address="unix:///n1")
         self.presence = Presence(self.ephemeral, "n1", lambda: self.status)
 

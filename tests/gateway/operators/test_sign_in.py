@@ -32,6 +32,7 @@ from tests.fakes.oidc_provider import CLIENT_ID, CLIENT_SECRET, PUBLISHED_SECRET
 from tests.gateway.process import PARROT
 from tests.gateway.test_who_may import Unconnected, settings_of
 from tests.tenants.hand_clock import HandClock
+from tests.waiting import PATIENCE_S
 
 ORIGIN = "https://hearth.example"
 API = "/client/v4"
@@ -395,7 +396,7 @@ async def test_a_cookie_that_was_not_given_opens_nothing(house: House):
 
 async def test_sessions_end_and_their_record_cannot_be_written_by_others(redis_url: str):
     """After half an hour without use, after half a day in any case, and when what lies in Redis is not ours."""
-    clock, ephemeral = HandClock(), Ephemeral.connect(redis_url)
+    clock, ephemeral = HandClock(), Ephemeral.connect(redis_url, timeout_s=PATIENCE_S)
     sessions = WebSessions(ephemeral, b"s" * 32, clock)
     cookie = await sessions.open("operator:1", "Ann", "viewer")
     assert await WebSessions(ephemeral, b"t" * 32, clock).find(cookie) is None
