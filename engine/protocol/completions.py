@@ -132,6 +132,25 @@ def _are_known(token_ids: Sequence[int], vocab_size: int) -> bool:
     return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
 
 
+def whole(
+    completion_id: str,
+    created: int,
+    model: str,
+    asked: Completions,
+    echoes: Sequence[str],
+    tries: Sequence[Sequence[Choice]],
+    usage: Usage,
+) -> dict[str, Any]:
+    """The `text_completion` of what was asked. For each prompt `echoes` has the text that its choices begin with,
+    `tries` all its choices, of which the best are told."""
+    choices: list[dict[str, Any]] = []
+    for echo, of_prompt in zip(echoes, tries, strict=True):
+        for choice in best_of(of_prompt, asked.num_choices):
+            logprobs = None if asked.sampling.logprobs is None else choice.logprobs
+            choices.append(choice_object(len(choices), echo + choice.text, choice.why, logprobs))
+    return completion_object(completion_id, created, model, choices, usage)
+
+
 def completion_object(
     completion_id: str, created: int, model: str, choices: Sequence[dict[str, Any]], usage: Usage
 ) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import msgspec
 from engine.protocol.events import Embeddings, FinishReason, TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.fields import BadInput, boolean, integer, items, mapping, number
 from engine.protocol.messages import chat_messages
+from engine.protocol.outcome import Choice
 from engine.protocol.output_format import output_constraint
 from engine.protocol.tasks import Sampling, TextEmbeddings, TextGeneration, ToolCall
 from engine.protocol.tools import tool_use
@@ -248,16 +249,34 @@ def chat_completion(
     completion_id: str,
     created: int,
     model: str,
-    text: str,
-    reason: FinishReason,
+    choices: Sequence[Choice],
     usage: Usage,
-    logprobs: Sequence[TokenLogprob] | None = None,
-    tool_calls: Sequence[ToolCall] = (),
     *,
-    reasoning: str = "",
+    has_logprobs: bool = False,
     is_legacy: bool = False,
 ) -> dict[str, Any]:
     """A whole `chat.completion`. `is_legacy`: calls are told as the older `function_call`, which has room for one."""
+    return {
+        "id": completion_id,
+        "object": "chat.completion",
+        "created": created,
+        "model": model,
+        "choices": [
+            {
+                "index": index,
+                "message": _message(choice, is_legacy=is_legacy),
+                "logprobs": logprobs_object(choice.logprobs) if has_logprobs else None,
+                "finish_reason": finish_reason(choice.why, is_legacy=is_legacy),
+            }
+            for index, choice in enumerate(choices)
+        ],
+        "usage": chat_usage_object(usage),
+    }
+
+
+def _message(choice: Choice, *, is_legacy: bool) -> dict[str, Any]:
+    """What an assistant said."""
+    text, reasoning, tool_calls = choice.text, choice.reasoning, choice.tool_calls
     message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -267,29 +286,7 @@ def chat_completion(
             message["function_call"] = {"name": tool_calls[0].name, "arguments": tool_calls[0].arguments}
         else:
             message["tool_calls"] = [tool_call_object(call) for call in tool_calls]
-    return {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None if logprobs is None else logprobs_object(logprobs),
-                "finish_reason": finish_reason(reason, is_legacy=is_legacy),
-            }
-        ],
-        "usage": chat_usage_object(usage),
-    }
-
-
-def with_choices(completions: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One completion of several that have one choice each: the first, with the choices of all."""
-    if len(completions) == 1:
-        return completions[0]
-    choices = [completion["choices"][0] | {"index": index} for index, completion in enumerate(completions)]
-    return completions[0] | {"choices": choices}
+    return message
 
 
 def tool_call_object(call: ToolCall) -> dict[str, Any]:

@@ -7,7 +7,7 @@ token that was generated for it. A task is one prompt, a choice one of its answe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -15,7 +15,7 @@ from engine.protocol import completions, openai
 from engine.protocol.completions import CompletionChunks
 from engine.protocol.events import ChoiceEnded, Event, Finished, FinishReason, Started, Token, ToolCallDelta, Usage
 from engine.protocol.openai import ChatChunks
-from engine.protocol.outcome import Choice, Outcome
+from engine.protocol.outcome import Outcome
 
 DONE = b"data: [DONE]\n\n"
 
@@ -67,19 +67,13 @@ class ChatShape:
     def whole(self, outcomes: Sequence[Outcome]) -> bytes:
         (outcome,) = outcomes
         return _encode(
-            openai.with_choices([self._completion(choice, outcome.finished.usage) for choice in outcome.choices])
-        )
-
-    def _completion(self, choice: Choice, usage: Usage) -> dict[str, Any]:
-        return openai.chat_completion(
-            *self._head,
-            choice.text,
-            choice.why,
-            usage,
-            choice.logprobs if self._has_logprobs else None,
-            choice.tool_calls,
-            reasoning=choice.reasoning,
-            is_legacy=self._is_legacy,
+            openai.chat_completion(
+                *self._head,
+                outcome.choices,
+                outcome.finished.usage,
+                has_logprobs=self._has_logprobs,
+                is_legacy=self._is_legacy,
+            )
         )
 
     def frames(self, _task: int, event: Event, _next_event: Event | None) -> bytes:
@@ -128,12 +122,8 @@ class CompletionShape:
 
     def whole(self, outcomes: Sequence[Outcome]) -> bytes:
         usage = total_usage([outcome.finished.usage for outcome in outcomes])
-        choices: list[dict[str, Any]] = []
-        for echo, outcome in zip(self._echoes, outcomes, strict=True):
-            for choice in completions.best_of(outcome.choices, self._asked.num_choices):
-                logprobs = choice.logprobs if self._has_logprobs else None
-                choices.append(completions.choice_object(len(choices), echo + choice.text, choice.why, logprobs))
-        return _encode(completions.completion_object(*self._head, choices, usage))
+        tries = [outcome.choices for outcome in outcomes]
+        return _encode(completions.whole(*self._head, self._asked, self._echoes, tries, usage))
 
     def frames(self, task: int, event: Event, next_event: Event | None) -> bytes:
         first = task * self._asked.num_tries  # of the task's choices

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 from engine.protocol import openai
-from engine.protocol.events import ChoiceEnded, Finished, TokenLogprob, ToolCallDelta, Usage
-from engine.protocol.outcome import Choice, Outcome
+from engine.protocol.events import ChoiceEnded, Finished, TokenLogprob, ToolCallDelta
+from engine.protocol.outcome import Outcome
 from gateway import envelope
 from gateway.shapes.shape import DONE, Plain
 
@@ -53,24 +52,16 @@ class ChatText(Plain):
         ]
 
     def whole(self, outcome: Outcome) -> bytes:
-        completion = openai.with_choices(
-            [self._completion(choice, outcome.finished.usage) for choice in outcome.choices]
-        )
-        return envelope.encode(completion) if self._is_bare else envelope.success(completion)
-
-    def _completion(self, choice: Choice, usage: Usage) -> dict[str, Any]:
-        return openai.chat_completion(
+        completion = openai.chat_completion(
             self._id,
             self._created,
             self._model,
-            choice.text,
-            choice.why,
-            usage,
-            choice.logprobs if self._has_logprobs else None,
-            choice.tool_calls,
-            reasoning=choice.reasoning,
+            outcome.choices,
+            outcome.finished.usage,
+            has_logprobs=self._has_logprobs,
             is_legacy=self._is_legacy,
         )
+        return envelope.encode(completion) if self._is_bare else envelope.success(completion)
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
         return b"data: " + self._chunks[choice].text(text, logprobs) + b"\n\n"

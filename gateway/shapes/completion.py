@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from engine.protocol import completions
 from engine.protocol.completions import Completions
@@ -30,7 +29,7 @@ class CompletionText:
         is_bare: bool = True,
     ) -> None:
         self._head = (f"cmpl-{request_id}", created, model)
-        self._num_choices, self._num_tries = asked.num_choices, asked.num_tries
+        self._asked = asked
         self._echoes = echoes
         self._has_usage_chunk = has_usage_chunk
         self._has_logprobs = asked.sampling.logprobs is not None
@@ -39,17 +38,15 @@ class CompletionText:
         self._offsets = [0] * (len(echoes) * asked.num_tries)
 
     def whole(self, outcome: Outcome) -> bytes:
-        choices: list[dict[str, Any]] = []
-        for index, echo in enumerate(self._echoes):
-            tries = outcome.choices[index * self._num_tries : (index + 1) * self._num_tries]
-            for choice in completions.best_of(tries, self._num_choices):
-                logprobs = choice.logprobs if self._has_logprobs else None
-                choices.append(completions.choice_object(len(choices), echo + choice.text, choice.why, logprobs))
-        answer = completions.completion_object(*self._head, choices, outcome.finished.usage)
+        tries = [
+            outcome.choices[first : first + self._asked.num_tries]
+            for first in range(0, len(self._offsets), self._asked.num_tries)
+        ]
+        answer = completions.whole(*self._head, self._asked, self._echoes, tries, outcome.finished.usage)
         return envelope.encode(answer) if self._is_bare else envelope.success(answer)
 
     def begin(self, _started: Started) -> bytes:
-        of_choices = [echo for echo in self._echoes for _ in range(self._num_tries)]
+        of_choices = [echo for echo in self._echoes for _ in range(self._asked.num_tries)]
         return b"".join(_frame(self._chunks.text(index, echo)) for index, echo in enumerate(of_choices) if echo)
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:

