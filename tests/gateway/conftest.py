@@ -18,6 +18,7 @@ from tests.certificates import certificates
 from tests.fakes.receiver import Receiver, receiving
 from tests.gateway.site import Running, Site, making_sites
 from tests.postgres_server import PostgresServer, find_postgres
+from tests.waiting import wait_until_blocking
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,18 @@ def _with_two_nodes(site: Site, receiver: Receiver) -> Running:
         HEARTH_WEBHOOK_NETWORKS="127.0.0.1/32", SSL_CERT_FILE=str(receiver.authority),
     )  # fmt: skip
     return Running(site, gateway.start())
+
+
+@pytest.fixture
+def relinks(running: Running) -> Iterator[Callable[[], None]]:
+    """For tests in which nodes drop their connections: waits until all are open again, when it is called and before
+    the next test. A call that comes sooner may find no node, where it was tried on each."""
+
+    def wait() -> None:
+        wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == len(running.site.nodes))
+
+    yield wait
+    wait()
 
 
 @pytest.fixture

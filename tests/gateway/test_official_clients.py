@@ -113,6 +113,7 @@ async def test_openai_stream_async(running: Running):
     assert {chunk.model for chunk in chunks} == {ALIAS}
 
 
+@pytest.mark.usefixtures("relinks")
 def test_openai_stream_that_breaks_raises(openai: OpenAI):
     broken = [{"role": "user", "content": '!{"then_after": 2, "then": "die", "gap_s": 0.03}'}]
     stream = openai.chat.completions.create(model=PARROT, messages=broken, stream=True)

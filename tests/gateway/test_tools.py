@@ -189,6 +189,7 @@ def test_every_token_of_a_call_is_counted_and_its_end_recorded(client: httpx.Cli
         assert row["micro_neurons"] == row["prompt_tokens"] * 100 + 7 * 1000
 
 
+@pytest.mark.usefixtures("relinks")
 def test_tokens_of_calls_are_counted_when_the_node_dies(client: httpx.Client, running: Running):
     messages = calling("x", then_after=1, then="die")
     answer = chat(client, running, {"messages": messages, "tools": TOOLS, "stream": True})

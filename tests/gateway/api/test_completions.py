@@ -90,6 +90,7 @@ def test_an_echo_that_only_a_node_can_tell_is_asked_of_it(
     assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes == is_told
 
 
+@pytest.mark.usefixtures("relinks")
 def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running):
     broken = "!" + json.dumps({"then_after": 2, "then": "die", "gap_s": 0.03})
     frames = complete(client, running, {"prompt": broken, "stream": True}).text.split("\n\n")
@@ -157,6 +158,7 @@ def test_a_stream_of_a_list_tells_the_choices_apart(openai: OpenAI):
     assert last.usage.completion_tokens == 18
 
 
+@pytest.mark.usefixtures("relinks")
 def test_one_prompt_that_fails_ends_the_others(client: httpx.Client, running: Running):
     slow, bad = script(gap_s=0.2, repeat=20), script(tokens=[], end="internal")
     answer = complete(client, running, {"prompt": [slow, bad]})

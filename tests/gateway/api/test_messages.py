@@ -212,6 +212,7 @@ def test_a_stream_is_told_block_by_block(client: httpx.Client, running: Running)
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("relinks")
 def test_a_stream_that_breaks_ends_with_an_error(client: httpx.Client, running: Running):
     *_, last = events_of(ask(client, running, scripted(then_after=2, then="die", gap_s=0.03) | {"stream": True}))
     assert last == {

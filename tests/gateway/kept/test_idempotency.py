@@ -95,9 +95,11 @@ def test_what_is_refused_leaves_its_key_free(client: httpx.Client, running: Runn
     assert keyed(client, running, "free", {"prompt": "x"}).status_code == 200
 
 
-def test_a_stream_that_breaks_is_not_kept(client: httpx.Client, running: Running):
+def test_a_stream_that_breaks_is_not_kept(client: httpx.Client, running: Running, relinks: Callable[[], None]):
     body = {"prompt": script(then_after=2, then="die", tokens=["x"] * 4), "stream": True}
-    first, again = keyed(client, running, "breaks", body), keyed(client, running, "breaks", body)
+    first = keyed(client, running, "breaks", body)
+    relinks()
+    again = keyed(client, running, "breaks", body)
     for answer in (first, again):
         assert "error" in events_of(answer)[-1]
         assert "idempotent-replayed" not in answer.headers
