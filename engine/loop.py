@@ -94,7 +94,7 @@ class Engine:
         self._runner = runner
         self._adapters: AdapterQueue | None = None
         if adapters is not None:
-            self._adapters = AdapterQueue(adapters, self.scheduler.counters, config.max_waiting)
+            self._adapters = AdapterQueue(adapters, self.scheduler.counters)
         self._num_ephemeral = 0  # open sequences of which nothing is to stay
         self._num_ranks = config.tensor_parallel
         self._sequences: dict[int, Sequence] = {}
@@ -142,10 +142,13 @@ class Engine:
         self._sequences[request.sequence_id] = sequence
         self._num_ephemeral += request.is_ephemeral
         self._max_open_tokens += sequence.max_total_len
+        refused = self.scheduler.enter(sequence)
+        if refused is not None:
+            self._forget(refused, OUT_OF_CAPACITY)
+        if refused is sequence:
+            return
         if request.adapter is not None and self._adapters is not None:
-            refused = self._adapters.add(sequence, self.scheduler.num_free_slots)
-            if refused is not None:
-                self._forget(refused, OUT_OF_CAPACITY)
+            self._adapters.add(sequence)
             if not sequence.adapter:
                 return
         self._go_on(sequence)
@@ -154,7 +157,7 @@ class Engine:
         """It has its adapter, if any; now it waits for its matcher, or joins the others."""
         request = sequence.request
         if request.constraint is None:
-            self._queue(sequence)
+            self.scheduler.queue(sequence)
         else:
             self.matchers.prepare(request.sequence_id, request.constraint, request.namespace)
 
@@ -166,9 +169,7 @@ class Engine:
         """End a sequence now: no forward pass sees it any more. Unknown ids have ended already and are ignored."""
         sequence = self._sequences.get(sequence_id)
         if sequence is not None:
-            is_unadapted = self._adapters is not None and self._adapters.is_waiting(sequence)
-            if not is_unadapted and not self.matchers.is_waiting(sequence_id):
-                self.scheduler.remove(sequence)
+            self.scheduler.remove(sequence)
             self._forget(sequence, ABORTED)
             if sequence.request.is_ephemeral:
                 self._wipe()
@@ -240,7 +241,7 @@ class Engine:
         running = scheduler.running
         return EngineStatus(
             num_running=len(running),
-            num_waiting=scheduler.num_waiting + (self._adapters.num_waiting if self._adapters is not None else 0),
+            num_waiting=len(self._sequences) - len(running),
             queued_tokens=self._max_open_tokens - int(self.table.num_computed[running].sum()),
             num_blocks=blocks.num_blocks,
             num_free_blocks=blocks.num_free,
@@ -254,11 +255,6 @@ class Engine:
             busy_us=int(self.busy_us),
         )
 
-    def _queue(self, sequence: Sequence) -> None:
-        refused = self.scheduler.add(sequence)
-        if refused is not None:
-            self._forget(refused, OUT_OF_CAPACITY)
-
     def _take_adapters(self, adapters: AdapterQueue) -> None:
         """Sequences whose adapter is here go on; waits a little for one if there is nothing else to do."""
         is_idle = not (self.scheduler.has_sequences or self._ended or self.matchers.is_preparing)
@@ -266,18 +262,23 @@ class Engine:
             if code == RUNNING:
                 self._go_on(sequence)
             else:
-                self._forget(sequence, code)
+                self._end_waiting(sequence, code)
         for sequence in adapters.take_overstaying(self.scheduler.waiting.in_turn):
-            self.scheduler.remove(sequence)
+            self.scheduler.waiting.leave(sequence)
 
     def _queue_prepared(self) -> None:
         """Sequences whose matcher is ready join the others; waits a little for one if there are no others."""
         is_idle = not self.scheduler.has_sequences and not self._ended
         for sequence_id, is_fine in self.matchers.take_ready(_MAX_WAIT_S if is_idle else 0):
             if is_fine:
-                self._queue(self._sequences[sequence_id])
+                self.scheduler.queue(self._sequences[sequence_id])
             else:
-                self._forget(self._sequences[sequence_id], ERROR)
+                self._end_waiting(self._sequences[sequence_id], ERROR)
+
+    def _end_waiting(self, sequence: Sequence, code: int) -> None:
+        """It waited for something that it will not get."""
+        self.scheduler.remove(sequence)
+        self._forget(sequence, code)
 
     def _find_twin(self, request: SequenceRequest) -> Sequence | None:
         """The sequence whose prompt it is to share, if that is open and its prompt the very same."""

@@ -105,9 +105,13 @@ class Scheduler:
 
     # ── coming and going ──
 
-    def add(self, sequence: Sequence) -> Sequence | None:
-        """Queue it. Returns the sequence that found no place in the queue, if any."""
-        return self.waiting.push(sequence, self.num_free_slots)
+    def enter(self, sequence: Sequence) -> Sequence | None:
+        """Give it a place among those that wait. Returns the sequence that has none any more, if any."""
+        return self.waiting.enter(sequence, self.num_free_slots)
+
+    def queue(self, sequence: Sequence) -> None:
+        """It has all it needs but a slot."""
+        self.waiting.join(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """It ended, wherever it is; its blocks are free before the next plan."""

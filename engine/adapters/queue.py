@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from engine.adapters.local_adapter import LocalAdapter
 from engine.report import OUT_OF_CAPACITY, RUNNING
 from engine.scheduling.fairness import TenantCounters
-from engine.scheduling.waiting import WaitingQueue
+from engine.scheduling.waiting import Turns
 from engine.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -62,18 +62,16 @@ class _Wanted:
 
 
 class AdapterQueue:
-    """The sequences of one engine that wait for an adapter, and those that hold one. At most `max_waiting` wait beside
-    those for whom a slot is free; beyond that room is made as in the queue for slots."""
+    """The sequences of one engine that wait for an adapter, and those that hold one."""
 
     def __init__(
         self,
         bank: KeepsAdapters,
         counters: TenantCounters,
-        max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bank, self._counters, self._clock = bank, counters, clock
-        self._queue = WaitingQueue(counters, max_waiting)
+        self._turns = Turns(counters.served_of)
         self._wanted: dict[str, _Wanted] = {}  # by digest
         self._held: dict[int, str] = {}  # sequence id -> digest
         self._closed: Collection[str] = frozenset()  # digests that nobody joins: they have to leave
@@ -83,20 +81,18 @@ class AdapterQueue:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue)
+        return len(self._turns)
 
     def is_waiting(self, sequence: Sequence) -> bool:
         wanted = self._wanted.get(_digest_of(sequence))
         return wanted is not None and sequence.sequence_id in wanted.sequences
 
-    def add(self, sequence: Sequence, num_free_slots: int = 0) -> Sequence | None:
+    def add(self, sequence: Sequence) -> None:
         """Give it the handle of its adapter, held until `forget`; it stays 0 if that has to be waited for: `take_ready`
-        tells when. Returns the sequence that found no place among those that wait, if any: it is forgotten already."""
-        adapter = sequence.request.adapter
-        assert adapter is not None, "it goes through an adapter"
-        if adapter.digest in self._wanted or adapter.digest in self._closed or not self._hold(sequence):
-            return self._await(sequence, num_free_slots)
-        return None
+        tells when."""
+        digest = _digest_of(sequence)
+        if digest in self._wanted or digest in self._closed or not self._hold(sequence):
+            self._await(sequence)
 
     def take_ready(self, timeout_s: float = 0.0) -> list[tuple[Sequence, int]]:
         """Sequences whose wait is over: RUNNING with their handle, or the finish code of one that cannot be served.
@@ -120,13 +116,13 @@ class AdapterQueue:
         for sequence in overstaying:
             self.forget(sequence)
             sequence.adapter = 0
-            self._await(sequence, len(self._queue) + 1)
+            self._await(sequence)
         return overstaying
 
     def forget(self, sequence: Sequence) -> None:
         """It ended, wherever it was."""
         if self.is_waiting(sequence):
-            self._queue.remove(sequence)
+            self._turns.leave(sequence)
             self._leave(sequence)
             return
         digest = self._held.pop(sequence.sequence_id, None)
@@ -143,13 +139,8 @@ class AdapterQueue:
             self._held[sequence.sequence_id] = digest
         return sequence.adapter > 0
 
-    def _await(self, sequence: Sequence, num_free_slots: int) -> Sequence | None:
-        """Have it wait for its adapter. Returns the sequence that found no place, if any."""
-        refused = self._queue.push(sequence, num_free_slots)
-        if refused is sequence:
-            return refused
-        if refused is not None:
-            self._leave(refused)
+    def _await(self, sequence: Sequence) -> None:
+        """Have it wait for its adapter."""
         adapter = sequence.request.adapter
         assert adapter is not None, "it goes through an adapter"
         digest = adapter.digest
@@ -159,7 +150,7 @@ class AdapterQueue:
             wanted = self._wanted[digest] = _Wanted(adapter, self._clock())
             wanted.reading = self._bank.read(adapter, may_place=is_free)  # else it waits for its turn
         wanted.sequences[sequence.sequence_id] = sequence
-        return refused
+        self._turns.join(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         """One sequence less wants its adapter. What is being read is read to the end."""
@@ -194,7 +185,7 @@ class AdapterQueue:
             return
         del self._wanted[digest]
         for sequence in wanted.sequences.values():
-            self._queue.remove(sequence)
+            self._turns.leave(sequence)
             if reading.code == RUNNING:
                 self._hold(sequence)
             ready.append((sequence, reading.code))
@@ -234,7 +225,7 @@ class AdapterQueue:
     def _parked(self) -> list[_Wanted]:
         """Those that wait for a place, in turn."""
         parked: dict[str, _Wanted] = {}
-        for sequence in self._queue.in_turn():
+        for sequence in self._turns.in_turn():
             digest = _digest_of(sequence)
             if self._wanted[digest].reading is None:
                 parked.setdefault(digest, self._wanted[digest])
@@ -247,7 +238,7 @@ class AdapterQueue:
         for sequence in wanted.sequences.values():
             if not self._hold(sequence):
                 return False
-            self._queue.remove(sequence)
+            self._turns.leave(sequence)
             ready.append((sequence, RUNNING))
         del self._wanted[wanted.adapter.digest]
         return True

@@ -262,9 +262,6 @@ class Matchers:
         """Whether `warm` has begun."""
         return self._view is not None
 
-    def is_waiting(self, sequence_id: int) -> bool:
-        return sequence_id in self._preparing
-
     def find(self, sequence_id: int) -> Hold | None:
         return self._holds.get(sequence_id)
 

@@ -81,9 +81,9 @@ class Bank:
 class Room:
     """A queue before a bank, a clock that stands still, and who has got what."""
 
-    def __init__(self, num_places: int, max_waiting: int = 100) -> None:
+    def __init__(self, num_places: int) -> None:
         self.bank, self.counters, self.now_s = Bank(num_places), TenantCounters(), 0.0
-        self.queue = AdapterQueue(self.bank, self.counters, max_waiting, lambda: self.now_s)
+        self.queue = AdapterQueue(self.bank, self.counters, lambda: self.now_s)
         self.codes: dict[int, int] = {}
         self.order: list[str] = []  # digests, as they were got
         self._next_id = 0
@@ -93,10 +93,8 @@ class Room:
         prompt = np.array([1], dtype=np.int32)
         request = SequenceRequest(self._next_id, prompt, Sampling(), b"n", tenant, adapter=LocalAdapter(digest, "/"))
         sequence = Sequence(request, self.counters.join(tenant), 9, (), prompt, 1)
-        refused = self.queue.add(sequence)
-        if refused is not None:
-            self.codes[refused.sequence_id] = OUT_OF_CAPACITY
-        elif sequence.adapter:
+        self.queue.add(sequence)
+        if sequence.adapter:
             self._note(sequence, RUNNING)
         return sequence
 
@@ -286,22 +284,6 @@ def test_who_leaves_while_waiting_leaves_nothing_behind():
     room.end(stays)
     room.settle()
     assert (room.queue.num_waiting, room.queue._wanted, room.queue._held) == (0, {}, {})
-
-
-def test_no_more_wait_than_may_and_the_longest_queue_makes_room():
-    room = Room(1, max_waiting=3)
-    first = room.ask("a")
-    room.settle()
-    waiting = [room.ask(each, tenant=1) for each in "bcde"]
-    assert room.codes[waiting[3].sequence_id] == OUT_OF_CAPACITY
-    other = room.ask("e", tenant=2)
-    assert room.codes[waiting[2].sequence_id] == OUT_OF_CAPACITY
-    assert room.queue.num_waiting == 3
-    room.end(first)
-    for _ in range(3):
-        room.settle()
-        room.end(*[each for each in (*waiting, other) if each.adapter])
-    assert [room.codes[each.sequence_id] for each in (*waiting[:2], other)] == [RUNNING] * 3
 
 
 @pytest.mark.parametrize("num_places", [2, 3, 7])

@@ -18,13 +18,21 @@ class Queue:
         self.queue = WaitingQueue(self.counters, max_waiting)
         self.num_made = 0
 
-    def push(self, tenant: int, num_free_slots: int = 0) -> tuple[Sequence, Sequence | None]:
-        """The new sequence, and the one that found no place."""
+    def make(self, tenant: int) -> Sequence:
         self.num_made += 1
         prompt = np.ones(4, dtype=np.int32)
         request = SequenceRequest(self.num_made, prompt, Sampling(), b"n", tenant)
-        sequence = Sequence(request, self.counters.join(tenant), 8, (), prompt, 0)
+        return Sequence(request, self.counters.join(tenant), 8, (), prompt, 0)
+
+    def push(self, tenant: int, num_free_slots: int = 0) -> tuple[Sequence, Sequence | None]:
+        """The new sequence, and the one that found no place."""
+        sequence = self.make(tenant)
         return sequence, self.queue.push(sequence, num_free_slots)
+
+    def enter(self, tenant: int) -> tuple[Sequence, Sequence | None]:
+        """The same of one that waits for something else before."""
+        sequence = self.make(tenant)
+        return sequence, self.queue.enter(sequence)
 
 
 def test_a_tenant_s_sequences_come_out_in_the_order_they_came_in():
@@ -76,3 +84,30 @@ def test_those_for_whom_a_slot_is_free_do_not_count_as_waiting():
     refused = [made.push(1, num_free_slots=2)[1] for _ in range(4)]
     assert refused[:3] == [None] * 3
     assert refused[3] is not None
+
+
+def test_who_waits_for_something_else_has_a_place_and_no_turn_until_it_joins():
+    made = Queue(2)
+    other, refused = made.enter(1)
+    assert refused is None
+    assert (made.queue.find_next(), len(made.queue), made.queue.num_places) == (None, 0, 1)
+    first = made.push(1)[0]
+    newcomer, refused = made.push(1)
+    assert refused is newcomer, "both places are taken"
+    made.queue.join(other)
+    assert made.queue.in_turn() == [first, other]
+    made.queue.leave(other)  # it waits for something else again, and keeps its place
+    assert (made.queue.in_turn(), made.queue.num_places) == ([first], 2)
+    made.queue.remove(other)
+    made.queue.remove(first)
+    assert (made.queue.num_places, made.queue._places, made.queue._queues) == (0, {}, {})
+
+
+def test_who_waits_for_something_else_makes_room_for_a_tenant_with_fewer_like_any_other():
+    made = Queue(3)
+    first, second, third = made.push(1)[0], made.enter(1)[0], made.enter(1)[0]
+    newcomer, refused = made.enter(2)
+    assert refused is third
+    made.queue.join(second)
+    made.queue.join(newcomer)
+    assert made.queue.in_turn() == [first, newcomer, second]

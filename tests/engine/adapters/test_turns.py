@@ -1,0 +1,141 @@
+"""Whatever comes, goes and waits: everybody gets his adapter and then a slot, and in the end nobody holds anything."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.adapters.local_adapter import LocalAdapter
+from engine.sequence import Sequence
+from tests.engine.adapters.test_queue import HUGE, Bank, Room, size_of
+from tests.engine.driver import Driver
+from tests.fakes.runner import FakeRunner
+
+NUM_SLOTS = 2
+ADAPTERS = ["a", "b", "c", "d", f"{HUGE}1", f"{HUGE}2"]  # the last two take two places each
+
+Asked = tuple[str, int, int]  # an adapter, a tenant, and how many rounds it will run
+
+
+class House(Room):
+    """A room with slots behind it. A round lasts 0.4 s; who runs is charged."""
+
+    def __init__(self, num_places: int) -> None:
+        super().__init__(num_places)
+        self.rounds_left: dict[int, int] = {}
+        self.queued: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self.open: list[Sequence] = []
+
+    def come(self, asked: Asked) -> Sequence:
+        sequence = self.ask(asked[0], asked[1])
+        self.rounds_left[sequence.sequence_id] = asked[2]
+        self.open.append(sequence)
+        self._find_queued()
+        return sequence
+
+    def go(self, sequence: Sequence) -> None:
+        """It ended, or its caller left, wherever it is."""
+        self.end(sequence)
+        self.counters.leave(sequence.tenant_index)
+        for line in (self.open, self.queued, self.running):
+            if sequence in line:
+                line.remove(sequence)
+
+    def round(self) -> None:
+        for sequence in list(self.running):
+            self.counters.charge_prompt(sequence.tenant_index, 10, 0)
+            self.rounds_left[sequence.sequence_id] -= 1
+            if self.rounds_left[sequence.sequence_id] <= 0:
+                self.go(sequence)
+        self.settle(0.4)
+        self._find_queued()
+        for sequence in self.queue.take_overstaying(lambda: self.queued):
+            self.queued.remove(sequence)
+            del self.codes[sequence.sequence_id]
+        while self.queued and len(self.running) < NUM_SLOTS:
+            served = self.counters.served
+            first = min(self.queued, key=lambda each: (served[each.tenant_index], each.sequence_id))
+            self.queued.remove(first)
+            self.running.append(first)
+        self.check()
+
+    def _find_queued(self) -> None:
+        known = {each.sequence_id for each in (*self.queued, *self.running)}
+        self.queued += [each for each in self.open if each.adapter and each.sequence_id not in known]
+
+    def check(self) -> None:
+        """What holds at every moment."""
+        here = self.bank.holds
+        assert sum(map(size_of, here)) <= self.bank.num_places
+        holding = [each for each in self.open if each.adapter]
+        assert {each.sequence_id for each in holding} == set(self.queue._held)
+        assert self.queue.num_waiting == sum(self.queue.is_waiting(each) for each in self.open)
+        assert all(bool(each.adapter) != self.queue.is_waiting(each) for each in self.open)
+        assert sum(here.values()) == len(holding)
+
+
+asked = st.tuples(st.sampled_from(ADAPTERS), st.integers(0, 2), st.integers(1, 4))
+# Somebody comes, the one of that number leaves, or (None) a round passes.
+happenings = st.lists(asked | st.integers(0, 20) | st.none(), max_size=60)
+
+
+@settings(max_examples=80)
+@given(st.integers(2, 4), happenings)
+def test_no_order_of_coming_and_going_leaks_a_place_or_leaves_anybody_waiting(
+    num_places: int, happened: list[Asked | int | None]
+) -> None:
+    house = House(num_places)
+    for each in happened:
+        if each is None:
+            house.round()
+        elif isinstance(each, tuple):
+            house.come(each)
+        elif house.open:
+            house.go(house.open[each % len(house.open)])
+    for _ in range(20 + 6 * len(house.open)):
+        if not house.open:
+            break
+        house.round()
+    assert not house.open, "somebody waits for ever"
+    house.settle()
+    assert not any(house.bank.holds.values())
+    assert (house.queue.num_waiting, house.queue._wanted, house.queue._held) == (0, {}, {})
+
+
+@settings(max_examples=60)
+@given(st.integers(2, 3), st.lists(asked, min_size=1, max_size=6), st.lists(asked, min_size=1, max_size=8))
+def test_nobody_is_passed_by_for_ever_by_those_that_keep_coming(
+    num_places: int, waiting: list[Asked], others: list[Asked]
+) -> None:
+    """One more comes in every round, and all slots are always taken."""
+    house = House(num_places)
+    for each in others:
+        house.come(each)
+    house.round()
+    first = {house.come(each).sequence_id for each in waiting}
+    for number in range(200):
+        if first.isdisjoint(each.sequence_id for each in house.open):
+            return
+        if len(house.open) < 12:
+            house.come(others[number % len(others)])
+        house.round()
+    raise AssertionError("somebody who came early still waits")
+
+
+def test_who_has_waited_for_his_adapter_is_not_refused_for_want_of_a_place() -> None:
+    """Those that came after him filled the queue for slots meanwhile; the one too many is told so when it comes."""
+    runner = FakeRunner(num_blocks=64)
+    bank = Bank(2)
+    runner.adapters = bank  # type: ignore[attr-defined]
+    driver = Driver(runner, max_sequences=1, max_waiting=2)
+    tuned = driver.add([1, 2, 3], max_tokens=2, adapter=LocalAdapter("a", "/"))
+    plain = [driver.add([1, 2, number], max_tokens=2) for number in range(3)]
+    assert driver.engine.status().num_waiting == 3
+    while driver.engine.has_work:
+        bank.work()
+        driver.step()
+    ends = {number: driver.finishes[number] for number in (tuned, *plain)}
+    assert ends == {tuned: "length", plain[0]: "length", plain[1]: "length", plain[2]: "out_of_capacity"}
+    assert driver.engine.scheduler.waiting.num_places == 0
+    assert bank.holds == {"a": 0}
