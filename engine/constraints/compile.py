@@ -26,6 +26,7 @@ from engine.constraints.json_schema import (
     words_of_patterns,
     words_of_regex,
 )
+from engine.constraints.look_ahead import has_outer_bar, in_parts, looks_ahead
 from engine.protocol.tasks import Constraint
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ def grammar_of(constraint: Constraint, control_ids: Mapping[str, int]) -> str:
     if constraint.kind == "json_object":
         return str(LLMatcher.grammar_from_json_schema(ANY_OBJECT, overrides=JSON_OPTIONS))
     if constraint.kind == "regex":
+        if looks_ahead(constraint.text):
+            return str(LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {terminal_of(constraint.text)}"))
         return str(LLMatcher.grammar_from_regex(unanchored(constraint.text)))
     if constraint.kind == "choice":
         alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in _choices(constraint.text))
@@ -277,6 +280,21 @@ def _with_ids(grammar: str, control_ids: Mapping[str, int]) -> str:
         return f"<[{token_id}]>"
 
     return _LARK_PARTS.sub(replace, grammar)
+
+
+def terminal_of(pattern: str) -> str:
+    """A regular expression for whole texts, as a terminal of a Lark grammar; what it looks ahead for beside it."""
+    body = unanchored(pattern)
+    if not looks_ahead(body):
+        return f"/{slashed(body)}/"
+    ahead, rest = in_parts(f"^(?:{body})$" if has_outer_bar(body) else f"^{body}$")
+    whole = [part[1:-1] if part.endswith("$") else f"{part[1:]}(?s:.*)" for part in (rest, *ahead)]
+    return " & ".join(f"/{slashed(part)}/" for part in whole)
+
+
+def slashed(pattern: str) -> str:
+    """A regular expression as it stands between slashes."""
+    return re.sub(r"(\\.)|(/)|(\n)", lambda found: found[1] or (r"\/" if found[2] else r"\n"), pattern, flags=re.DOTALL)
 
 
 def unanchored(pattern: str) -> str:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from engine.constraints.look_ahead import in_parts, said_plainly
+
 LARGEST_NUMBER = 10**15  # below 2^53, so that every reader of JSON has it exactly
 
 _ONE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
@@ -31,7 +33,6 @@ _STRING_LIMITS = {
 _REFERENCE = re.compile(r"#(/(\$defs|definitions|properties)/[^/]+)*")
 _WORD = re.compile(r"(?<![\\])[A-Za-z0-9@_./: -]{2,}")
 _NOT_SPELLED = re.compile(r"\{\d+(?:,\d*)?\}|\\[A-Za-z0-9]|\\(?=.)|(?<!\\)[\^$.*+?()\[\]|\0]", re.DOTALL)
-_SIGNS = re.compile(r"\\.|[][()|]", re.DOTALL)
 _MAX_WORDS = 32
 _MAX_SIGNS = 16
 _MAX_LEVELS = 100  # of parts in parts, references followed
@@ -44,17 +45,6 @@ _FORMATS = {
     "date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
     "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
 }  # fmt: skip  # those of JSON Schema
-_SECONDS = r"\d+([.,]\d+)?S"
-_CLOCK = rf"T(\d+H(\d+M)?({_SECONDS})?|\d+M({_SECONDS})?|{_SECONDS})"
-# The patterns in which Zod writes e-mail addresses and durations, without their look-around.
-_WITHOUT_LOOK_AROUND = {
-    r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
-        r"^([A-Za-z0-9_'+\-]+\.)*[A-Za-z0-9_'+\-]*[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$"
-    ),
-    (r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$"): (
-        rf"^P(\d+W|(\d+Y(\d+M)?(\d+D)?|\d+M(\d+D)?|\d+D)({_CLOCK})?|{_CLOCK})$"
-    ),
-}
 
 _BOUNDED = {"type": "number", "minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
 _ANY = {"$ref": "#/$defs/value"}
@@ -89,25 +79,35 @@ def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_plain_words(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy that means the same in words that the parser library has: what a pattern looks ahead for at its beginning
-    becomes a pattern of its own, what the names of an object's members must be is said of the members, and formats that
+    """A copy that means the same in words that the parser library has: what a pattern looks ahead for becomes a pattern
+    of its own or a part of it, what the names of an object's members must be is said of the members, and formats that
     say nothing, or name what a pattern beside them says, are left out."""
     copy = _map_subschemas(schema, in_plain_words)
     form = copy.get("format")
     if isinstance(form, str) and (form in _FORMATS_OF_ANY_TEXT or (_has_pattern(copy) and form not in _FORMATS)):
         del copy["format"]
     if isinstance(copy.get("pattern"), str):
-        ahead, copy["pattern"] = _without_look_ahead(copy["pattern"])
+        ahead, copy["pattern"] = in_parts(copy["pattern"])
         if ahead:
             copy["allOf"] = [*_list(copy.get("allOf")), *({"pattern": pattern} for pattern in ahead)]
+    if isinstance(copy.get("patternProperties"), dict):
+        names = copy["patternProperties"]
+        copy["patternProperties"] = {said_plainly(name): value for name, value in names.items()}
     if isinstance(copy.get("propertyNames"), dict):
-        _tell_of_members(copy, copy["propertyNames"])
+        _tell_of_members(copy, _in_one_pattern(copy["propertyNames"], schema["propertyNames"]))
     return copy
 
 
 def _has_pattern(schema: dict[str, Any]) -> bool:
     parts = [schema, *_list(schema.get("allOf"))]
     return any(isinstance(part, dict) and isinstance(part.get("pattern"), str) for part in parts)
+
+
+def _in_one_pattern(names: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """`names`, which says in plain words what was `asked` of keys, with one pattern where that had one."""
+    if not isinstance(asked.get("pattern"), str) or "allOf" in asked:
+        return names
+    return {key: value for key, value in names.items() if key != "allOf"} | {"pattern": said_plainly(asked["pattern"])}
 
 
 def _tell_of_members(schema: dict[str, Any], names: dict[str, Any]) -> None:
@@ -127,39 +127,6 @@ def _tell_of_members(schema: dict[str, Any], names: dict[str, Any]) -> None:
     if said:
         schema["additionalProperties"] = False
     del schema["propertyNames"]
-
-
-def _without_look_ahead(pattern: str) -> tuple[list[str], str]:
-    """Patterns that must match too, and what is left of this one: `^(?=.*[0-9])(?=.*[a-z]).{8,}$`."""
-    pattern = _WITHOUT_LOOK_AROUND.get(pattern, pattern)
-    ahead, rest = [], pattern.removeprefix("^")
-    if (
-        rest == pattern
-        or not rest.startswith("(?=")
-        or any(sign == "|" for _, sign, depth in _signs(rest) if not depth)
-    ):
-        return [], pattern
-    while rest.startswith("(?="):
-        end = next((at for at, sign, depth in _signs(rest) if sign == ")" and depth == 1), None)
-        if end is None:
-            return [], pattern
-        ahead.append(f"^(?:{rest[3:end]})")
-        rest = rest[end + 1 :]
-    return ahead, "^" + rest
-
-
-def _signs(pattern: str) -> Iterator[tuple[int, str, int]]:
-    """The brackets and bars of a regular expression that mean something: place, sign, and brackets open before it."""
-    depth, is_class = 0, False
-    for found in _SIGNS.finditer(pattern):
-        sign = found[0]
-        if is_class or sign[0] == "\\":
-            is_class = is_class and sign != "]"
-        elif sign == "[":
-            is_class = True
-        else:
-            yield found.start(), sign, depth
-            depth += {"(": 1, ")": -1}.get(sign, 0)
 
 
 def patterns_in(schema: dict[str, Any]) -> tuple[str, ...]:

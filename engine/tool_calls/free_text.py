@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
+from engine.constraints.compile import slashed
 from engine.tool_calls.family import quoted
 
 
@@ -16,11 +17,6 @@ def spelled(text: str, marks: Collection[str], controls: Mapping[str, int]) -> s
     """Characters as a grammar spells them, with control tokens where they are some of `marks`."""
     parts = (part for part in _split(text, marks, controls) if part)
     return " ".join(f"<[{controls[part]}]>" if part in marks and part in controls else quoted(part) for part in parts)
-
-
-def slashed(pattern: str) -> str:
-    """A regular expression as it stands between slashes."""
-    return re.sub(r"(\\.)|(/)|(\n)", lambda found: found[1] or (r"\/" if found[2] else r"\n"), pattern, flags=re.DOTALL)
 
 
 def holding(mark: str) -> str:

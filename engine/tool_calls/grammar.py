@@ -13,11 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.constraints.compile import JSON_OPTIONS, as_lark, unanchored
+from engine.constraints.compile import JSON_OPTIONS, as_lark, slashed, terminal_of
 from engine.constraints.json_schema import ANY_OBJECT, in_plain_words, with_finite_numbers
 from engine.protocol.tasks import Constraint, Tool
 from engine.tool_calls.family import Family, RuleWriter, quoted
-from engine.tool_calls.free_text import holding, slashed, spelled, text_until, text_without
+from engine.tool_calls.free_text import holding, spelled, text_until, text_without
 from engine.tool_calls.harmony import MESSAGE, HarmonyCalls, Shown, harmony_rules
 from engine.tool_calls.reasoning import Phase, Reasoning
 
@@ -125,7 +125,7 @@ def _grammar(body: str, rules: str, controls: Controls, thinking: Thinking | Non
 def _answer(answer: Constraint) -> str:
     """Rules for `answer`: a text that matches."""
     if answer.kind == "regex":
-        return f"answer: ANSWER\nANSWER: /{slashed(unanchored(answer.text))}/\n"
+        return f"answer: ANSWER\nANSWER: {terminal_of(answer.text)}\n"
     if answer.kind == "choice":
         return f"answer: {' | '.join(map(quoted, json.loads(answer.text)))}\n"
     if answer.kind == "grammar":
