@@ -17,7 +17,8 @@ from engine.protocol import wire
 from engine.protocol.events import Event, Failed
 from gateway.call import Call
 from gateway.errors import ClientLeft, Reason, Refusal
-from gateway.nodes.connections import Inbox, NodeLink, NodeLost, Overrun
+from gateway.nodes.connections import NodeLink, NodeLost
+from gateway.nodes.inbox import Inbox, Overrun
 from telemetry import metrics
 
 MAX_ATTEMPTS = 2

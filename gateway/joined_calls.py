@@ -12,7 +12,17 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from engine.protocol.events import ChoiceEnded, Event, Failed, Finished, FinishReason, Started, Token, Usage
+from engine.protocol.events import (
+    ChoiceEnded,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Started,
+    Token,
+    Usage,
+    total_usage,
+)
 from gateway.call import Call
 from gateway.dispatch import Dispatch
 from gateway.metering import MeteredEvents
@@ -120,7 +130,7 @@ class JoinedCalls:
             self._reason = finished.reason
         self._usages.append(finished.usage)
         if len(self._usages) == len(self._parts):
-            self._unread.append(Finished(self._reason, total(self._usages)))
+            self._unread.append(Finished(self._reason, total_usage(self._usages)))
             self._has_ended = True
 
     def abandon(self) -> None:
@@ -140,8 +150,3 @@ class JoinedCalls:
         self.stop()  # what has ended does not hear of it; nobody is interrupted while it settles
         await asyncio.gather(*self._pumps)
         await asyncio.gather(*(part.events.close() for part in self._parts))
-
-
-def total(usages: Sequence[Usage]) -> Usage:
-    """The sum, field by field."""
-    return Usage(**{name: sum(getattr(usage, name) for usage in usages) for name in Usage.__struct_fields__})

@@ -33,7 +33,6 @@ class ManyRows:
         self._table = table
         self._columns = [table.c[name] for name in names]
         self._key = key
-        self._key_at = list(names).index(key)
         self._max_rows = min(MAX_ROWS, _MAX_VARIABLES // len(names))
         self._converters: dict[str, list[tuple[int, _Convert]]] = {}
         self._texts: dict[int, str] = {}  # by number of rows; 0 is that for Postgres

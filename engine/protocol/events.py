@@ -8,6 +8,7 @@ call to another node. Knows nothing of HTTP status or of how a reply is rendered
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -37,6 +38,11 @@ class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     device_us: int = 0
+
+
+def total_usage(usages: Sequence[Usage]) -> Usage:
+    """Of several calls: the sum, field by field."""
+    return Usage(**{name: sum(getattr(usage, name) for usage in usages) for name in Usage.__struct_fields__})
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):

@@ -2,7 +2,7 @@
 
 The key is derived from the caller's namespace and from everything the KV values depend on beside the tokens, so two
 namespaces, or two versions of a model, can never name the same block: sharing between them is not refused, it cannot
-be expressed. 16-byte BLAKE2b down the chain (`design.md` D6).
+be expressed. 16-byte BLAKE2b down the chain.
 """
 
 from __future__ import annotations

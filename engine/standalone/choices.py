@@ -15,12 +15,12 @@ import msgspec
 
 from engine.node.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
 from engine.node.calls import Call, Calls
-from engine.protocol.events import Event, Failed, Finished, Started, Usage
+from engine.protocol.events import Event, Failed, Finished, Started, Usage, total_usage
 from engine.protocol.outcome import Outcome
 from engine.protocol.tasks import TaskInput
 from engine.protocol.wire import Execute
 from engine.standalone.errors import error_frame, of_failure
-from engine.standalone.shapes import Shape, total_usage
+from engine.standalone.shapes import Shape
 from telemetry import metrics
 
 _STREAM_HEADERS = [

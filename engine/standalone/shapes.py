@@ -13,7 +13,17 @@ import msgspec
 
 from engine.protocol import completions, openai
 from engine.protocol.completions import CompletionChunks
-from engine.protocol.events import ChoiceEnded, Event, Finished, FinishReason, Started, Token, ToolCallDelta, Usage
+from engine.protocol.events import (
+    ChoiceEnded,
+    Event,
+    Finished,
+    FinishReason,
+    Started,
+    Token,
+    ToolCallDelta,
+    Usage,
+    total_usage,
+)
 from engine.protocol.openai import ChatChunks
 from engine.protocol.outcome import Outcome
 
@@ -29,16 +39,6 @@ class Shape(Protocol):
     def whole(self, outcomes: Sequence[Outcome]) -> bytes: ...
     def frames(self, task: int, event: Event, next_event: Event | None) -> bytes: ...
     def end(self, usage: Usage) -> bytes: ...
-
-
-def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Of several calls."""
-    return Usage(
-        prompt_tokens=sum(usage.prompt_tokens for usage in usages),
-        cached_tokens=sum(usage.cached_tokens for usage in usages),
-        completion_tokens=sum(usage.completion_tokens for usage in usages),
-        reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
-    )
 
 
 class ChatShape:
