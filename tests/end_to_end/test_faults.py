@@ -101,9 +101,14 @@ def test_a_client_that_leaves_frees_its_blocks_and_is_still_metered(fragile: Pla
 
     def is_left_underway() -> bool:
         """Whether the call was left before its end."""
-        with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+        with (
+            fragile.client() as client,
+            contextlib.ExitStack() as until_it_is_left,
+            client.stream("POST", url, json=ENDLESS) as response,
+        ):
             request_id = response.headers["cf-ai-req-id"]
             next(events_of(response))
+            until_it_is_left.enter_context(ranks_that_stand_still(fragile))
             holds_blocks = num_held_blocks(fragile) > 0
         wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
         (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
@@ -111,6 +116,20 @@ def test_a_client_that_leaves_frees_its_blocks_and_is_still_metered(fragile: Pla
         return holds_blocks and row["completion_tokens"] < 1500
 
     assert any(is_left_underway() for _ in range(TRIES))
+
+
+@contextlib.contextmanager
+def ranks_that_stand_still(platform: Platform) -> Iterator[None]:
+    """Shorter than they may be silent."""
+    pids = [pid for node_id in platform.dev["pids"]["nodes"] for pid in platform.rank_pids(node_id)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.full

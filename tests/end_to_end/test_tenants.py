@@ -46,12 +46,17 @@ def test_a_prefix_is_cached_for_its_account_and_for_no_other(platform: Platform,
     assert cached_tokens(run(platform, prompt, account=other)) >= 160
 
 
-@pytest.mark.parametrize("field", ["cache_salt", "namespace", "account_id", "tenant"])
+@pytest.mark.parametrize("field", ["namespace", "account_id", "tenant"])
 def test_a_salt_in_the_body_opens_no_other_accounts_cache(platform: Platform, other: tuple[str, str], field: str):
     prompt = long_prompt(field)
     run(platform, prompt)
     assert cached_tokens(run(platform, prompt)) >= 160
     assert cached_tokens(run(platform, prompt, account=other, **{field: platform.account_id})) < 64
+
+
+def test_a_salt_by_the_name_that_servers_have_for_it_is_refused(platform: Platform):
+    answer = run(platform, "Hello", cache_salt=platform.account_id)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")
 
 
 def test_wrong_foreign_and_missing_credentials_are_refused_alike_everywhere(platform: Platform, other: tuple[str, str]):
