@@ -11,6 +11,7 @@ import typer.main
 
 from cli.main import app
 from cli.settings import ProcessName, settings_class
+from engine.standalone.settings import read_flags
 from gateway.errors import Reason
 from scripts.write_docs import PAGES
 from telemetry import metrics
@@ -45,6 +46,17 @@ def test_every_error_is_documented_and_every_documented_error_exists():
     rows = re.findall(r"^\| *(\d{3}) *\| *(\d{3,5}) *\|", (DOCS / "errors.md").read_text(), re.MULTILINE)
     documented = {(int(status), int(code)) for status, code in rows}
     assert documented == {(reason.value.status, reason.value.code) for reason in Reason}
+
+
+def test_every_flag_of_the_engine_alone_is_documented_and_every_documented_flag_exists(
+    capsys: pytest.CaptureFixture[str],
+):
+    """A row of its table begins with the flags, as `| `--host`, `--port` |`."""
+    cells = re.findall(r"^\| (`--.*?) \|", (DOCS / "standalone.md").read_text(), re.MULTILINE)
+    documented = {flag for cell in cells for flag in re.findall(r"--[a-z-]+", cell)}
+    with pytest.raises(SystemExit):
+        read_flags(["--help"])
+    assert documented == set(re.findall(r"(?<!\S)--[a-z-]+", capsys.readouterr().out)) - {"--help"}
 
 
 def test_every_variable_that_prose_names_is_a_setting_or_belongs_to_the_tools():
