@@ -17,7 +17,7 @@ from gateway.http.exchange import Exchange, Headers
 from gateway.services import Services
 from tenants.allowance import ACCOUNT_BUDGET, ALLOWANCE
 from tenants.principal import Principal
-from tenants.quota import Entered, Plan, QuotaExceeded, Standing
+from tenants.quota_plan import Entered, Plan, QuotaExceeded, Standing
 
 
 class Held:

@@ -18,16 +18,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
-
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
-from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, packed, raise_refused
+from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, raise_refused
 from telemetry import metrics
 from tenants import quota_script as script
 from tenants.limits import Item
 from tenants.local_quota import LocalQuota
 from tenants.pace import Pace
+from tenants.quota_plan import NO_PLAN, Budget, Entered, Plan, QuotaExceeded, Standing
 
 log = logging.getLogger(__name__)
 
@@ -43,39 +42,6 @@ _MAX_TRIES = 4
 _KIND = "gateways"
 
 
-class QuotaExceeded(Exception):
-    """A limit lets nothing in for so long."""
-
-    def __init__(self, item: Item, retry_after_s: int, standings: Sequence[Standing] = ()) -> None:
-        super().__init__(item.name)
-        self.item = item
-        self.retry_after_s = retry_after_s
-        self.standings = standings
-
-
-class Standing(Struct, frozen=True, gc=False):
-    """How a window stands: so much of it is left, for so long (whole seconds, at least 1)."""
-
-    item: Item
-    remaining: int
-    reset_s: int
-
-
-class Budget(Protocol):
-    """So many micro-neurons, of which Redis counts what is used and reserved; known for `ttl_s` under its key."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def ttl_s(self) -> float: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def is_closed_when_away(self) -> bool: ...
-
-
 class Budgets(Protocol):
     """What accounts may spend, by the ledger: the source of what Redis counts of it."""
 
@@ -84,62 +50,7 @@ class Budgets(Protocol):
         ...
 
 
-def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
-    """A script's command but for its last argument, which each call has of its own; its ASCII words are as many bytes
-    as characters."""
-    fixed = ("EVALSHA", script.SHA[name], len(keys), *keys, *facts)
-    return b"*%d\r\n" % (len(fixed) + 1) + packed(*fixed)
-
-
-def _item_of(budget: Budget) -> Item:
-    span_ms = max(1, round(budget.ttl_s * 1000))
-    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.is_closed_when_away)
-
-
-class Plan:
-    """What calls of one kind are held to, and the bytes by which Redis is asked. `waiting`: items of calls that have no
-    output yet."""
-
-    __slots__ = ("budgets", "enter_head", "has_calls", "items", "leave_head", "refusal", "refused_until_s", "waiting")
-
-    def __init__(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> None:
-        self.budgets = budgets  # in the order of the items that they are, the last ones
-        self.items = items = items + tuple(map(_item_of, budgets))
-        self.has_calls = any(item.kind == "c" for item in items)
-        self.waiting = tuple(item for item in items if item.is_until_begun)
-        self.refusal: QuotaExceeded | None = None
-        self.refused_until_s = 0.0
-        keys = (script.EPOCH_KEY, f"quota:open:{account_id}", *(item.key for item in items))
-        facts = [fact for item in items for fact in (item.kind, item.limit, item.span_ms)]
-        self.enter_head = _head("enter", keys, facts)
-        self.leave_head = _head("leave", keys, facts)
-
-
-NO_PLAN = Plan("", ())
-
-
-class Entered:
-    """One call that was let in. `leave` it exactly once, unless it only passed by."""
-
-    __slots__ = ("is_begun", "is_counted", "micro_neurons", "op", "plan", "since_s", "standings", "tokens")
-
-    def __init__(self, plan: Plan, op: str, tokens: int, micro_neurons: int) -> None:
-        self.plan = plan
-        self.op = op
-        self.tokens = tokens
-        self.micro_neurons = micro_neurons
-        self.standings: Sequence[Standing] = ()
-        self.is_counted = True  # by Redis; or here, to be told to it
-        self.is_begun = False  # it has output
-        self.since_s = 0.0
-
-
 _Leaving = tuple[Entered, int, int]
-
-
-def _begun_bytes(entered: Entered) -> list[bytes]:
-    """A call with output gives back its places among those that wait."""
-    return [command("ZREM", item.key, entered.op) for item in entered.plan.waiting] if entered.is_begun else []
 
 
 class Quota:
@@ -229,7 +140,7 @@ class Quota:
         if waiting and not entered.is_begun and entered.op in self._under_way:
             self._give_back(entered, waiting)
             entered.is_begun = True
-            self.ride(*_begun_bytes(entered))
+            self.ride(*entered.begun_bytes())
 
     def leave(self, entered: Entered, *, tokens: int = 0, micro_neurons: int = 0) -> None:
         """The call is over, and this is what it really took. Told to Redis within FLUSH_S."""
@@ -308,7 +219,7 @@ class Quota:
         plan = entered.plan
         for _ in range(_MAX_TRIES):
             epoch = self._epoch
-            reply = await self._link.send(self._enter_bytes(entered, epoch, how))
+            reply = await self._link.send(entered.enter_bytes(epoch, self._lease_ms, how))
             if isinstance(reply, CommandRefused):
                 await self._make_up(reply)
                 continue
@@ -399,7 +310,7 @@ class Quota:
         if not self._link.is_open:
             self._owed_leaves.extend(batch)
             return
-        data = b"".join([*riding, *map(self._leave_bytes, batch)])
+        data = b"".join([*riding, *(each.leave_bytes(self._lease_ms, tokens, spent) for each, tokens, spent in batch)])
         try:
             future = self._link.send(data, len(riding) + len(batch))
         except StoreUnavailable:
@@ -414,15 +325,6 @@ class Quota:
             self._owed_leaves.extend(batch)
             if not future.cancelled() and future.exception() is None:
                 self._link.drop("leaving was refused")
-
-    def _enter_bytes(self, entered: Entered, epoch: str, how: int) -> bytes:
-        last = f"{entered.op} {epoch or '-'} {self._lease_ms} {how} {entered.tokens} {entered.micro_neurons}"
-        return b"%b$%d\r\n%b\r\n" % (entered.plan.enter_head, len(last), last.encode())
-
-    def _leave_bytes(self, leaving: _Leaving) -> bytes:
-        entered, tokens, spent = leaving
-        last = f"{entered.op} {self._lease_ms} {entered.tokens} {tokens} {entered.micro_neurons} {spent}"
-        return b"%b$%d\r\n%b\r\n" % (entered.plan.leave_head, len(last), last.encode())
 
     async def _come_back(self, link: Sender) -> None:
         """A connection has opened: scripts, what Redis forgot, what it was not told."""
@@ -455,10 +357,12 @@ class Quota:
 
         replies: list[asyncio.Future[Reply]] = []
         try:
-            replies += [link.send(self._enter_bytes(each, self._epoch, script.FORCED)) for each in self._due(owed)]
+            replies += [
+                link.send(each.enter_bytes(self._epoch, self._lease_ms, script.FORCED)) for each in self._due(owed)
+            ]
             for entered in self._under_way.values():
-                replies += [link.send(begun) for begun in _begun_bytes(entered)]
-            replies += [link.send(self._leave_bytes(leaving)) for leaving in leaves]
+                replies += [link.send(begun) for begun in entered.begun_bytes()]
+            replies += [link.send(each.leave_bytes(self._lease_ms, tokens, spent)) for each, tokens, spent in leaves]
         except StoreUnavailable:
             owe_again()
             raise
@@ -507,8 +411,8 @@ class Quota:
                     await self._seed_now(budget, link)
             replies = []
             for entered in under_way:
-                replies.append(link.send(self._enter_bytes(entered, epoch, script.AGAIN)))
-                replies += [link.send(begun) for begun in _begun_bytes(entered)]
+                replies.append(link.send(entered.enter_bytes(epoch, self._lease_ms, script.AGAIN)))
+                replies += [link.send(begun) for begun in entered.begun_bytes()]
             for reply in replies:
                 raise_refused(await reply)
             if self._epoch:

@@ -19,7 +19,8 @@ from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
 from tenants import usage
 from tenants.allowance import Allowance
-from tenants.quota import Entered, Quota, QuotaExceeded
+from tenants.quota import Quota
+from tenants.quota_plan import Entered, QuotaExceeded
 from tenants.usage import UsageEntry
 from tests.tenants.hand_clock import HandClock
 from tests.tenants.test_allowance import Caller

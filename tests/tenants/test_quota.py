@@ -16,7 +16,8 @@ from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, Sender
 from tenants import quota_script as script
 from tenants.limits import Item, in_force, items_of, parse_rules
-from tenants.quota import Entered, Plan, Quota, QuotaExceeded
+from tenants.quota import Quota
+from tenants.quota_plan import Entered, Plan, QuotaExceeded
 from tests.waiting import wait_until
 
 LEASE_S = 60.0
