@@ -334,7 +334,8 @@ class Engine:
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
         is_over = codes != RUNNING
         if self.matchers.has_forced or self.matchers.has_ended or (self.matchers.num_held and is_over.any()):
-            is_over |= self._end_constrained(sampled, codes)
+            tokens, is_complete = self._end_constrained(sampled, tokens, codes)
+            is_over |= is_complete
         report = self._report(sampled, output, tokens, codes)
         for slot in sampled[is_over].tolist():
             sequence = self.scheduler.sequence_at(slot)
@@ -352,15 +353,19 @@ class Engine:
             codes[output.is_failed] = ERROR
         return codes
 
-    def _end_constrained(self, slots: Ints, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Correct the finish codes of constrained rows. Returns which of them have said all there is to say: their last
-        token is text like any other, so their end is an entry of its own."""
+    def _end_constrained(self, slots: Ints, tokens: Ints, codes: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.bool_]]:
+        """Correct the finish codes of constrained rows. Returns their tokens, less those that only the limit put there,
+        and which of the rows have said all there is to say: their last token is text like any other, so their end is an
+        entry of its own."""
         is_complete = np.zeros(len(slots), dtype=np.bool_)
         ids = self.table.sequence_id[slots].tolist()
         for row, sequence_id in enumerate(ids):
             hold = self.matchers.find(sequence_id)
             if hold is not None and hold.is_failed and codes[row] == ERROR:
                 codes[row] = TOO_COMPLEX
+            if hold is not None and hold.is_cut and codes[row] == STOP:
+                codes[row], tokens = LENGTH, np.where(np.arange(len(slots)) == row, np.int32(-1), tokens)
+                continue
             if hold is None or codes[row] in (ERROR, TOO_COMPLEX, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
                 continue
             if hold.is_over:
@@ -371,7 +376,7 @@ class Engine:
                 )
             elif codes[row] == LENGTH and not hold.is_match:
                 codes[row] = UNCLOSED
-        return is_complete
+        return tokens, is_complete
 
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""

@@ -36,7 +36,8 @@ _HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was 
 
 
 class Hold:
-    """`is_over`: nothing may follow. `is_failed`: the matcher gave up at one of its limits, and the sequence with it.
+    """`is_over`: nothing may follow. `is_cut`: an end token was taken since there was no room for what the model would
+    have said. `is_failed`: the matcher gave up at one of its limits, and the sequence with it.
     `forced`: tokens that must come next and that the matcher has consumed already. `slack`: what may be spent on tokens
     before the close is looked at again. `is_open`: whether it is known that more than one token may come next; where it
     is not, the draw has to be under a mask, which allows what is forced in the tokenizer's own way of writing it alone.
@@ -46,7 +47,7 @@ class Hold:
     __slots__ = (
         "_bound", "_close", "_closing", "_costs", "_goes_on", "_is_current", "_is_free", "_is_hopeless",
         "_is_in_string", "_is_tight", "_margin", "_matcher", "_plain", "_remembered", "_tails", "_untold", "_view",
-        "ends_itself", "forced", "is_failed", "is_open", "is_over", "is_quick", "note", "slack",
+        "ends_itself", "forced", "is_cut", "is_failed", "is_open", "is_over", "is_quick", "note", "slack",
     )  # fmt: skip  # a step looks at every hold, and few are in a cache by then
 
     def __init__(self, matcher: LLMatcher, closing: Closing, view: TokenView) -> None:
@@ -57,6 +58,7 @@ class Hold:
         self.is_quick = False
         self.is_failed = False
         self.is_over = False
+        self.is_cut = False
         self.is_open = False
         self.forced: list[int] = []
         self.slack = 0
@@ -269,6 +271,7 @@ class Hold:
         if self._close is not None and len(self._close) < remaining:
             return token_id
         instead, *self._close = known or self._view.eos_token_ids[:1]
+        self.is_cut = not known
         self.is_failed = not (self.matcher.rollback(1) and self.matcher.consume_token(instead))
         return instead
 

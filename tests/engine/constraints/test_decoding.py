@@ -119,6 +119,15 @@ def test_free_text_may_pass_into_a_call_but_never_into_half_of_one(speaker: Spea
     assert all(one.text.count("<tool_call>") == one.text.count("</tool_call>") for one in said)
 
 
+def test_a_call_for_which_there_is_no_room_ends_at_the_limit_and_not_of_itself(speaker: Speaker) -> None:
+    opening = speaker.tokenizer.control_id("<tool_call>")
+    constraint = Constraint("grammar", f'start: TEXT | <[{opening}]> "{"ab" * 40}"\nTEXT: /[a-z ]*/')
+    asked = {"temperature": 0.0, "logit_bias": ((opening, 50.0),)}
+    assert speaker.answer(PROMPT, constraint, max_tokens=100, **asked).token_ids[0] == opening
+    told = speaker.answer(PROMPT, constraint, max_tokens=9, **asked)
+    assert (told.text, told.token_ids, told.finish) == ("", [], "length")
+
+
 def test_penalties_filters_and_end_tokens_see_what_the_constraint_leaves(speaker: Speaker) -> None:
     settings = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "frequency_penalty": 2.0, "top_k": 3}
     said = speaker.answer(PROMPT, schema(PERSON), temperature=2.0, top_p=0.5, seed=2, ignore_eos=True, **settings)
