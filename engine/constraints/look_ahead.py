@@ -48,6 +48,8 @@ _WITHOUT_LOOK_AROUND = {
     ),
 }
 
+_WITHOUT_WORD = re.compile(r"\^\((?:\?:)?\(\?!(.+)\)\.\)([*+])\$")  # ^((?!word).)*$
+
 Moves = list[dict[int, Ranges]]  # of each state: the states behind it, and by which characters
 
 
@@ -71,7 +73,7 @@ def without_look_ahead(pattern: str) -> str | None:
 def in_parts(pattern: str) -> tuple[list[str], str]:
     """Patterns that must match too, and what is left of this one: `^(?=.*[0-9])(?!.*x).{8,}$`. What looks ahead further
     on stays if it cannot be said without."""
-    pattern = _WITHOUT_LOOK_AROUND.get(pattern, pattern)
+    pattern = _in_one_look(_WITHOUT_LOOK_AROUND.get(pattern, pattern))
     if not looks_ahead(pattern):
         return [], pattern
     ahead, rest = [], pattern.removeprefix("^")
@@ -94,7 +96,20 @@ def in_parts(pattern: str) -> tuple[list[str], str]:
 
 def said_plainly(pattern: str) -> str:
     """The same without look-ahead, in one pattern; as it is if that cannot be."""
-    return without_look_ahead(pattern) or pattern if looks_ahead(pattern) else pattern
+    return without_look_ahead(_in_one_look(pattern)) or pattern if looks_ahead(pattern) else pattern
+
+
+def _in_one_look(pattern: str) -> str:
+    """`^((?!word).)*$`, the usual way to forbid a word, as what looks once, from the beginning."""
+    found = _WITHOUT_WORD.fullmatch(pattern)
+    if found is None or "$" in found[1] or looks_ahead(found[1]):
+        return pattern
+    try:
+        read(found[1])  # a whole expression
+        is_some = not is_nullable(read(f"^(?:{found[1]})$"))
+    except (Unreadable, RecursionError):
+        return pattern
+    return f"^(?!.*(?:{found[1]})).{found[2]}$" if is_some else pattern
 
 
 def has_outer_bar(pattern: str) -> bool:

@@ -83,6 +83,8 @@ CASES = [  # what people write; texts that meet it, texts that do not
     (r"(?!foo)f.o", ["fao", "xfxox", "foofzo"], ["foo", "fo"]),
     (r"^(?!.*(?:--|__))[a-z_-]+$|^(?!x)[0-9x]$", ["a-b_c", "7"], ["a--b", "a__b", "y7"]),
     (r"^https?://(?!localhost)[a-z.]+$", ["http://a.b", "https://local"], ["http://localhost", "https://localhosts"]),
+    (r"^((?!fo+|ba).)*$", ["", "f", "xfb"], ["afo", "ba", "f\nx"]),
+    (r"^(?:(?!x).)+$", ["a"], ["", "x", "ax"]),
     (r"^(?=.{2,4}$)(?![0-9]+$)\w+$", ["ab", "1a2"], ["a", "12", "abcde"]),
 ]  # fmt: skip
 
@@ -121,7 +123,8 @@ def test_names_of_members_are_held_to_it(view: TokenView) -> None:
 
 
 UNSAID = [
-    r"^(?!.*(.)\1)", r"^((?!foo).)*$", r"(?<!a)b(?!c)", r"^(?!a)\bx", r"^(?!\p{L})x", r"^(?!a)[a-z]{1,500}(?!b)",
+    r"^(?!.*(.)\1)", r"^((?!foo)..)*$", r"^((?!o*).)*$", r"^((?!a)(b).)*$",
+    r"(?<!a)b(?!c)", r"^(?!a)\bx", r"^(?!\p{L})x", r"^(?!a)[a-z]{1,500}(?!b)",
     r"^a(?=b)c", r"^(?!" + "x" * 600 + ")a", r"^(?!.*a.{40}).(?!.*b.{40})", r"^(?!a", r"^(?!a){2}b",
     "^(?!" + "(" * 200 + "a" + ")" * 200 + ")",
 ]  # fmt: skip
