@@ -99,77 +99,83 @@ void multiply8(const uint8_t* x, int64_t x_stride, const float* peaks, const int
     }
 }
 
-struct Groups {
-    const float* scales;   // [G, WIDTH] of this panel
-    const float* offsets;  // [G, WIDTH] of this panel: what each unit of a group's inputs adds; or null
-    int64_t size;          // inputs in a group, a multiple of CHUNK
+struct Panels {
+    const uint16_t* levels;  // of the first
+    const float* scales;     // [G, WIDTH] of the first
+    const float* offsets;    // [G, WIDTH] of the first: what each unit of a group's inputs adds; or null
+    int64_t num_groups;
+    int64_t group_size;  // inputs in a group, a multiple of CHUNK
+
+    int64_t levels_stride() const { return num_groups * group_size / CHUNK * 2 * WIDTH; }
+    int64_t group_at(int v, int64_t g) const { return (v / NUM_VECTORS * num_groups + g) * WIDTH + v % NUM_VECTORS * LANES; }
 };
 
-template <int ROWS>
-void multiply4(const bf16* x, int64_t x_stride, const float* totals_of_x, int64_t num_groups, const uint16_t* panel,
-               const Groups& groups, const bf16* bias, bf16* out, int64_t out_stride, int64_t num_out) {
-    constexpr int SETS = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1;  // sums that do not wait for each other
+// A group's products are added one after the other, however many rows there are: a row's result is its own. Where there
+// are few rows, a second panel fills the time that an addition takes.
+template <int ROWS, int NUM_PANELS>
+void multiply4(const bf16* x, int64_t x_stride, const float* totals_of_x, const Panels& panels, const bf16* bias,
+               bf16* out, int64_t out_stride, int64_t num_out) {
+    constexpr int VECTORS = NUM_PANELS * NUM_VECTORS;
     // -8 … 7 in bfloat16, twice: bits above a nibble that stand in the index do not matter
     alignas(64) static const bf16 LEVELS[32] = {
         0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0,
         0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040,
         0x4080, 0x40a0, 0x40c0, 0x40e0};
     const __m512i table = _mm512_load_si512(LEVELS);
-    __m512 whole[ROWS][NUM_VECTORS];
+    const int64_t stride = panels.levels_stride();
+    const uint16_t* levels = panels.levels;
+    __m512 whole[ROWS][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 4
-        for (int v = 0; v < NUM_VECTORS; ++v) whole[r][v] = _mm512_setzero_ps();
-    for (int64_t g = 0; g < num_groups; ++g) {
-        __m512 sums[SETS][ROWS][NUM_VECTORS];
-#pragma GCC unroll 4
-        for (int s = 0; s < SETS; ++s)
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 4
-                for (int v = 0; v < NUM_VECTORS; ++v) sums[s][r][v] = _mm512_setzero_ps();
-        for (int64_t k = g * groups.size; k < (g + 1) * groups.size; k += CHUNK, panel += 2 * WIDTH) {
-            __m512i words[NUM_VECTORS];
-#pragma GCC unroll 4
-            for (int v = 0; v < NUM_VECTORS; ++v) {
-                words[v] = _mm512_loadu_si512(panel + v * 2 * LANES);
-                if (ROWS <= 4) _mm_prefetch((const char*)(panel + v * 2 * LANES) + 4096, _MM_HINT_T0);
+        for (int v = 0; v < VECTORS; ++v) whole[r][v] = _mm512_setzero_ps();
+    for (int64_t g = 0; g < panels.num_groups; ++g) {
+        __m512 sums[ROWS][VECTORS];
+#pragma GCC unroll 8
+        for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm512_setzero_ps();
+        const int64_t end = (g + 1) * panels.group_size;
+        for (int64_t k = g * panels.group_size; k < end; k += CHUNK, levels += 2 * WIDTH) {
+            __m512i words[VECTORS];
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) {
+                const uint16_t* from = levels + v / NUM_VECTORS * stride + v % NUM_VECTORS * 2 * LANES;
+                words[v] = _mm512_loadu_si512(from);
+                if (ROWS <= 4) _mm_prefetch((const char*)from + 4096, _MM_HINT_T0);
             }
 #pragma GCC unroll 4
             for (int j = 0; j < 4; ++j) {
-                __m512bh weights[NUM_VECTORS];
-#pragma GCC unroll 4
-                for (int v = 0; v < NUM_VECTORS; ++v)
+                __m512bh weights[VECTORS];
+#pragma GCC unroll 8
+                for (int v = 0; v < VECTORS; ++v)
                     weights[v] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words[v], 4 * j), table);
 #pragma GCC unroll 8
                 for (int r = 0; r < ROWS; ++r) {
                     int32_t pair;
                     std::memcpy(&pair, x + r * x_stride + k + 2 * j, 4);
                     __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
-#pragma GCC unroll 4
-                    for (int v = 0; v < NUM_VECTORS; ++v)
-                        sums[j % SETS][r][v] = _mm512_dpbf16_ps(sums[j % SETS][r][v], both, weights[v]);
+#pragma GCC unroll 8
+                    for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], both, weights[v]);
                 }
             }
         }
-#pragma GCC unroll 4
-        for (int v = 0; v < NUM_VECTORS; ++v) {
-            __m512 scale = _mm512_loadu_ps(groups.scales + g * WIDTH + v * LANES);
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) {
+            __m512 scale = _mm512_loadu_ps(panels.scales + panels.group_at(v, g));
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r) {
-                __m512 part = sums[0][r][v];
-#pragma GCC unroll 4
-                for (int s = 1; s < SETS; ++s) part = _mm512_add_ps(part, sums[s][r][v]);
-                whole[r][v] = _mm512_fmadd_ps(part, scale, whole[r][v]);
-                if (groups.offsets) {
-                    __m512 offset = _mm512_loadu_ps(groups.offsets + g * WIDTH + v * LANES);
-                    whole[r][v] = _mm512_fmadd_ps(offset, _mm512_set1_ps(totals_of_x[r * num_groups + g]), whole[r][v]);
+                whole[r][v] = _mm512_fmadd_ps(sums[r][v], scale, whole[r][v]);
+                if (panels.offsets) {
+                    __m512 offset = _mm512_loadu_ps(panels.offsets + panels.group_at(v, g));
+                    __m512 total = _mm512_set1_ps(totals_of_x[r * panels.num_groups + g]);
+                    whole[r][v] = _mm512_fmadd_ps(offset, total, whole[r][v]);
                 }
             }
         }
     }
-#pragma GCC unroll 4
-    for (int v = 0; v < NUM_VECTORS; ++v)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; ++v)
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; ++r)
             put(whole[r][v], bias ? bias + v * LANES : nullptr, out + r * out_stride + v * LANES,
@@ -277,21 +283,30 @@ void hearth_linear4(const bf16* x, const uint16_t* packed, const float* scales, 
         }
         totals[i] = total;
     }
+    const int64_t few = num_tokens % 4 < 3 ? num_tokens % 4 : 0;  // the last rows, for which two panels are read at once
 #pragma omp parallel for schedule(static) if (num_tokens * num_out * num_in > ALONE)
-    for (int64_t p = 0; p < panels_of(num_out); ++p) {
-        const int64_t first = p * WIDTH;
-        const Groups groups = {scales + first * num_groups, offsets ? offsets + first * num_groups : nullptr, group_size};
-        for (int64_t t = 0; t < num_tokens;) {
-            const int64_t left = num_tokens - t, now = left >= 8 ? 8 : left >= 4 ? 4 : left;
-#define CASE(n)                                                                                                      \
-    case n:                                                                                                          \
-        multiply4<n>(x + t * num_in, num_in, totals.data() + (offsets ? t * num_groups : 0), num_groups,             \
-                     packed + first * 2 * (num_in / CHUNK), groups, bias ? bias + first : nullptr,                   \
-                     out + t * num_out + first, num_out, num_out - first);                                           \
-        break;
-            switch (now) { CASE(8) CASE(4) CASE(3) CASE(2) CASE(1) }
+    for (int64_t pair = 0; pair < panels_of(num_out); pair += 2) {
+        const bool is_pair = pair + 1 < panels_of(num_out);
+        for (int64_t p = pair; p <= pair + is_pair; ++p) {
+            const int64_t first = p * WIDTH, groups = first * num_groups;
+            const Panels panels = {packed + first * 2 * (num_in / CHUNK), scales + groups,
+                                   offsets ? offsets + groups : nullptr, num_groups, group_size};
+            for (int64_t t = 0; t < num_tokens;) {
+                const int64_t left = num_tokens - few - t, now = left >= 8 ? 8 : left >= 4 ? 4 : left > 0 ? 3 : few;
+#define CASE(rows, wide)                                                                                          \
+    multiply4<rows, wide>(x + t * num_in, num_in, totals.data() + (offsets ? t * num_groups : 0), panels,        \
+                          bias ? bias + first : nullptr, out + t * num_out + first, num_out, num_out - first)
+                if (now == 8) CASE(8, 1);
+                else if (now == 4) CASE(4, 1);
+                else if (now == 3) CASE(3, 1);
+                else if (p > pair) break;
+                else if (now == 2 && is_pair) CASE(2, 2);
+                else if (now == 2) CASE(2, 1);
+                else if (is_pair) CASE(1, 2);
+                else CASE(1, 1);
 #undef CASE
-            t += now;
+                t += now;
+            }
         }
     }
 #else

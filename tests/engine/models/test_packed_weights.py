@@ -96,7 +96,7 @@ def test_a_4_bit_product_is_the_reference_s(group_size: int, has_zeros: bool, ke
         torch.testing.assert_close(y.float(), expected.float(), atol=1.0, rtol=0.02)  # sums of 128 numbers around 30
 
 
-@pytest.mark.parametrize(("num_out", "num_in", "group_size"), [(1, 8, 8), (49, 40, 8), (100, 72, 24), (48, 96, 96)])
+@pytest.mark.parametrize(("num_out", "num_in", "group_size"), [(1, 8, 8), (49, 40, 8), (100, 72, 24), (144, 288, 96)])
 @pytest.mark.parametrize("has_zeros", [False, True])
 def test_native_products_of_any_sizes_give_a_row_its_own_result(
     num_out: int, num_in: int, group_size: int, has_zeros: bool
@@ -112,6 +112,21 @@ def test_native_products_of_any_sizes_give_a_row_its_own_result(
     torch.testing.assert_close(y.float(), expected.float(), atol=0.02 * float(expected.abs().max()), rtol=0.01)
     for row in range(15):
         assert torch.equal(ours(x[row : row + 1])[0], y[row])
+
+
+@pytest.mark.parametrize("group_size", [32, 96])
+def test_a_4_bit_sum_is_made_in_one_order_in_any_company(group_size: int) -> None:
+    """Of numbers so different that the order shows in it: what comes between two large ones is lost."""
+    generator, native = torch.Generator().manual_seed(5), twin_of_reference("native")
+    levels = torch.randint(0, 16, (100, 96), generator=generator, dtype=torch.uint8)
+    levels[:, 8::16] = levels[:, 0::16]
+    matrix = quantized(levels, 4, torch.ones(100, 96 // group_size), None, group_size, None)
+    x = torch.randn(17, 96, generator=generator).bfloat16()
+    x[:, 0::16], x[:, 8::16] = 2.0**20, -(2.0**20)
+    ours = native.packed_linear(matrix, None, torch.bfloat16)
+    alone = torch.cat([ours(row.unsqueeze(0)) for row in x])
+    for num_rows in range(2, 18):
+        assert torch.equal(ours(x[:num_rows]), alone[:num_rows])
 
 
 FORM = PackedForm(4, 32, is_symmetric=True)
