@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, func, insert, or_, select, update
+from sqlalchemy import Row, Select, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog.base_model import BaseModel
@@ -322,7 +322,7 @@ def _settings(text: bytes, limits: Limits) -> AdapterSettings:
     return settings
 
 
-async def _read(database: Database, query: Any) -> list[Finetune]:
+async def _read(database: Database, query: Select[Any]) -> list[Finetune]:
     async with database.connection() as connection:
         return [_finetune(row) for row in await connection.execute(query)]
 

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import Target
 from cli.token import AccountOption, account_of, check_account
+
+if TYPE_CHECKING:
+    from tenants.budgets import MonthlyBudget
 
 app = typer.Typer(help="Monthly budgets of accounts and API tokens.", no_args_is_help=True)
 
@@ -83,7 +86,7 @@ def alerts(account: AccountOption = None, data: DataOption = None, json: JsonOpt
     print_rows(asyncio.run(_alerts(data, account)), ALERT_COLUMNS, is_json=json, empty="no alerts")
 
 
-async def _put(target: Target, budget: Any) -> None:
+async def _put(target: Target, budget: MonthlyBudget) -> None:
     from tenants import api_tokens, budgets
 
     async with target.database() as database:

@@ -12,9 +12,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cli.data_dir import URL_FIELDS, DataDir, Secrets
 from cli.output import CommandFailed
@@ -24,6 +24,9 @@ from cli.service_files import ensure_key
 from cli.supervisor import Child, ChildSpec
 from storage.embedded_redis import EmbeddedRedis
 from storage.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from storage.ephemeral import Ephemeral
 
 CHAT_MODEL = "@cf/hearth/spark"
 EMBED_MODEL = "@cf/hearth/minilm"
@@ -148,7 +151,7 @@ class EmbeddedPlatform:
     def _children(self) -> list[Child]:
         return [self._gateway, *self._nodes.values()]
 
-    async def _unless_failed(self, awaited: Any) -> None:
+    async def _unless_failed(self, awaited: Awaitable[object]) -> None:
         """Await something, or raise what a child's supervision raised first."""
         jobs = [asyncio.ensure_future(awaited)]
         jobs += [asyncio.ensure_future(child.failed()) for child in self._children()]
@@ -178,7 +181,7 @@ class EmbeddedPlatform:
         self._waiting_for = what
         self._progress.step(what)
 
-    async def _until_models_are_hot(self, store: Any) -> None:
+    async def _until_models_are_hot(self, store: Ephemeral) -> None:
         hot: frozenset[str] = frozenset()
         while len(hot) < len(self._nodes):
             waiting = ", ".join(node_id for node_id in self._nodes if node_id not in hot)

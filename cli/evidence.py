@@ -11,12 +11,12 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,6 +24,10 @@ from cli.audit import HeadsOption, verified
 from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record
 from cli.target import Target
+
+if TYPE_CHECKING:
+    from tenants.accounts import Account
+    from tenants.api_tokens import ApiToken
 
 SUMS = "SHA256SUMS"
 PROMISES = Path(__file__).parent / "promises.toml"
@@ -104,13 +108,13 @@ def service_keys(target: Target) -> dict[str, str]:
     return {"service_keys.csv": _table(COLUMNS, inventory(ring))} if ring.exists() else {}
 
 
-def _account(account: Any) -> dict[str, Any]:
+def _account(account: Account) -> dict[str, Any]:
     from tenants.residency import shown_rule
 
     return asdict(account) | {"region": shown_rule(account.region)}
 
 
-def _token(token: Any) -> dict[str, Any]:
+def _token(token: ApiToken) -> dict[str, Any]:
     """An API token's place in the inventory: groups by name, and no secret, since there is none to show."""
     import msgspec
 
@@ -247,7 +251,7 @@ def _readme(target: Target, files: Mapping[str, str]) -> str:
     )
 
 
-def _table(columns: Sequence[str], rows: Any) -> str:
+def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """CSV; nested values in JSON. A cell that a spreadsheet would run is set in quotes of its own."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

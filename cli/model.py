@@ -280,8 +280,8 @@ def _default_staging() -> Path:
     return Path(cache) / "hearth" / "pull"
 
 
-def _row(card: Any) -> dict[str, Any]:
-    """What is printed of a `catalog.card.ModelCard`."""
+def _row(card: ModelCard) -> dict[str, Any]:
+    """What is printed of one."""
     return {
         "name": card.name,
         "task": card.task,

@@ -20,6 +20,7 @@ from cli.token import AccountOption, account_of, check_account
 
 if TYPE_CHECKING:
     from storage.database import Database
+    from tenants.usage_sums import Filter
 
 COLUMNS = (
     "num_calls", "num_useful", "prompt_tokens", "cached_tokens", "completion_tokens", "neurons", "usd", "device_ms",
@@ -91,7 +92,7 @@ def parse_day(option: str, text: str) -> datetime:
 
 
 @contextlib.asynccontextmanager
-async def _reading(target: Target, which: Any) -> AsyncIterator[Database]:
+async def _reading(target: Target, which: Filter) -> AsyncIterator[Database]:
     """The database, when there is the account that is asked about. Raises CommandFailed."""
     async with target.database() as database:
         if which.account_id is not None:
@@ -103,7 +104,7 @@ def _rounded(times_ms: tuple[float, ...] | None) -> list[float] | None:
     return None if times_ms is None else [round(time_ms, 3) for time_ms in times_ms]
 
 
-async def _sums(target: Target, which: Any, span: tuple[datetime, datetime], by: By) -> list[dict[str, Any]]:
+async def _sums(target: Target, which: Filter, span: tuple[datetime, datetime], by: By) -> list[dict[str, Any]]:
     from catalog.pricing import usd
     from tenants import usage_sums
 
@@ -120,7 +121,7 @@ async def _sums(target: Target, which: Any, span: tuple[datetime, datetime], by:
     return rows
 
 
-async def _latency(target: Target, which: Any, span: tuple[datetime, datetime]) -> list[dict[str, Any]]:
+async def _latency(target: Target, which: Filter, span: tuple[datetime, datetime]) -> list[dict[str, Any]]:
     from tenants import usage as entries
 
     async with _reading(target, which) as database:
@@ -128,7 +129,7 @@ async def _latency(target: Target, which: Any, span: tuple[datetime, datetime]) 
     return [asdict(each) | {name: _rounded(getattr(each, name)) for name in ("ttft_ms", "total_ms")} for each in found]
 
 
-async def _forecast(target: Target, which: Any) -> dict[str, Any]:
+async def _forecast(target: Target, which: Filter) -> dict[str, Any]:
     from catalog.pricing import usd
     from tenants import usage_sums
     from tenants.allowance import forecast
@@ -149,7 +150,7 @@ async def _forecast(target: Target, which: Any) -> dict[str, Any]:
     }
 
 
-async def _export(target: Target, which: Any, span: tuple[datetime, datetime], file: Path) -> int:
+async def _export(target: Target, which: Filter, span: tuple[datetime, datetime], file: Path) -> int:
     from tenants import usage_export
 
     format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"

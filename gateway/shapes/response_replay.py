@@ -14,7 +14,7 @@ from gateway import envelope
 
 Json = dict[str, Any]
 
-_LAST = {"completed": "completed", "incomplete": "incomplete"}  # else it failed
+_WENT_WELL = ("completed", "incomplete")
 _BEGUN: Json = {"output": [], "usage": None, "error": None, "incomplete_details": None}
 
 
@@ -32,7 +32,7 @@ def opening(response: Mapping[str, Any]) -> list[Json]:
 def rest(response: Mapping[str, Any]) -> list[Json]:
     """The events of a finished response that follow its opening."""
     events = [event for index, item in enumerate(response["output"]) for event in _of_item(index, item)]
-    last = f"response.{_LAST.get(response['status'], 'failed')}"
+    last = f"response.{response['status'] if response['status'] in _WENT_WELL else 'failed'}"
     return _numbered([*events, {"type": last, "response": dict(response)}], len(opening(response)))
 
 

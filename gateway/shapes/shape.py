@@ -18,9 +18,9 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Shape(Protocol):
-    """One way to tell an outcome. The other methods give complete frames: `begin` those before any piece, `end` the
-    closing one, `error` the last one of a stream that breaks. `whole` raises Refusal when the
-    outcome is not what was asked for."""
+    """One way to tell an outcome. `whole` raises Refusal when the outcome is not what was asked for. The other methods
+    give complete frames: `begin` those before any piece, `end` the closing one, `error` the last one of a stream that
+    breaks."""
 
     def whole(self, outcome: Outcome) -> bytes: ...
     def begin(self, started: Started) -> bytes: ...
