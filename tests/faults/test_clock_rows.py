@@ -66,6 +66,7 @@ def clocked_site(new_site: Callable[..., Site]) -> Iterator[Clocked]:
         HEARTH_FREE_NEURONS_PER_DAY="1",
         HEARTH_RATE_LIMITS=f"text-generation={LIMIT}/{DAY_S}",
         HEARTH_STALL_TIMEOUT_S="1.5",
+        HEARTH_QUOTA_TIMEOUT_S="10",  # or a machine that stands still is a Redis that is away
     )
     gateway.module = "tests.fakes.gateway_with_a_clock"
     with httpx.Client(timeout=60) as client:

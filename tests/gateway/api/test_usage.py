@@ -22,7 +22,7 @@ from tests.waiting import wait_until_blocking
 def running(new_site: Callable[..., Site]) -> Running:
     site = new_site()
     site.add_node("n1")
-    return Running(site, site.gateway(HEARTH_FREE_NEURONS_PER_DAY="1").start())
+    return Running(site, site.gateway(HEARTH_FREE_NEURONS_PER_DAY="1", HEARTH_QUOTA_TIMEOUT_S="10").start())
 
 
 @pytest.fixture
