@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from engine.scheduler import ScheduledStep
+    from engine.scheduling.step_budget import ScheduledStep
     from engine.sequence import SlotTable
 
 Ints = NDArray[np.int32]

@@ -35,9 +35,10 @@ from engine.report import (
     ScoredPrompt,
     StepReport,
 )
-from engine.scheduler import ScheduledStep, Scheduler
+from engine.scheduler import Scheduler
 from engine.scheduling.faults import find_fault
 from engine.scheduling.prefix_hash import PrefixHasher
+from engine.scheduling.step_budget import ScheduledStep
 from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.speculation.speculator import Guesses, Speculator, count_standing
 

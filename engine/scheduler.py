@@ -1,9 +1,7 @@
 """Which sequences run in the next step, and how many tokens of each.
 
 The order of a plan: give running sequences the blocks they grow into, preempting if none is left; admit waiting ones
-whose whole prompt fits now; share the step's token budget. Decode rows come first with one token each, prefill chunks
-take the rest, in equal parts between tenants; if not even that many tokens are to be had, whoever has waited longest
-for one goes first. So no one starves, and no step is over budget.
+whose whole prompt fits now; share the step's token budget (`scheduling/step_budget.py`).
 
 Preemption is bounded: a sequence that lost its blocks MAX_PREEMPTIONS times is admitted again only with room reserved
 for its longest possible answer, and is then left alone. Preempted sequences are admitted before new ones, oldest
@@ -13,33 +11,18 @@ first. Knows token counts, never what tokens mean or what a model does.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from engine.block_manager import BlockManager
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.prefix_hash import OUTGROWN, ROOT, PrefixHasher
+from engine.scheduling.step_budget import ScheduledStep, StepBudget
 from engine.scheduling.waiting import WaitingQueue
 from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable
 
 MAX_PREEMPTIONS = 3
 MAX_DEFERRALS = 512  # steps a sequence waits for a prefix that another is computing, before computing it itself
-
-
-@dataclass(frozen=True, eq=False)
-class ScheduledStep:
-    """R rows, those with one token first. A row samples iff its known tokens all have KV after the step. Blocks are
-    copied before anything else is done. A row's last `num_drafts` tokens are guesses: it samples at each of them."""
-
-    slots: Ints  # [R]
-    num_tokens: Ints  # [R], at least 1 each
-    block_copies: Ints | None = None  # [C, 2], blocks whose content others begin with, and those others
-    num_drafts: Ints | None = None  # [R]; None: no row has guesses
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.slots)
 
 
 class Scheduler:
@@ -64,8 +47,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self.counters, max_waiting)
         self.num_preemptions = 0
         self.num_steps = 0
-        self._max_step_tokens = max_step_tokens
-        self._max_scored_tokens = max_scored_tokens  # of prompts whose log-probabilities are wanted, in a step
+        self._budget = StepBudget(table, max_step_tokens, max_scored_tokens)
         self._make_hasher = make_hasher
         self._sequences: list[Sequence | None] = [None] * table.num_slots
         self._hashers: list[PrefixHasher | None] = [None] * table.num_slots
@@ -140,7 +122,7 @@ class Scheduler:
             self._start_over()
         self._extend()
         self._admit()
-        step = self._share_budget()
+        step = self._budget.share(self.running)
         if step.num_rows:
             self.num_steps += 1
             self.table.last_step[step.slots] = self.num_steps
@@ -405,70 +387,3 @@ class Scheduler:
             self._hashers[slot] = self._make_hasher(sequence.request)
             for name in sequence.prefix_hashes[len(matched) :]:
                 self._computing.setdefault(name, slot)
-
-    # ── the budget ──
-
-    def _share_budget(self) -> ScheduledStep:
-        """Rows and tokens of the step: at most the budget, at least one token if anything runs."""
-        table, running, budget = self.table, self.running, self._max_step_tokens
-        remaining = table.length[running] - table.num_computed[running]
-        is_decode = remaining == 1
-        if table.num_scored:
-            remaining = self._held_back(remaining)
-        num_decode = int(np.count_nonzero(is_decode))
-        if num_decode == len(running) <= budget:
-            return ScheduledStep(running.copy(), remaining)
-        prefill, wanted = running[~is_decode], remaining[~is_decode]
-        least = max(1, budget // 8)  # what prefill gets however many rows decode
-        tenants = table.tenant[prefill]
-        num_tenants = len(np.unique(tenants))
-        if num_decode + (least if num_tenants else 0) > budget or budget - num_decode < num_tenants:
-            return self._take_turns(remaining, least)
-        granted = _share(tenants, wanted, budget - num_decode)
-        # A chunk of one token counts as a decode row to whoever runs the step, and so comes with those.
-        order = np.argsort(granted != 1, kind="stable")
-        order = order[granted[order] > 0]
-        slots = np.concatenate([running[is_decode], prefill[order]])
-        return ScheduledStep(slots, np.concatenate([remaining[is_decode], granted[order]]))
-
-    def _held_back(self, remaining: Ints) -> Ints:
-        """`remaining` of the running rows, less where every token's logits are wanted: those of a step take memory."""
-        scored = self.table.num_scored
-        is_scored = np.array([slot in scored for slot in self.running.tolist()])
-        most = max(2, self._max_scored_tokens // len(scored))  # a chunk of one token would be a decode row
-        return np.where(is_scored, np.minimum(remaining, most), remaining).astype(np.int32)
-
-    def _take_turns(self, remaining: Ints, chunk: int) -> ScheduledStep:
-        """More rows than tokens: those that have waited longest, with one token or a small chunk each."""
-        running = self.running
-        order = np.argsort(self.table.last_step[running], kind="stable")
-        wanted = np.minimum(remaining, chunk)[order]
-        granted = _first_come(wanted, self._max_step_tokens)
-        rows = np.flatnonzero(granted > 0)
-        rows = rows[np.argsort(granted[rows] != 1, kind="stable")]
-        return ScheduledStep(running[order[rows]], granted[rows])
-
-
-def _first_come(wanted: Ints, budget: int) -> Ints:
-    """Each what it wants, in order, until the budget is spent."""
-    before = np.cumsum(wanted, dtype=np.int64) - wanted
-    granted: Ints = np.clip(budget - before, 0, wanted).astype(np.int32)
-    return granted
-
-
-def _share(tenants: Ints, wanted: Ints, budget: int) -> Ints:
-    """Tokens for each row: equal parts for the tenants, what one does not need going to the others; within a tenant
-    in the order of the rows. The budget has at least one token for each tenant."""
-    distinct, tenant_of = np.unique(tenants, return_inverse=True)
-    if len(distinct) == 1:
-        return _first_come(wanted, budget)
-    demand = np.bincount(tenant_of, weights=wanted).astype(np.int64)
-    granted = np.zeros_like(wanted)
-    num_left = len(distinct)
-    for tenant in np.argsort(demand, kind="stable").tolist():
-        part = min(int(demand[tenant]), budget // num_left)
-        rows = tenant_of == tenant
-        granted[rows] = _first_come(wanted[rows], part)
-        budget -= part
-        num_left -= 1
-    return granted

@@ -18,7 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.scheduler import ScheduledStep, Scheduler
+from engine.scheduler import Scheduler
+from engine.scheduling.step_budget import ScheduledStep
 from engine.sequence import Ints
 from engine.speculation.pace import Pace
 

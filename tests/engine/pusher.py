@@ -7,7 +7,7 @@ import torch
 
 from engine import inputs
 from engine.runner import Runner
-from engine.scheduler import ScheduledStep
+from engine.scheduling.step_budget import ScheduledStep
 from engine.sequence import SlotTable
 
 

@@ -7,7 +7,7 @@ import torch
 
 from engine import inputs
 from engine.protocol.tasks import Sampling
-from engine.scheduler import ScheduledStep
+from engine.scheduling.step_budget import ScheduledStep
 from engine.sequence import Sequence, SequenceRequest, SlotTable
 from tests.engine import one_thread  # noqa: F401
 

@@ -16,7 +16,7 @@ from engine.adapters.news import Arrival, Departure
 from engine.adapters.shelf import Kind
 from engine.inputs import StepInputs
 from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
-from engine.scheduler import ScheduledStep
+from engine.scheduling.step_budget import ScheduledStep
 from engine.sequence import SlotTable
 from tests.engine import one_thread  # noqa: F401
 
