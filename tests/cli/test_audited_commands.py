@@ -13,7 +13,7 @@ import typer
 
 from cli import main
 from storage.migrate import head_revision
-from tests.catalog.adapters import config_bytes, weights_bytes
+from tests.catalog.adapters import config_bytes, spark_modules, weights_bytes
 from tests.catalog.cards import write_model_folder
 
 Hearth = Callable[..., Any]
@@ -88,7 +88,7 @@ def test_every_command_that_acts_leaves_an_entry(
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_config.json").write_bytes(config_bytes())
-    (adapter / "adapter_model.safetensors").write_bytes(weights_bytes())
+    (adapter / "adapter_model.safetensors").write_bytes(weights_bytes(modules=spark_modules()))
     told = {"folder": str(write_model_folder(tmp_path / "model")), "adapter": str(adapter)}
     before = entries(data / "hearth.db")
     for command, (arguments, actions) in ACTS.items():
