@@ -178,16 +178,16 @@ def _mean_logprob(choice: Choice) -> float:
 
 
 def choice_object(
-    index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None, offset: int = 0
+    index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None
 ) -> dict[str, Any]:
-    """One choice, or a piece of it in a stream; `offset` is how many characters of its text came before."""
-    shown = None if logprobs is None else logprobs_object(logprobs, offset, text)
+    """One choice of a whole `text_completion`."""
+    shown = None if logprobs is None else logprobs_object(logprobs, text=text)
     return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
 
 
 def logprobs_object(logprobs: Sequence[TokenLogprob], offset: int = 0, text: str = "") -> dict[str, Any]:
-    """`logprobs` of a text in the older form: columns. Among a token's likeliest is always the token itself. A prompt's
-    first token has null for both."""
+    """`logprobs` of a text in the older form, columns; `offset` characters of its choice came before. Among a token's
+    likeliest is always the token itself. A prompt's first token has null for both."""
     has_one = [not math.isnan(entry.logprob) for entry in logprobs]
     return {
         "text_offset": _text_offsets(text, logprobs, offset),
