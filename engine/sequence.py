@@ -74,6 +74,7 @@ class Sequence:
     num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1: never admitted
     num_preemptions: int = 0
     adapter: int = 0  # the handle of its adapter, once the rank has it; 0 without one
+    has_returned_adapter: bool = False  # to one that waited for the place, before it had a slot
     num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
     twin: Sequence | None = None  # whose prompt it shares
     is_over: bool = False

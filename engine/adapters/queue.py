@@ -3,8 +3,8 @@
 A sequence whose adapter is there goes on at once. Any other waits: until its adapter is read, and where every place is
 in use, until those who use one have ended, as sequences wait for blocks. The tenant that has been served least goes
 first, and within a tenant who came first. Whoever waits for a place lets others join the adapters that are there for
-PATIENCE_S, and then nobody joins those that have to leave for it. Called by the engine's thread alone; knows neither
-files nor memory.
+PATIENCE_S. Then he goes before all until he has it, and nobody joins those that have to leave for him. Called by the
+engine's thread alone; knows neither files nor memory.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class AdapterQueue:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._bank, self._counters, self._clock = bank, counters, clock
-        self._turns = Turns(counters.served_of)
+        self._turns = Turns(counters)
         self._wanted: dict[str, _Wanted] = {}  # by digest
         self._held: dict[int, str] = {}  # sequence id -> digest
         self._closed: Collection[str] = frozenset()  # digests that nobody joins: they have to leave
@@ -106,16 +106,16 @@ class AdapterQueue:
     def take_overstaying(self, queued: Callable[[], Items[Sequence]]) -> list[Sequence]:
         """Of the sequences that are `queued` for a slot, those that hold an adapter which has to leave, and whose
         tenant has been served more than the one that waits for its place: they give it back, and wait for it again.
-        Nobody takes a place from the least served, so that whoever takes one also comes to run."""
+        Once: so that whoever has a place again also comes to run."""
         if self._late is None or not self._late.sequences:
             return []
         served = self._counters.served
         least = min(float(served[each.tenant_index]) for each in self._late.sequences.values())
-        holders = [each for each in queued() if each.adapter and _digest_of(each) in self._closed]
+        holders = [each for each in queued() if _digest_of(each) in self._closed and not each.has_returned_adapter]
         overstaying = [each for each in holders if served[each.tenant_index] > least]
         for sequence in overstaying:
             self.forget(sequence)
-            sequence.adapter = 0
+            sequence.adapter, sequence.has_returned_adapter = 0, True
             self._await(sequence)
         return overstaying
 
@@ -195,15 +195,17 @@ class AdapterQueue:
     def _give_turns(self, ready: list[tuple[Sequence, int]]) -> None:
         """Have those read that have a place now, up to the first that has none; nobody passes by that one to a place of
         his own. Behind it others join what is there, unless that has to leave."""
-        self._late = None
         placing = [each for each in self._wanted.values() if each.reading is not None and each.need is not None]
-        self._close_for(placing)
-        parked = iter(self._parked())
+        waiting = self._parked()
+        self._close_for([*placing, *waiting[:1]] if waiting[:1] == [self._late] else placing)
+        parked = iter(waiting)
         stuck = next((each for each in parked if not self._try(each, placing, ready)), None)
-        self._patience_ends_s = math.inf if stuck is None else stuck.since_s + PATIENCE_S
-        if stuck is not None and self._clock() >= self._patience_ends_s:
-            self._patience_ends_s, self._late = math.inf, stuck
+        self._late, self._patience_ends_s = None, math.inf
+        if stuck is not None and self._clock() >= stuck.since_s + PATIENCE_S:
+            self._late = stuck
             self._close_for([*placing, stuck])
+        elif stuck is not None:
+            self._patience_ends_s = stuck.since_s + PATIENCE_S
         for wanted in parked:
             self._join(wanted, ready)
 
@@ -223,13 +225,13 @@ class AdapterQueue:
         return True
 
     def _parked(self) -> list[_Wanted]:
-        """Those that wait for a place, in turn."""
+        """Those that wait for a place, in turn; who has lost patience before all."""
         parked: dict[str, _Wanted] = {}
         for sequence in self._turns.in_turn():
             digest = _digest_of(sequence)
             if self._wanted[digest].reading is None:
                 parked.setdefault(digest, self._wanted[digest])
-        return list(parked.values())
+        return sorted(parked.values(), key=lambda each: each is not self._late)
 
     def _join(self, wanted: _Wanted, ready: list[tuple[Sequence, int]]) -> bool:
         """Whether the adapter is there, and may be joined; then all that wait for it have it."""

@@ -42,10 +42,6 @@ class TenantCounters:
         self._num_open[index] += 1
         return index
 
-    def served_of(self, index: int) -> float:
-        """Weighted tokens of a tenant."""
-        return float(self.served[index])
-
     def leave(self, index: int) -> None:
         """One sequence of the tenant ended."""
         self._num_open[index] -= 1

@@ -1,12 +1,12 @@
 """Who waits, and whose turn it is: a fair order, and the bounded room of all sequences that have no slot yet.
 
-First come first served within a tenant; between tenants the one that has had least goes next. Looks at nothing of a
-sequence but its tenant: never at what another tenant has cached.
+First come first served within a tenant; between tenants the one that has been served least goes next. Looks at nothing
+of a sequence but its tenant: never at what another tenant has cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from itertools import zip_longest
 
 from engine.scheduling.fairness import TenantCounters
@@ -14,10 +14,10 @@ from engine.sequence import Sequence
 
 
 class Turns:
-    """Sequences that wait for one thing, in a fair order. `had` says how much of it a tenant has had, by its index."""
+    """Sequences that wait for one thing, in a fair order."""
 
-    def __init__(self, had: Callable[[int], float]) -> None:
-        self._had = had
+    def __init__(self, counters: TenantCounters) -> None:
+        self._counters = counters
         self._queues: dict[int, dict[int, Sequence]] = {}  # tenant index -> sequence id -> sequence, oldest first
         self._num_waiting = 0
 
@@ -35,16 +35,18 @@ class Turns:
         self._num_waiting -= 1
 
     def find_next(self, skipped: Collection[int] = ()) -> Sequence | None:
-        """The first sequence of the tenant that has had least, but for the tenants `skipped` (indices)."""
+        """The first sequence of the least served tenant, but for the tenants `skipped` (indices)."""
+        served = self._counters.served
         candidates = [index for index in self._queues if index not in skipped]
         if not candidates:
             return None
-        return next(iter(self._queues[min(candidates, key=self._had)].values()))
+        return next(iter(self._queues[min(candidates, key=served.__getitem__)].values()))
 
     def in_turn(self) -> list[Sequence]:
-        """All of them as their turns come: the first of every tenant, that of the one that has had least before, then
-        the second of every tenant, and so on."""
-        queues = [self._queues[index].values() for index in sorted(self._queues, key=self._had)]
+        """All of them as their turns come: the first of every tenant, that of the least served before, then the second
+        of every tenant, and so on."""
+        served = self._counters.served
+        queues = [self._queues[index].values() for index in sorted(self._queues, key=served.__getitem__)]
         return [each for turn in zip_longest(*queues) for each in turn if each is not None]
 
 
@@ -58,7 +60,7 @@ class WaitingQueue(Turns):
     """
 
     def __init__(self, counters: TenantCounters, max_waiting: int) -> None:
-        super().__init__(counters.served_of)
+        super().__init__(counters)
         self._max_waiting = max_waiting
         self._places: dict[int, dict[int, Sequence]] = {}  # as the turns are, of all
         self._num_places = 0
