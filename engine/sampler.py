@@ -124,6 +124,8 @@ def _mix(state: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _looks_further(inputs: SamplingInputs) -> NDArray[np.bool_]:
     """[K], whose filters have to see what a constraint leaves. All other draws may be made without, and again if the
     constraint refuses the token: both ways a token comes as often as it is likely among those allowed."""
+    if not np.count_nonzero(inputs.is_filtered):
+        return inputs.is_filtered
     return inputs.is_filtered & (inputs.temperature >= _LEAST_TEMPERATURE)
 
 

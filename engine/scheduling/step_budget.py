@@ -48,6 +48,9 @@ class StepBudget:
         num_decode = int(np.count_nonzero(is_decode))
         if num_decode == len(running) <= budget:
             return ScheduledStep(running.copy(), remaining)
+        if remaining.sum() <= budget:  # each gets what it wants, whoever it is of
+            order = np.argsort(~is_decode, kind="stable")
+            return ScheduledStep(running[order], remaining[order])
         prefill, wanted = running[~is_decode], remaining[~is_decode]
         least = max(1, budget // 8)  # what prefill gets however many rows decode
         tenants = table.tenant[prefill]
