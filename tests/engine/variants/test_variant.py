@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import weights
+from engine.kernels.native.operators import find_native_kernels
 from engine.kernels.reference import ReferenceKernels
 from engine.variants.comparison import Pair, TextTooShort, read_tokens, windows_of
 from engine.variants.recipe import Recipe, RecipeError, make_recipe
@@ -70,7 +71,9 @@ def test_the_same_folder_and_recipe_give_the_same_bytes_and_little_is_lost(recip
     assert quality.num_tokens > 64
     assert quality.kl_divergence < (0.01 if recipe == INT8 else 0.2)
     assert quality.top1_agreement > (0.95 if recipe == INT8 else 0.8)
-    assert quality.variant_perplexity == pytest.approx(quality.base_perplexity, rel=0.02 if recipe == INT8 else 0.3)
+    close = 0.02 if find_native_kernels() is not None else 0.04  # torch alone rounds sums that they keep in float32
+    expected = pytest.approx(quality.base_perplexity, rel=close if recipe == INT8 else 0.3)
+    assert quality.variant_perplexity == expected
 
 
 def test_what_is_not_rounded_is_copied_byte_by_byte_and_a_tied_head_becomes_its_own(tmp_path: Path) -> None:
