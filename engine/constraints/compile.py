@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.constraints.closing_bound import bound_of
+from engine.constraints.complaints import in_own_words
 from engine.constraints.json_schema import (
     ANY_OBJECT,
     depth_of,
@@ -65,14 +66,11 @@ _NAMES = {
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^<>\n]+)>')
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _IDS = re.compile(r"\[[\d\s,^*-]+\]")
-_MAX_MESSAGE_CHARS = 300
 _PROBES = ('q0 "', 'Zx1 "', 'w7.Qj "')
 _ENDING_TYPES = ("object", "array", "string")  # a bracket or a quote ends them
 _CHARS_PER_TOKEN = 2  # at least that many, in keys and punctuation
 _STEP_OF_GRAMMAR = 32
 _CHARS_PER_ENDING = 8  # of what says that there must be some, a property and that it is required, at least that many
-_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
-_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)  # of the grammar that we wrote
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*?\])")
 
 
@@ -134,7 +132,7 @@ def as_lark(grammar: str) -> str:
     try:
         return str(any_to_lark(grammar)).replace("%llguidance {}", "")
     except Exception as error:  # the library's reader raises whatever it meets
-        raise ConstraintRefused(f"the grammar cannot be used: {str(error)[:_MAX_MESSAGE_CHARS]}") from error
+        raise ConstraintRefused(f"the grammar cannot be used: {in_own_words(str(error))}") from error
 
 
 def words_of(constraint: Constraint) -> tuple[str, ...]:
@@ -316,6 +314,4 @@ def _refusal(constraint: Constraint, complaint: str) -> ConstraintRefused:
         return ConstraintRefused(f"{name} uses {keywords}, which is not supported")
     if "oneOf constraints are not supported" in complaint:
         return ConstraintRefused(f"{name} uses 'oneOf' with branches that overlap, which is not supported: use 'anyOf'")
-    told = _EXCERPT.sub("", _PLACE.sub("", complaint))
-    words = " ".join(told.partition("<state>")[0].split())
-    return ConstraintRefused(f"{name} cannot be used: {words[:_MAX_MESSAGE_CHARS]}")
+    return ConstraintRefused(f"{name} cannot be used: {in_own_words(complaint)}")
