@@ -23,7 +23,7 @@ _IN_OTHER_WORDS = [
             "lookarounds are not supported: ^, $ and word boundaries within a pattern",
         ),
         (r"regexes /.*/ and /.*/ are not disjoint", "regexes that one name can match are not supported"),
-        (r" and retrieving it failed: .*", ""),
+        (r"(retrieving it failed): .*", r"\1"),
         (r"(Expected [\w ]+ for '[\w$]+'(?: item)?), got .*", r"\1"),
         (r"unknown field `.*`, expected .*", "'x-guidance' has an unknown field"),
         (r"Regex is empty: .*", "no text is left"),
