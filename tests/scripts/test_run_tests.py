@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.run_tests import APART, MOST_AGAIN, ROOT, run_all, run_two, shares
+from scripts.run_tests import APART, MOST_FILES_AGAIN, ROOT, run_all, run_two, shares
 from tests.waiting import wait_until_blocking
 
 PROGRAM = """
@@ -84,7 +84,7 @@ def test_chance(n):
 def test_what_fails_once_and_passes_alone_is_named(
     project: Path, capfd: pytest.CaptureFixture[str], apart: list[str]
 ) -> None:
-    write(project, "apart", CHANCES.format(name="was.apart", most=1))
+    write(project, "apart", CHANCES.format(name="was.apart", most=9))  # as if its fixture had failed
     write(
         project, "others", CHANCES.format(name="was.others", most=1) + "def test_calm(): open('calm', 'a').write('.')"
     )
@@ -92,7 +92,8 @@ def test_what_fails_once_and_passes_alone_is_named(
     out = capfd.readouterr().out
     named = out.partition("FAILED ONCE AND PASSED ALONE")[2].split()
     assert {name for name in named if "::" in name} == {
-        f"tests/{name}/test_{name}.py::test_chance[0]" for name in ("apart", "others")
+        "tests/others/test_others.py::test_chance[0]",
+        *(f"tests/apart/test_apart.py::test_chance[{n}]" for n in range(9)),
     }
     assert (project / "calm").read_text() == "."
 
@@ -103,13 +104,19 @@ def test_what_fails_once_and_passes_alone_is_named(
         ("def test_it(): assert 0", 1),  # fails again
         ("import os\ndef test_other(): assert 0\ndef test_it(): os._exit(9)", 9),  # no test's failure
         ("import nothing_of_that_name", 2),
-        (CHANCES.format(name="was", most=MOST_AGAIN), 1),  # with the other share's: too many
     ],
 )
 def test_nothing_else_gets_a_second_chance_or_passes_by_it(project: Path, body: str, status: int) -> None:
     write(project, "apart", body)
     write(project, "others", CHANCES.format(name="was.others", most=1))
     assert run_all("not slow", ["tests/apart"]) == status
+
+
+def test_what_fails_in_many_files_is_no_chance(project: Path) -> None:
+    for number in range(MOST_FILES_AGAIN + 1):
+        body = CHANCES.format(name=f"was.{number}.", most=1)
+        (project / f"tests/others/test_{number}.py").write_text(f"import pytest\n{body}")
+    assert run_all("not slow", []) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
