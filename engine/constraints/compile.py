@@ -64,6 +64,7 @@ _NAMES = {
 }
 # What a Lark grammar is made of, as far as finding `<name>` goes: strings, patterns and comments hold none.
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|#[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^<>\n]+)>')
+_PATTERN_WITHIN = re.compile(r'"pattern": ?("(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*")')
 _GBNF = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 _IDS = re.compile(r"\[[\d\s,^*-]+\]")
 _PROBES = ('q0 "', 'Zx1 "', 'w7.Qj "')
@@ -139,6 +140,9 @@ def words_of(constraint: Constraint) -> tuple[str, ...]:
     """Words that a text may have to spell before it can end: a search for the shortest close tries them."""
     if constraint.kind == "json_schema":
         return words_of_patterns(_schema(constraint.text))
+    if constraint.kind == "grammar":  # of calls, whose arguments' schemas stand in it
+        patterns = dict.fromkeys(_PATTERN_WITHIN.findall(constraint.text))
+        return words_of_regex("\0".join(json.loads(pattern) for pattern in patterns)) if patterns else ()
     return words_of_regex(constraint.text) if constraint.kind == "regex" else ()
 
 

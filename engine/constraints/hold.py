@@ -32,6 +32,9 @@ _LEAST_MARGIN = 8  # tokens to spare, below which every token is tried
 _LEAST_SLACK = 3  # tokens to spare, below which those that only go on are tried too
 _COST = 4  # of slack for a token that may change what closing needs; 1 for one that only goes on
 _NUM_REMEMBERED = 3  # closes that were found, to be tried before another is looked for
+_MAX_CHOICES = 2_000  # in looking for a close; half as many after each time that none was found
+_MOST_FRUITLESS = 5
+_CHOICES_PER_TOKEN = 16  # a close that fits is no longer than that, spelled byte for byte
 _HOPELESS_PAUSE = 16  # tokens until a close is looked for again, when none was found that fits; fewer near the limit
 
 
@@ -46,7 +49,8 @@ class Hold:
 
     __slots__ = (
         "_bound", "_close", "_closing", "_costs", "_goes_on", "_is_current", "_is_free", "_is_hopeless",
-        "_is_in_string", "_is_tight", "_margin", "_matcher", "_plain", "_remembered", "_tails", "_untold", "_view",
+        "_is_in_string", "_is_tight", "_margin", "_matcher", "_num_fruitless", "_plain",
+        "_remembered", "_tails", "_untold", "_view",
         "ends_itself", "forced", "is_cut", "is_failed", "is_open", "is_over", "is_quick", "note", "slack",
     )  # fmt: skip  # a step looks at every hold, and few are in a cache by then
 
@@ -73,6 +77,7 @@ class Hold:
         self._margin = _LEAST_MARGIN + len(self._close or ())
         self._is_tight = False
         self._is_hopeless = False  # whether no close was known that fits, when it was looked for last
+        self._num_fruitless = 0  # searches that have found no close, up to a few
         self._is_in_string: bool | None = None  # of any text; None: not known
         self._goes_on: bool | None = None  # whether the text stands in what can go on and end as well; None: not known
 
@@ -288,9 +293,16 @@ class Hold:
             if self._close is None:
                 known = self._closing
                 self._close = find_close(
-                    matcher, self._view, known.words, num_endings=known.num_endings, is_in_string=is_in_string
+                    matcher,
+                    self._view,
+                    known.words,
+                    min(_MAX_CHOICES >> self._num_fruitless, remaining * _CHOICES_PER_TOKEN),
+                    num_endings=known.num_endings,
+                    is_in_string=is_in_string,
                 )
-                if self._close is not None:
+                if self._close is None:
+                    self._num_fruitless = min(self._num_fruitless + 1, _MOST_FRUITLESS)
+                else:
                     self._remembered = [*self._remembered[1 - _NUM_REMEMBERED :], self._close]
         self._is_current = True
         self._margin = max(self._margin, len(self._close or ()))

@@ -81,6 +81,14 @@ def test_signs_that_a_pattern_asks_for_among_any_are_spelled(pattern: str, close
     assert VIEW.tokenizer.decode_str(found) == close
 
 
+def test_the_signs_of_a_pattern_in_a_call_are_spelled_too() -> None:
+    text = 'start: "<" call ">"\ncall: %json ' + json.dumps({"type": "string", "pattern": "^(.*a){20}$"})
+    constraint = Constraint("grammar", text)
+    matcher = compile_matcher(constraint, VIEW)
+    assert find_close(matcher, VIEW, words_of(constraint)) is not None
+    assert not words_of(Constraint("grammar", 'start: "a"'))
+
+
 def test_what_ended_other_parts_is_still_spelled_first_where_a_text_needs_it() -> None:
     """A scheme's colon, after as many colons as there were keys."""
     constraint = schema(
