@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _MAX_CHOICES = 2_000  # of one search; what needs more is taken for endless
+_MAX_TOKENS = 8_192  # likewise, before they are joined
 _PATIENCE = 64  # times a bracket, comma or quote may be taken, beyond those it takes, before it is part of a loop
 _SPELLED = -2
 _ENDINGS = b'}],:"'
@@ -137,7 +138,7 @@ class _Walk:
         for _ in range(max_choices):
             if self._matcher.is_accepting():
                 return True
-            if self._matcher.is_stopped():
+            if self._matcher.is_stopped() or len(self.path) >= _MAX_TOKENS:
                 return False
             if self._take(self._matcher.compute_ff_tokens()):
                 continue
@@ -152,7 +153,7 @@ class _Walk:
 
     def _take(self, token_ids: list[int]) -> bool:
         """Consume as many of `token_ids` as the matcher takes; whether there were any."""
-        num_taken = self._matcher.try_consume_tokens(token_ids) if token_ids else 0
+        num_taken = self._matcher.try_consume_tokens(token_ids[:_MAX_TOKENS]) if token_ids else 0
         self.path += token_ids[:num_taken]
         return num_taken > 0
 

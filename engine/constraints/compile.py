@@ -28,6 +28,7 @@ from engine.constraints.json_schema import (
     words_of_regex,
 )
 from engine.constraints.look_ahead import has_outer_bar, in_parts, looks_ahead
+from engine.constraints.one_of import said_with_any_of
 from engine.protocol.tasks import Constraint
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def _schema(text: str) -> dict[str, Any]:
         raise ConstraintRefused("the JSON schema must be an object")
     if depth_of(schema) > MAX_DEPTH:
         raise ConstraintRefused(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
-    return in_plain_words(schema)
+    return in_plain_words(said_with_any_of(schema))
 
 
 def _parsed(text: str, name: str) -> Any:

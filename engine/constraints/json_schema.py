@@ -67,7 +67,7 @@ ANY_OBJECT: dict[str, Any] = {
 
 def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
     """A copy in which every number that has a type and no bound on one side has one there."""
-    copy = _map_subschemas(schema, with_finite_numbers)
+    copy = map_subschemas(schema, with_finite_numbers)
     types = copy.get("type")
     is_number = types == "number" or (isinstance(types, list) and "number" in types)
     if is_number and "multipleOf" not in copy and not {"enum", "const"} & copy.keys():
@@ -82,7 +82,7 @@ def in_plain_words(schema: dict[str, Any]) -> dict[str, Any]:
     """A copy that means the same in words that the parser library has: what a pattern looks ahead for becomes a pattern
     of its own or a part of it, what the names of an object's members must be is said of the members, and formats that
     say nothing, or name what a pattern beside them says, are left out."""
-    copy = _map_subschemas(schema, in_plain_words)
+    copy = map_subschemas(schema, in_plain_words)
     form = copy.get("format")
     if isinstance(form, str) and (form in _FORMATS_OF_ANY_TEXT or (_has_pattern(copy) and form not in _FORMATS)):
         del copy["format"]
@@ -244,7 +244,7 @@ def _limits(schema: dict[str, Any]) -> list[float]:
     return [0, *(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))]
 
 
-def _map_subschemas(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
+def map_subschemas(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
     """A copy of `schema` with `change` applied to each schema directly in it."""
 
     def changed(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 
 from engine.constraints.compile import JSON_OPTIONS, as_lark, slashed, terminal_of
 from engine.constraints.json_schema import ANY_OBJECT, in_plain_words, with_finite_numbers
+from engine.constraints.one_of import said_with_any_of
 from engine.protocol.tasks import Constraint, Tool
 from engine.tool_calls.family import Family, RuleWriter, quoted
 from engine.tool_calls.free_text import holding, spelled, text_until, text_without
@@ -146,7 +147,7 @@ def _framed_answer(controls: Controls, thinking: Thinking | None) -> str:
 
 def _finite(schema: str) -> dict[str, Any]:
     found = json.loads(schema)
-    return with_finite_numbers(in_plain_words(found)) if isinstance(found, dict) else {}
+    return with_finite_numbers(in_plain_words(said_with_any_of(found))) if isinstance(found, dict) else {}
 
 
 def _text(opening: str, controls: Controls, thinking: Thinking | None) -> str:
@@ -193,7 +194,7 @@ def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:
     if is_loose and not tool.is_strict:
         schema = dict(ANY_OBJECT)
     else:
-        schema = with_finite_numbers(in_plain_words(tool.parameters or {"properties": {}}))
+        schema = with_finite_numbers(in_plain_words(said_with_any_of(tool.parameters or {"properties": {}})))
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     schema["type"] = "object"

@@ -89,6 +89,7 @@ async def test_schemas_that_can_be_met_are_passed(checker: ConstraintChecker) ->
         ({"$ref": "#"}, "no text short enough to generate matches it"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no text short enough"),
         ({"type": "string", "minLength": 10**9}, "no text short enough"),
+        ({"enum": ["a" * 60_000]}, "no text short enough"),
         (nested(33), "deeper than 32 levels"),
         ([1], "must be an object"),
         (False, "must be an object"),
