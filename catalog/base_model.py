@@ -27,14 +27,8 @@ _log = logging.getLogger(__name__)
 _FIRST_BYTES = 64 * 1024  # a header is seldom longer
 _WEIGHT = re.compile(rf"{ROOT}({LAYER}[A-Za-z0-9_.]{{1,128}})\.(weight|weight_packed|qweight)")
 _EXPERTS = re.compile(rf"{ROOT}({LAYER}[A-Za-z0-9_]+)\.experts\b.*")
-_WHOLE = (
-    "F32",
-    "F16",
-    "BF16",
-    "F8_E4M3",
-    "F8_E5M2",
-    "I8",
-)  # types of a `weight` [out, in]; in others several are packed
+# Types of a `weight` [out, in]; in others several are packed.
+_WHOLE = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8")
 _ABSORBED = ("kv_b_proj",)  # a latent attention's: never run as the map that it is stored as
 
 

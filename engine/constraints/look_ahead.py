@@ -141,13 +141,13 @@ class _Automaton:
         classes = list(_classes(term))
         number = {term: 0}
         moves: Moves = []
-        for state in (todo := [term]):
+        for state in (states := [term]):
             found: dict[int, list[tuple[int, int]]] = {}
             for ranges in classes:
                 behind = self._behind(state, ranges[0][0])
                 if behind not in number:
                     number[behind] = len(number)
-                    todo.append(behind)
+                    states.append(behind)
                     if len(number) > _MAX_STATES:
                         raise Unreadable
                 found.setdefault(number[behind], []).extend(ranges)

@@ -37,7 +37,8 @@ class _Rewriter:
         if isinstance(branches, list) and branches and self._are_apart(branches, self._parts(schema)):
             del copy["oneOf"]
             if "anyOf" in copy:
-                copy["allOf"] = [*copy.get("allOf", ()), {"anyOf": branches}]
+                beside = copy.get("allOf", [])
+                copy["allOf"] = [*(beside if isinstance(beside, list) else [beside]), {"anyOf": branches}]
             else:
                 copy["anyOf"] = branches
         return copy

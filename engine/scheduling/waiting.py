@@ -83,13 +83,6 @@ class WaitingQueue(Turns):
         self._num_places += 1
         return refused
 
-    def push(self, sequence: Sequence, num_free_slots: int = 0) -> Sequence | None:
-        """`enter`, and wait for a slot at once."""
-        refused = self.enter(sequence, num_free_slots)
-        if refused is not sequence:
-            self.join(sequence)
-        return refused
-
     def remove(self, sequence: Sequence) -> None:
         """It runs or ended: its place is free."""
         if sequence.sequence_id in self._queues.get(sequence.tenant_index, ()):

@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.constraints.compile import ConstraintRefused, compile_matcher
@@ -15,6 +15,12 @@ from engine.constraints.one_of import said_with_any_of
 from engine.protocol.tasks import Constraint
 from tests.engine.constraints.test_closing import VIEW
 
+KEYWORDS = ["oneOf", "anyOf", "allOf", "type", "properties", "required", "enum", "const", "$ref", "$defs", "k"]
+SCHEMAS: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from([None, True, 1, 1.5, "object", "k", "#", "#/$defs/k", [], {}]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYWORDS), inner, max_size=4),
+    max_leaves=12,
+)
 PET = {
     "Cat": {"type": "object", "properties": {"kind": {"const": 1}, "lives": {"type": "integer"}}, "required": ["kind"]},
     "Dog": {"type": "object", "properties": {"kind": {"const": 2}, "name": {"type": "string"}}, "required": ["kind"]},
@@ -63,6 +69,12 @@ def test_what_is_beside_a_one_of_stays() -> None:
     changed = said_with_any_of(schema)
     assert changed["allOf"] == [{"title": "a"}, {"anyOf": schema["oneOf"]}]
     assert changed["anyOf"] == schema["anyOf"]
+
+
+@example({"oneOf": [{"type": "null"}], "anyOf": 1, "allOf": 1})
+@given(st.dictionaries(st.sampled_from(KEYWORDS), st.deferred(lambda: SCHEMAS), max_size=5))
+def test_what_is_no_schema_is_left_to_be_refused(schema: dict[str, Any]) -> None:
+    said_with_any_of(schema)
 
 
 def test_comparing_ends_however_references_lead() -> None:

@@ -27,7 +27,10 @@ class Queue:
     def push(self, tenant: int, num_free_slots: int = 0) -> tuple[Sequence, Sequence | None]:
         """The new sequence, and the one that found no place."""
         sequence = self.make(tenant)
-        return sequence, self.queue.push(sequence, num_free_slots)
+        refused = self.queue.enter(sequence, num_free_slots)
+        if refused is not sequence:
+            self.queue.join(sequence)
+        return sequence, refused
 
     def enter(self, tenant: int) -> tuple[Sequence, Sequence | None]:
         """The same of one that waits for something else before."""
