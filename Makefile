@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
 CLIENTS := .venv-clients/.setup
 TRITON := .cache/triton/.setup
-PACKAGES := gateway documents engine catalog tenants storage telemetry cli migrations
+PACKAGES := gateway documents engine variants service_identity weight_files catalog tenants storage telemetry cli migrations
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
 # What needs no store, no model and no process of its own.

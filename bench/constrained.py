@@ -40,16 +40,16 @@ from numpy.typing import NDArray
 from bench.engine_cpu import RANDOM_SHAPES
 from bench.published_schemas import function_schemas, suite_schemas
 from engine.config import EngineConfig
-from engine.constraints.checker import ConstraintChecker
-from engine.constraints.compile import compile_matcher
-from engine.constraints.token_view import TokenView, read_token_view
-from engine.constraints.worker import judge
 from engine.loop import Engine
 from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport
 from engine.runner import Runner
-from engine.sequence import SequenceRequest
-from engine.tokenization.tokenizer import Tokenizer
+from engine.scheduling.sequence import SequenceRequest
+from engine.structured.checker import ConstraintChecker
+from engine.structured.compile import compile_matcher
+from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.worker import judge
+from engine.text.tokenizer import Tokenizer
 
 SPARK = Path(__file__).parents[1] / "catalog/builtin/spark"
 MAX_TOKENS = 256

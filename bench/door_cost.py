@@ -47,13 +47,14 @@ from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
 from storage.spool import Spool
 from telemetry.clock import SYSTEM_CLOCK
-from tenants import accounts, api_tokens
-from tenants.allowance import Allowance
-from tenants.ledger import UsageLedger
-from tenants.limits import Limits, parse_rules
-from tenants.principal import Principal
-from tenants.quota import Quota
-from tenants.token_verifier import TokenVerifier
+from tenants import accounts
+from tenants.credentials import api_tokens
+from tenants.credentials.principal import Principal
+from tenants.credentials.token_verifier import TokenVerifier
+from tenants.quota.allowance import Allowance
+from tenants.quota.limits import Limits, parse_rules
+from tenants.quota.quota import Quota
+from tenants.usage.ledger import UsageLedger
 from tests.gateway.process import PARROT, cards
 
 PEPPER = b"a pepper for a benchmark, 32 byte"

@@ -39,7 +39,7 @@ from engine.kernels.native.operators import find_native_kernels
 from engine.loop import Engine
 from engine.protocol.tasks import Sampling
 from engine.runner import Runner
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 
 
 @dataclass(frozen=True)

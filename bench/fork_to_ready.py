@@ -19,8 +19,8 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Sampling
-from engine.replica import Output, Replica
-from engine.sequence import SequenceRequest
+from engine.ranks.replica import Output, Replica
+from engine.scheduling.sequence import SequenceRequest
 
 
 async def first_token_ms(zygote: Zygote, model_dir: Path) -> float:

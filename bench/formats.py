@@ -29,9 +29,9 @@ from engine.kernels.cpu import CpuKernels
 from engine.kernels.native.operators import find_native_kernels
 from engine.processes.zygote import PASSIVE_THREADS
 from engine.runner import Runner
-from engine.variants.comparison import tokens_per_s
-from engine.variants.recipe import make_recipe
-from engine.variants.variant import plan_variant, write_variant
+from variants.comparison import tokens_per_s
+from variants.recipe import make_recipe
+from variants.variant import plan_variant, write_variant
 
 SCENARIOS = {"dec1": (1, 128, 128), "agg16": (16, 128, 128), "pre512": (1, 512, 1)}
 

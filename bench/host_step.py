@@ -20,7 +20,7 @@ from engine.inputs import StepInputs, StepOutput
 from engine.loop import Engine
 from engine.protocol.tasks import Sampling
 from engine.ranks import wire
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 
 BLOCK_SIZE = 16
 

@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine import weights
-from engine.weight_formats.placement import Placed
-from engine.weight_formats.stored import PIECE_BYTES
+from engine.checkpoints import weights
+from engine.checkpoints.placement import Placed
+from engine.checkpoints.stored import PIECE_BYTES
 
 CHANNELS, INNER = 2048, 8192
 PARTS = {"q_proj": CHANNELS, "k_proj": CHANNELS // 4, "v_proj": CHANNELS // 4, "gate_proj": INNER, "up_proj": INNER}

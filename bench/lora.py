@@ -26,7 +26,7 @@ from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.protocol.tasks import Sampling
 from engine.runner import Runner
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 from tests.engine.adapters.made import named, random_matrices, save_adapter
 
 NUM_IN, NUM_OUT = 128, 128

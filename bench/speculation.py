@@ -24,9 +24,9 @@ from engine.config import EngineConfig
 from engine.loop import Engine
 from engine.protocol.tasks import Sampling
 from engine.runner import Runner
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 from engine.speculation.make import make_guesses
-from engine.tokenization.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 
 STREAMS = (1, 2, 4, 16)
 MAX_TOKENS = 160

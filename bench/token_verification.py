@@ -30,9 +30,10 @@ from bench.platform_under_test import machine
 from gateway.__main__ import settle_interpreter
 from storage.database import Database
 from storage.migrate import migrate
-from tenants import accounts, api_tokens
-from tenants.principal import Principal
-from tenants.token_verifier import TokenVerifier
+from tenants import accounts
+from tenants.credentials import api_tokens
+from tenants.credentials.principal import Principal
+from tenants.credentials.token_verifier import TokenVerifier
 from tests.postgres_server import PostgresServer, find_postgres
 
 PEPPER = b"a pepper for a benchmark, 32 byte"

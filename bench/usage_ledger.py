@@ -24,9 +24,10 @@ from sqlalchemy import text
 
 from storage.database import Database, uuid7
 from storage.migrate import migrate
-from tenants import usage, usage_sums
-from tenants.usage import UsageEntry
-from tenants.usage_sums import Filter
+from tenants.usage import usage_entries as usage
+from tenants.usage import usage_sums
+from tenants.usage.usage_entries import UsageEntry
+from tenants.usage.usage_sums import Filter
 from tests.postgres_server import PostgresServer
 
 NUM_ACCOUNTS = 1000

@@ -17,10 +17,10 @@ from catalog.builtin import builtin_models, find_folder
 from catalog.card import ModelCard
 from catalog.errors import CardError
 from catalog.manifest import FileEntry, blob_key, decode_manifest, manifest_key
-from engine.weight_formats.adapter_files import LAYER, ROOT
-from engine.weight_formats.safetensors_header import Extent, HeaderError, header_size, parse_header, read_header
 from storage.errors import Damaged, Missing
 from storage.objects import Objects
+from weight_files.adapter_files import LAYER, ROOT
+from weight_files.safetensors_header import Extent, HeaderError, header_size, parse_header, read_header
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,11 @@ from catalog.base_model import BaseModel
 from catalog.errors import FinetuneError
 from catalog.manifest import FileEntry, Manifest, blob_key, hash_file, manifest_key
 from catalog.tables import finetunes
-from engine.weight_formats.adapter_files import (
+from storage.database import Database
+from storage.errors import Conflict, Missing
+from storage.objects import Objects
+from telemetry.clock import SYSTEM_CLOCK, Clock
+from weight_files.adapter_files import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
     WEIGHTS_FILE,
@@ -35,10 +39,6 @@ from engine.weight_formats.adapter_files import (
     parse_settings,
     read_changes,
 )
-from storage.database import Database
-from storage.errors import Conflict, Missing
-from storage.objects import Objects
-from telemetry.clock import SYSTEM_CLOCK, Clock
 
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 RESERVED_PREFIX = "cf-public-"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from catalog.errors import PublishError
-from engine.weight_formats.safetensors_header import HeaderError, read_header
+from weight_files.safetensors_header import HeaderError, read_header
 
 
 def check_safetensors(path: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""`hearth audit`: who did what, and proof that nothing of it was changed. Asks `tenants.audit` and prints."""
+"""`hearth audit`: who did what, and proof that nothing of it was changed. Asks `tenants.audit.audit_log` and prints."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def head(
 
 
 async def _list(data: Path | None, account_id: str, limit: int) -> list[dict[str, Any]]:
-    from tenants import audit
+    from tenants.audit import audit_log as audit
 
     async with Target.find(data).database() as database:
         if account_id != PLATFORM:
@@ -71,7 +71,7 @@ async def _list(data: Path | None, account_id: str, limit: int) -> list[dict[str
 
 async def verified(target: Target, heads: Path | None) -> dict[str, Any]:
     """What came of looking at the whole chain. Raises CommandFailed."""
-    from tenants import audit_heads
+    from tenants.audit import audit_heads
 
     path = heads or noted_heads(target)
     try:
@@ -102,7 +102,8 @@ def noted_heads(target: Target) -> Path | None:
 
 async def _head(data: Path | None, into: Path | None) -> dict[str, Any]:
     from telemetry.clock import SYSTEM_CLOCK
-    from tenants import audit, audit_heads
+    from tenants.audit import audit_heads
+    from tenants.audit import audit_log as audit
 
     target = Target.find(data)
     async with target.database() as database:

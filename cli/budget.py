@@ -16,7 +16,7 @@ from cli.target import Target
 from cli.token import AccountOption, account_of, check_account
 
 if TYPE_CHECKING:
-    from tenants.budgets import MonthlyBudget
+    from tenants.quota.budgets import MonthlyBudget
 
 app = typer.Typer(help="Monthly budgets of accounts and API tokens.", no_args_is_help=True)
 
@@ -46,7 +46,7 @@ def set_(
 ) -> None:
     """Set a budget, in place of one in the same unit."""
     from storage.errors import Conflict
-    from tenants import budgets
+    from tenants.quota import budgets
 
     target = Target.find(data)
     try:
@@ -87,7 +87,8 @@ def alerts(account: AccountOption = None, data: DataOption = None, json: JsonOpt
 
 
 async def _put(target: Target, budget: MonthlyBudget) -> None:
-    from tenants import api_tokens, budgets
+    from tenants.credentials import api_tokens
+    from tenants.quota import budgets
 
     async with target.database() as database:
         account_id, token = budget.account_id, budget.api_token_id
@@ -98,7 +99,7 @@ async def _put(target: Target, budget: MonthlyBudget) -> None:
 
 
 async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
-    from tenants import budgets
+    from tenants.quota import budgets
 
     target = Target.find(data)
     account_id = account_of(target, account)
@@ -108,7 +109,7 @@ async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
 
 
 async def _remove(data: Path | None, account: str | None, token: str, unit: str) -> bool:
-    from tenants import budgets
+    from tenants.quota import budgets
 
     target = Target.find(data)
     async with target.database() as database:
@@ -116,7 +117,7 @@ async def _remove(data: Path | None, account: str | None, token: str, unit: str)
 
 
 async def _alerts(data: Path | None, account: str | None) -> list[dict[str, Any]]:
-    from tenants import budgets
+    from tenants.quota import budgets
 
     target = Target.find(data)
     account_id = account_of(target, account)

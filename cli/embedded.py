@@ -283,7 +283,8 @@ class EmbeddedPlatform:
 async def create_first_account(database_url: str, secrets: Secrets) -> Secrets:
     """Create the account and the token that the ready curl uses; an account id that was known before is kept."""
     from storage.database import Database
-    from tenants import accounts, api_tokens, scopes
+    from tenants import accounts
+    from tenants.credentials import api_tokens, scopes
 
     pepper = bytes.fromhex(secrets.keys["HEARTH_TOKEN_PEPPER"])
     database = Database.connect(database_url)

@@ -27,7 +27,7 @@ from cli.target import Target
 
 if TYPE_CHECKING:
     from tenants.accounts import Account
-    from tenants.api_tokens import ApiToken
+    from tenants.credentials.api_tokens import ApiToken
 
 SUMS = "SHA256SUMS"
 PROMISES = Path(__file__).parent / "promises.toml"
@@ -70,7 +70,9 @@ def evidence(
 
 async def _collect(target: Target, heads: Path | None) -> dict[str, str]:
     """What the database says, by file."""
-    from tenants import accounts, api_tokens, audit, users
+    from tenants import accounts, users
+    from tenants.audit import audit_log as audit
+    from tenants.credentials import api_tokens
 
     found = await verified(target, heads)
     async with target.database() as database:
@@ -131,14 +133,14 @@ def _token(token: ApiToken) -> dict[str, Any]:
 
 
 def _name_of(group_id: str) -> str:
-    from tenants.scopes import find_group
+    from tenants.credentials.scopes import find_group
 
     group = find_group(group_id)
     return group.name if group is not None else group_id
 
 
 def _roles() -> list[dict[str, Any]]:
-    from tenants.scopes import GROUPS
+    from tenants.credentials.scopes import GROUPS
 
     return [{"id": group.group_id, "name": group.name, "opens": sorted(group.scopes)} for group in GROUPS]
 
@@ -235,7 +237,7 @@ def _readme(target: Target, files: Mapping[str, str]) -> str:
     now = datetime.now(UTC).isoformat(timespec="seconds")
     held = {
         "audit.json": "whether the audit's chain is whole, and what it was held against",
-        "audit.jsonl": "every entry in the chain's order; tenants/audit.py says what each digest is made of",
+        "audit.jsonl": "every entry in the chain's order; tenants/audit/audit_log.py says what each digest is made of",
         "accounts.csv": "accounts, with their regions and retention",
         "tokens.csv": "API tokens, revoked ones included, with what each opens; secrets are stored nowhere",
         "users.csv": "people with accounts, and which",

@@ -68,7 +68,7 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
 async def _publish(data: Path | None, folder: Path, name: str, model: str, description: str) -> dict[str, Any]:
     from catalog import finetunes
     from catalog.base_model import read_base
-    from engine.weight_formats.adapter_files import MAX_RANK
+    from weight_files.adapter_files import MAX_RANK
 
     async with stores(data) as (database, objects):
         with failures():

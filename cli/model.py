@@ -264,7 +264,8 @@ def _repository_of(text: str) -> str:
 def _can_call_tools(folder: Path) -> bool:
     """Whether the chat template writes calls in a way that nodes read. Where no engine is installed nobody can tell."""
     try:
-        from engine.tokenization.tokenizer import Tokenizer, TokenizerUnusable
+        from engine.text.files import TokenizerUnusable
+        from engine.text.tokenizer import Tokenizer
         from engine.tool_calls.form import find_form
     except ImportError:
         return False

@@ -22,7 +22,7 @@ def noted(action: str, subject_id: str, detail: str = "") -> Callable[[AsyncConn
 
     async def note(connection: AsyncConnection) -> None:
         from telemetry.clock import SYSTEM_CLOCK
-        from tenants import audit
+        from tenants.audit import audit_log as audit
 
         ids = {"account_id": PLATFORM, "subject_id": subject_id[:_MAX_SUBJECT]}
         await audit.append(connection, at=SYSTEM_CLOCK.now(), who="cli", action=action, detail=detail, **ids)

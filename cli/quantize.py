@@ -1,6 +1,6 @@
 """`hearth model quantize`: a published model becomes a variant in another number format, under an id of its own.
 
-Fetches, has `engine.variants` write and compare, publishes; whatever ends it before leaves the catalog as it was.
+Fetches, has `variants` write and compare, publishes; whatever ends it before leaves the catalog as it was.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from catalog.card import CardFacts, ModelCard
     from catalog.manifest import Recipe as PublishedRecipe
     from catalog.registry import Registry
-    from engine.variants.comparison import Quality, Speed
-    from engine.variants.recipe import Recipe
-    from engine.variants.variant import Plan, Written
     from storage.database import Database
     from storage.objects import Objects
+    from variants.comparison import Quality, Speed
+    from variants.recipe import Recipe
+    from variants.variant import Plan, Written
 
 _SAMPLE_TEXT = "text/tinyshakespeare.txt"  # in HEARTH_TEST_DATA
 _MAX_TEXT_BYTES = 4 * 1024 * 1024
@@ -66,7 +66,7 @@ class Made:
 def check_request(request: Request) -> tuple[Recipe, str]:
     """The recipe, and the text to compare on. Raises CommandFailed before anything is fetched."""
     try:
-        from engine.variants.recipe import RecipeError, make_recipe
+        from variants.recipe import RecipeError, make_recipe
     except ImportError as error:
         raise CommandFailed(f"this needs the engine: pip install 'hearth[engine]' ({error.name} is missing)") from None
     try:
@@ -163,7 +163,7 @@ def make_variant(request: Request, recipe: Recipe, text: str, base: ModelCard, b
     Raises CommandFailed.
     """
     from catalog.manifest import Recipe as PublishedRecipe
-    from engine.variants.recipe import METHOD
+    from variants.recipe import METHOD
 
     folder.mkdir()
     with _refusals(base.name):
@@ -175,8 +175,8 @@ def make_variant(request: Request, recipe: Recipe, text: str, base: ModelCard, b
 def _write_and_compare(base: Path, folder: Path, recipe: Recipe, text: str, num_threads: int) -> dict[str, Any]:
     import torch
 
-    from engine.variants.comparison import Pair, read_tokens
-    from engine.variants.variant import plan_variant, write_variant
+    from variants.comparison import Pair, read_tokens
+    from variants.variant import plan_variant, write_variant
 
     torch.set_num_threads(num_threads)
     plan, token_ids = plan_variant(base, recipe), read_tokens(base, text)
@@ -236,8 +236,8 @@ def _remove_abandoned(parent: Path) -> None:
 
 async def _fetch(base: ModelCard, objects: Objects, staging: Path) -> Path:
     """The base's folder, every file of it verified."""
-    from engine.node.disk_cache import CacheFull, DiskCache
-    from engine.node.model_store import ModelStore, ModelUnavailable
+    from engine.serving.disk_cache import CacheFull, DiskCache
+    from engine.serving.model_store import ModelStore, ModelUnavailable
 
     cache = DiskCache(staging / "base", _CACHE_BYTES)
     try:
@@ -252,11 +252,11 @@ async def _fetch(base: ModelCard, objects: Objects, staging: Path) -> Path:
 @contextlib.contextmanager
 def _refusals(name: str) -> Iterator[None]:
     """What the engine refuses of a model or a text, as one line."""
+    from engine.checkpoints.weights import WeightsError
     from engine.models.config import UnsupportedModel
-    from engine.tokenization.tokenizer import TokenizerUnusable
-    from engine.variants.comparison import TextTooShort
-    from engine.variants.recipe import RecipeError
-    from engine.weights import WeightsError
+    from engine.text.files import TokenizerUnusable
+    from variants.comparison import TextTooShort
+    from variants.recipe import RecipeError
 
     try:
         yield

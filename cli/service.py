@@ -1,4 +1,4 @@
-"""`hearth service`: the keys by which gateways and nodes prove themselves. Asks `tenants.service_ring` and prints.
+"""`hearth service`: the keys by which gateways and nodes prove themselves. Asks `service_identity.key_ring` and prints.
 
 What is secret of a key never leaves its file: no command prints one.
 """
@@ -23,7 +23,7 @@ from cli.service_files import LIFE_DAYS, ensure_key, keys_path, ring_path
 from cli.target import Target
 
 if TYPE_CHECKING:
-    from tenants.service_tokens import PublicKey, Ring
+    from service_identity.service_tokens import PublicKey, Ring
 
 app = typer.Typer(help="Keys and tokens of gateways and nodes.", no_args_is_help=True)
 COLUMNS = ("kid", "subject", "place", "status", "not_before", "not_after", "public")
@@ -50,7 +50,7 @@ def make(
     json: JsonOption = False,
 ) -> None:
     """Make a key pair: the private half into a folder beside the ring, the public one into the ring."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
     made, row = _made(path, subject, place, days, start_s=time.time())
@@ -96,7 +96,7 @@ def add(
     json: JsonOption = False,
 ) -> None:
     """Take a key into the ring whose private half was made on another machine, and stays there."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     try:
         row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, place=place)
@@ -118,7 +118,7 @@ def rotate(
     json: JsonOption = False,
 ) -> None:
     """Make a new key for a service, of the place it has; the process finds it by itself within a second."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
     known = [key for key in _read(path).keys if key.subject == subject]
@@ -142,8 +142,9 @@ def issue(
     json: JsonOption = False,
 ) -> None:
     """Print a token of a service whose private key is here, for `curl -H "authorization: Bearer TOKEN"` to a node."""
-    from tenants import service_ring, service_tokens
-    from tenants.service_identity import ServiceIdentity
+    from service_identity import key_ring as service_ring
+    from service_identity import service_tokens
+    from service_identity.service_identity import ServiceIdentity
 
     path, life_s = ring_path(ring, data), _seconds("life", life)
     if not 0 < life_s <= service_tokens.MAX_LIFE_S:
@@ -182,7 +183,7 @@ def revoke(
     json: JsonOption = False,
 ) -> None:
     """Take a key, a service or one token out of use; connections that it opened are closed within seconds."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     if sum(map(bool, (key, subject, token))) != 1:
         raise CommandFailed("one of --key, --subject and --token is needed", 2)
@@ -209,7 +210,7 @@ def reinstate(
     subject: SubjectArgument, ring: RingOption = None, data: DataOption = None, json: JsonOption = False
 ) -> None:
     """Let a revoked service back in. Its old keys stay revoked: make it a new one."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
     back: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_back(old, subject)  # noqa: E731
@@ -235,7 +236,7 @@ def status_of(key: PublicKey, ring: Ring, now_s: float) -> str:
 
 def _made(ring: Path, subject: str, place: str, days: int, *, start_s: float) -> tuple[Path, PublicKey]:
     """A fresh private key's file, and its public row. Raises CommandFailed."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     try:
         private = service_ring.generate()
@@ -252,7 +253,7 @@ def _made(ring: Path, subject: str, place: str, days: int, *, start_s: float) ->
 
 def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]) -> None:
     """Change the ring; where the ledger is known, the audit tells of it: both or neither. Raises CommandFailed."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     try:
         asyncio.run(_change_and_tell(path, data, action, id_, detail, change))
@@ -268,7 +269,7 @@ async def _change_and_tell(
     path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]
 ) -> None:
     from cli.noted import noted
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     async with contextlib.AsyncExitStack() as stack:
         target = _ledger_of(path, data)
@@ -290,7 +291,7 @@ def _ledger_of(path: Path, data: Path | None) -> Target | None:
 
 
 def _read(path: Path) -> Ring:
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     try:
         return service_ring.read_ring(path).ring

@@ -13,7 +13,7 @@ from cli.output import CommandFailed
 from cli.target import Target
 
 if TYPE_CHECKING:
-    from tenants.service_tokens import Ring
+    from service_identity.service_tokens import Ring
 
 LIFE_DAYS = 365
 _RENEW_BEFORE_S = 30 * 86400
@@ -40,7 +40,7 @@ def ensure_key(
 ) -> Path:
     """The folder of a service's private keys, one of them good for a month at least. A new key's id and what it does to
     the ring are left to `change`, where given. Raises CommandFailed."""
-    from tenants import service_ring
+    from service_identity import key_ring as service_ring
 
     now_s = time.time()
     try:

@@ -1,4 +1,4 @@
-"""`hearth token`: the API tokens of an account. Asks `tenants.api_tokens` and prints; secrets show at birth only."""
+"""`hearth token`: the API tokens of an account. Secrets are shown only at creation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cli.target import Target
 
 if TYPE_CHECKING:
     from storage.database import Database
-    from tenants.api_tokens import ApiToken
+    from tenants.credentials.api_tokens import ApiToken
 
 app = typer.Typer(help="API tokens: create, list, revoke.", no_args_is_help=True)
 COLUMNS = ("api_token_id", "name", "kind", "status", "groups", "created_at", "expires_at")
@@ -110,7 +110,7 @@ async def _create(
     kind: Kind,
 ) -> dict[str, Any]:
     from storage.errors import Missing
-    from tenants import api_tokens, scopes
+    from tenants.credentials import api_tokens, scopes
 
     target = Target.find(data)
     account_id = account_of(target, account)
@@ -128,7 +128,7 @@ async def _create(
 
 
 async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
-    from tenants import api_tokens
+    from tenants.credentials import api_tokens
 
     target = Target.find(data)
     account_id = account_of(target, account)
@@ -139,7 +139,7 @@ async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
 
 async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> dict[str, Any]:
     from storage.errors import Missing
-    from tenants import api_tokens
+    from tenants.credentials import api_tokens
 
     target = Target.find(data)
     account_id = account_of(target, account)
@@ -157,7 +157,7 @@ def record(token: ApiToken) -> dict[str, Any]:
     """What is printed of an API token: its permission groups by name."""
     import msgspec
 
-    from tenants import scopes
+    from tenants.credentials import scopes
 
     groups = [group.name if (group := scopes.find_group(group_id)) else group_id for group_id in token.groups]
     shown = {"policies": msgspec.to_builtins(token.policies), "condition": msgspec.to_builtins(token.condition)}

@@ -20,7 +20,7 @@ from cli.token import AccountOption, account_of, check_account
 
 if TYPE_CHECKING:
     from storage.database import Database
-    from tenants.usage_sums import Filter
+    from tenants.usage.usage_sums import Filter
 
 COLUMNS = (
     "num_calls", "num_useful", "prompt_tokens", "cached_tokens", "completion_tokens", "neurons", "usd", "device_ms",
@@ -65,7 +65,7 @@ def usage(
         raise CommandFailed("--until is before --since", exit_code=2)
     if export is not None and export.suffix not in (".csv", ".parquet"):
         raise CommandFailed("--export must name a file that ends in .csv or .parquet", exit_code=2)
-    from tenants.usage_sums import Filter
+    from tenants.usage.usage_sums import Filter
 
     span = (first, last + timedelta(days=1))
     target = Target.find(data)
@@ -106,7 +106,7 @@ def _rounded(times_ms: tuple[float, ...] | None) -> list[float] | None:
 
 async def _sums(target: Target, which: Filter, span: tuple[datetime, datetime], by: By) -> list[dict[str, Any]]:
     from catalog.pricing import usd
-    from tenants import usage_sums
+    from tenants.usage import usage_sums
 
     async with _reading(target, which) as database:
         found = await usage_sums.total(database, which, *span, by=by.value)
@@ -122,7 +122,7 @@ async def _sums(target: Target, which: Filter, span: tuple[datetime, datetime], 
 
 
 async def _latency(target: Target, which: Filter, span: tuple[datetime, datetime]) -> list[dict[str, Any]]:
-    from tenants import usage as entries
+    from tenants.usage import usage_entries as entries
 
     async with _reading(target, which) as database:
         found = await entries.latencies(database, which, *span)
@@ -131,8 +131,8 @@ async def _latency(target: Target, which: Filter, span: tuple[datetime, datetime
 
 async def _forecast(target: Target, which: Filter) -> dict[str, Any]:
     from catalog.pricing import usd
-    from tenants import usage_sums
-    from tenants.allowance import forecast
+    from tenants.quota.allowance import forecast
+    from tenants.usage import usage_sums
 
     now = datetime.now(UTC)
     first, _ = usage_sums.month_of(now)
@@ -151,7 +151,7 @@ async def _forecast(target: Target, which: Filter) -> dict[str, Any]:
 
 
 async def _export(target: Target, which: Filter, span: tuple[datetime, datetime], file: Path) -> int:
-    from tenants import usage_export
+    from tenants.usage import usage_export
 
     format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"
     num_bytes = 0

@@ -121,7 +121,7 @@ async def _move(
 ) -> dict[str, Any]:
     from storage.errors import Conflict, Missing
     from tenants import users
-    from tenants.roles import parse_role
+    from tenants.credentials.roles import parse_role
 
     target = Target.find(data)
     async with target.database() as database, target.hints() as ephemeral:

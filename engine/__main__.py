@@ -46,9 +46,9 @@ async def _run(settings: NodeSettings) -> int:
     zygote = Zygote(configure="engine.node.process:configure", environ=environ_of_children(os.environ))
     await zygote.start()
 
-    from engine.node.disk_cache import CacheInUse
     from engine.node.node import Node
     from engine.node.server import CannotListen
+    from engine.serving.disk_cache import CacheInUse
 
     try:
         node = Node(settings, zygote)

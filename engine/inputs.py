@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from engine.scheduling.sequence import SlotTable
     from engine.scheduling.step_budget import ScheduledStep
-    from engine.sequence import SlotTable
 
 Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]

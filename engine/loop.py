@@ -17,10 +17,7 @@ from numpy.typing import NDArray
 
 from engine import inputs
 from engine.adapters.queue import AdapterQueue, KeepsAdapters
-from engine.block_manager import BlockManager
 from engine.config import EngineConfig
-from engine.constraints.forced_tokens import ForcedTokens
-from engine.constraints.matchers import Matchers
 from engine.report import (
     ABORTED,
     ERROR,
@@ -35,12 +32,15 @@ from engine.report import (
     ScoredPrompt,
     StepReport,
 )
-from engine.scheduler import Scheduler
+from engine.scheduling.block_manager import BlockManager
 from engine.scheduling.faults import find_fault
 from engine.scheduling.prefix_hash import PrefixHasher
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.scheduling.step_budget import ScheduledStep
-from engine.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.speculation.speculator import Guesses, Speculator, count_standing
+from engine.structured.forced_tokens import ForcedTokens
+from engine.structured.matchers import Matchers
 
 _MAX_SCORED_BYTES = 1 << 26  # of the logits that a step computes for tokens of prompts
 _MAX_WAIT_S = 0.005  # for a matcher, when there is nothing else to do

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from engine import weights
 from engine.adapters.bank import AdapterBank
+from engine.checkpoints import weights
+from engine.checkpoints.placement import Placed
 from engine.config import EngineConfig
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, take
 from engine.inputs import Ints, StepInputs, StepOutput, warming_step
@@ -29,7 +30,6 @@ from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
 from engine.sampler import sample, sample_from_device, score
-from engine.weight_formats.placement import Placed
 
 _LIBRARY_BYTES = 256 << 20  # of cuBLAS and NCCL, roughly
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 
 import uvloop
 
-from gateway.api.responses import RESPONSES
-from gateway.api.run import RUN
 from gateway.app import build_app
-from gateway.batches.worker import working
 from gateway.call import Door
+from gateway.inference.responses import RESPONSES
+from gateway.inference.run import RUN
+from gateway.jobs.batch_worker import working
 from gateway.pipeline import run_item
 from gateway.server import BACKLOG, serve
 from gateway.services import open_services
@@ -29,7 +29,7 @@ from storage.errors import StoreError
 from telemetry.child_process import die_with_parent
 from telemetry.logs import configure_logs
 from telemetry.settings import SettingError, read_settings
-from tenants.batches import Kind
+from tenants.jobs.batches import Kind
 
 log = logging.getLogger("gateway")
 

@@ -3,7 +3,7 @@ account would leave no room to others.
 
 An account holds at most SHARE times as many places as are free: alone, two thirds of them; beside others the less,
 the more they hold. So some are always free for who comes next, and nothing has to be set for it. Places are counted
-from before the body is read, in this process alone: `tenants/quota.py` counts the calls of all gateways.
+from before the body is read, in this process alone: `tenants/quota/quota.py` counts the calls of all gateways.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from gateway.errors import Reason, Refusal
 from telemetry import metrics
-from tenants.pace import Pace
+from tenants.quota.pace import Pace
 
 SHARE = 2
 

@@ -14,32 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import authentication, pipeline, quotas
-from gateway.api import (
-    accounts,
-    api_tokens,
-    audit,
-    docs,
-    finetunes,
-    health,
-    held_tokens,
-    kept_responses,
-    models,
-    sign_in,
-    tomarkdown,
-    usage,
-    users,
-    webhooks,
-)
-from gateway.api.binding_run import BINDING_RUN
-from gateway.api.chat_completions import CHAT_COMPLETIONS
-from gateway.api.completions import COMPLETIONS
-from gateway.api.embeddings import EMBEDDINGS
-from gateway.api.message_tokens import MESSAGE_TOKENS
-from gateway.api.messages import MESSAGES
-from gateway.api.response_tokens import RESPONSE_TOKENS
-from gateway.api.responses import RESPONSES
-from gateway.api.run import RUN
-from gateway.api.run_named import RUN_NAMED
 from gateway.call import Door
 from gateway.envelope import Dialect
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
@@ -47,12 +21,38 @@ from gateway.http import binding
 from gateway.http.cors import Cors, preflight_headers
 from gateway.http.exchange import App, Exchange, Headers, Receive, Scope, Send
 from gateway.http.guard import HeadGuard
+from gateway.inference import stored_responses as kept_responses
+from gateway.inference import tomarkdown
+from gateway.inference.binding_run import BINDING_RUN
+from gateway.inference.chat_completions import CHAT_COMPLETIONS
+from gateway.inference.completions import COMPLETIONS
+from gateway.inference.embeddings import EMBEDDINGS
+from gateway.inference.message_tokens import MESSAGE_TOKENS
+from gateway.inference.messages import MESSAGES
+from gateway.inference.response_tokens import RESPONSE_TOKENS
+from gateway.inference.responses import RESPONSES
+from gateway.inference.run import RUN
+from gateway.inference.run_named import RUN_NAMED
+from gateway.management import (
+    accounts,
+    api_tokens,
+    audit,
+    docs,
+    finetunes,
+    health,
+    held_tokens,
+    models,
+    sign_in,
+    usage,
+    users,
+    webhooks,
+)
 from gateway.middleware import AccessLog, RequestIdentity
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
 from storage.errors import StoreError
 from telemetry import metrics
-from tenants.principal import Principal
+from tenants.credentials.principal import Principal
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from gateway.client_address import ClientAddress
 from gateway.errors import Reason, Refusal
-from tenants.principal import Principal, Refused
-from tenants.token_verifier import TokenVerifier
+from tenants.credentials.principal import Principal, Refused
+from tenants.credentials.token_verifier import TokenVerifier
 
 RUN_MODELS_SCOPE = "ai:run"
 

@@ -19,7 +19,7 @@ from engine.protocol.tasks import TaskInput, TextEmbeddings, TextGeneration
 from gateway.http import json_body
 from gateway.http.exchange import Exchange
 from gateway.shapes.shape import Shape
-from tenants.principal import Principal
+from tenants.credentials.principal import Principal
 
 
 class Call(Struct, frozen=True, kw_only=True):

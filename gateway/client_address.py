@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 
-from tenants.conditions import AddressCondition
+from tenants.credentials.conditions import AddressCondition
 
 
 class ClientAddress:

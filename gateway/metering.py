@@ -16,13 +16,13 @@ from prometheus_client import Histogram
 
 from catalog.pricing import price_in_micro_neurons
 from engine.protocol.events import Event, Failed, Finished, Result, Started, Token, ToolCallDelta, Usage
-from gateway.asked_again import UsefulReplies
 from gateway.call import Call
 from gateway.errors import Refusal
+from gateway.retry_tracker import UsefulReplies
 from telemetry import metrics
 from telemetry.clock import Clock
 from telemetry.metrics import Tally
-from tenants.usage import UsageEntry
+from tenants.usage.usage_entries import UsageEntry
 
 LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
 

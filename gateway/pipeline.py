@@ -19,26 +19,27 @@ from catalog.registry import Resolved
 from engine.protocol.tasks import TextGeneration
 from gateway import authentication, echo_tenant, envelope, placement, quotas, streaming
 from gateway.admission import Place
-from gateway.asked_again import RETRY_HEADER, body_hash
-from gateway.batches import background, synchronous
-from gateway.batches.body import Poll, Queue, RunNow, asked_of, options_in, rejects_if_busy
-from gateway.batches.synchronous import Ending, Group, ItemAnswer, OnStart
 from gateway.call import Call, Door
 from gateway.dispatch import Dispatch, Patience
 from gateway.errors import Reason, Refusal
 from gateway.http import json_body
 from gateway.http.exchange import Exchange
+from gateway.jobs import background_responses as background
+from gateway.jobs import idempotency
+from gateway.jobs import synchronous_batch as synchronous
+from gateway.jobs.batch_request import Poll, Queue, RunNow, asked_of, options_in, rejects_if_busy
+from gateway.jobs.response_store import KeptEvents
+from gateway.jobs.synchronous_batch import Ending, Group, ItemAnswer, OnStart
+from gateway.jobs.webhook import check_can_be_sent
 from gateway.joined_calls import JoinedCalls, Part
-from gateway.kept import idempotency
-from gateway.kept.responses import KeptEvents
 from gateway.metering import Ledger, MeteredEvents
 from gateway.model_names import find_model
 from gateway.nodes.connections import NodeLink
 from gateway.preparation import Order, Prepared, check_may_queue, may_keep, prepare
+from gateway.retry_tracker import RETRY_HEADER, body_hash
 from gateway.services import Services
 from gateway.shapes.response import response_id_of
-from gateway.webhooks.webhook import check_can_be_sent
-from tenants.principal import Principal
+from tenants.credentials.principal import Principal
 
 _AFFINITY = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _IDEMPOTENCY_KEY = re.compile(rb"[ -~]{1,255}")

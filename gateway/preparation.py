@@ -18,7 +18,7 @@ from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.errors import Reason, Refusal
 from gateway.services import Services
 from tenants.cache_namespace import fresh_namespace
-from tenants.principal import Principal
+from tenants.credentials.principal import Principal
 
 _64_BITS = (1 << 64) - 1
 

@@ -1,7 +1,7 @@
 """What a request is held to, asked of the quota: which rules are about it, how they are told in headers, and refusals.
 
 One exchange with Redis for each request, and none where no rule is about it. Knows rules and headers; counting is
-`tenants/quota.py`'s.
+`tenants/quota/quota.py`'s.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gateway.call import Call, most_completion_tokens_of
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange, Headers
 from gateway.services import Services
-from tenants.allowance import ACCOUNT_BUDGET, ALLOWANCE
-from tenants.principal import Principal
-from tenants.quota_plan import Entered, Plan, QuotaExceeded, Standing
+from tenants.credentials.principal import Principal
+from tenants.quota.allowance import ACCOUNT_BUDGET, ALLOWANCE
+from tenants.quota.quota_plan import Entered, Plan, QuotaExceeded, Standing
 
 
 class Held:

@@ -17,21 +17,21 @@ from catalog.registry import Registry
 from documents.converter import Converter
 from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
-from gateway.asked_again import UsefulReplies
-from gateway.audit_heads import AuditHeads
-from gateway.batches.queue import Batches
 from gateway.client_address import ClientAddress
 from gateway.echo_tenant import EchoTenant
-from gateway.finetunes import Finetunes
-from gateway.kept.idempotency import IdempotencyKeys
-from gateway.kept.responses import KeptResponses
-from gateway.kept.sealed import Sealer
-from gateway.markdown.conversion import Documents
+from gateway.inference.finetunes import Finetunes
+from gateway.inference.markdown_conversion import Documents
+from gateway.jobs.batch_queue import Batches
+from gateway.jobs.idempotency import IdempotencyKeys
+from gateway.jobs.response_store import KeptResponses
+from gateway.jobs.sealed_content import Sealer
+from gateway.jobs.webhook_http import Outgoing
+from gateway.management.audit_heads import AuditHeads
 from gateway.nodes.blocked_inputs import BlockedInputs
 from gateway.nodes.residency import Places
 from gateway.nodes.snapshot import Nodes
+from gateway.retry_tracker import UsefulReplies
 from gateway.settings import GatewaySettings, networks_in
-from gateway.webhooks.outgoing import Outgoing
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -39,17 +39,17 @@ from storage.spool import Spool
 from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from telemetry.steady_clock import SteadyClock
-from tenants.allowance import Allowance
 from tenants.cache_namespace import cache_namespace, fairness_id
-from tenants.conditions import AddressCondition
-from tenants.ledger import UsageLedger
-from tenants.limits import Limits, parse_rules
-from tenants.quota import LEASE_MARGIN_S, Quota
-from tenants.token_verifier import TokenVerifier
-from tenants.usage_upkeep import Kept, UsageUpkeep
+from tenants.credentials.conditions import AddressCondition
+from tenants.credentials.token_verifier import TokenVerifier
+from tenants.quota.allowance import Allowance
+from tenants.quota.limits import Limits, parse_rules
+from tenants.quota.quota import LEASE_MARGIN_S, Quota
+from tenants.usage.ledger import UsageLedger
+from tenants.usage.usage_upkeep import Kept, UsageUpkeep
 
 if TYPE_CHECKING:
-    from gateway.operators.sign_in import Operators
+    from gateway.management.operator_sign_in import Operators
 
 log = logging.getLogger(__name__)
 
@@ -301,6 +301,6 @@ def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemer
     """Only who is asked to let people sign in pays for what that needs."""
     if not settings.sign_in.issuer:
         return None
-    from gateway.operators.sign_in import Operators
+    from gateway.management.operator_sign_in import Operators
 
     return Operators(settings.sign_in, settings.cache_secret, database, ephemeral, SteadyClock(SYSTEM_CLOCK))

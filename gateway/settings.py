@@ -10,8 +10,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.batches.settings import BatchSettings
-from gateway.operators.settings import SignInSettings
+from gateway.jobs.settings import BatchSettings
+from gateway.management.operator_settings import SignInSettings
+from service_identity.key_ring import Unsafe
+from service_identity.service_identity import ServiceIdentity
 from telemetry import process_settings as shared
 from telemetry.settings import (
     SettingError,
@@ -22,11 +24,9 @@ from telemetry.settings import (
     starts_with,
     strong_secret,
 )
-from tenants.conditions import parse_networks
-from tenants.limits import parse_rules
+from tenants.credentials.conditions import parse_networks
+from tenants.quota.limits import parse_rules
 from tenants.residency import parse_place, parse_places
-from tenants.service_identity import ServiceIdentity
-from tenants.service_ring import Unsafe
 
 
 def _engine_rank(value: int) -> str | None:

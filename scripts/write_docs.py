@@ -1,4 +1,4 @@
-"""Writes docs/settings.md, docs/metrics.md, docs/layout.md and docs/promises.md from the code itself, so that they
+"""Writes docs/settings.md, docs/metrics.md and docs/promises.md from the code itself, so that they
 cannot drift from it, and docs/decisions/README.md from the pages beside it.
 
 `tests/test_docs.py` compares the files with what this would write.
@@ -6,8 +6,6 @@ cannot drift from it, and docs/decisions/README.md from the pages beside it.
 
 from __future__ import annotations
 
-import ast
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,19 +18,6 @@ from telemetry.settings import SettingInfo, describe
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PACKAGES = (
-    "cli",
-    "gateway",
-    "documents",
-    "engine",
-    "tenants",
-    "catalog",
-    "storage",
-    "telemetry",
-    "migrations",
-    "spark",
-    "bench",
-)
 SOURCES = {ProcessName.gateway: "gateway/settings.py", ProcessName.node: "engine/node/settings.py"}
 STARTS = {ProcessName.gateway: "python -m gateway", ProcessName.node: "python -m engine"}
 
@@ -54,14 +39,6 @@ Gateways and nodes serve these at `/metrics` in the Prometheus text format; each
 Counters are exposed with the suffix `_total`. Labels are few and bounded: never an account, a token or a request id.
 
 This page is written by `make docs` from `telemetry/metrics.py`.
-"""
-LAYOUT_HEAD = """\
-# Layout
-
-One idea a file: the first sentence of each. [Architecture](architecture.md) says how the parts go together; read
-`gateway/pipeline.py` first. Tests mirror the packages file for file.
-
-This page is written by `make docs` from the modules themselves.
 """
 PROMISES_HEAD = """\
 # Promises
@@ -97,17 +74,6 @@ def metrics_page() -> str:
     return METRICS_HEAD + "\n" + "\n".join(rows) + "\n"
 
 
-def layout_page() -> str:
-    parts = [LAYOUT_HEAD]
-    for package in PACKAGES:
-        parts.append(f"\n## {package}\n\n| File | Idea |\n|---|---|")
-        for file in sorted((ROOT / package).rglob("*.py")):
-            docstring = ast.get_docstring(ast.parse(file.read_text()))
-            if docstring:
-                parts.append(f"| `{file.relative_to(ROOT / package)}` | {_cell(_first_sentence(docstring))} |")
-    return "\n".join(parts) + "\n"
-
-
 def promises_page() -> str:
     measured = read_figures(FIGURES)
     rows = ["| | Promise | Goal | Last figure | Proof |", "|---|---|---|---|---|"]
@@ -134,12 +100,6 @@ def decisions_page() -> str:
     return DECISIONS_HEAD + "\n" + "\n".join(rows) + "\n"
 
 
-def _first_sentence(docstring: str) -> str:
-    """Without a code block that follows it, on one line."""
-    paragraph = " ".join(docstring.split("\n\n")[0].split())
-    return re.split(r"(?<=[a-z)`\]])[.:] (?=[A-Z`])", paragraph)[0].rstrip(".:")
-
-
 def _setting_row(info: SettingInfo) -> str:
     kind = {"bytes": "hex", "Path": "path", "str": "text"}.get(info.kind.__name__, info.kind.__name__)
     if info.is_required:
@@ -159,7 +119,6 @@ def _cell(text: str) -> str:
 PAGES = {
     "settings.md": settings_page,
     "metrics.md": metrics_page,
-    "layout.md": layout_page,
     "promises.md": promises_page,
     "decisions/README.md": decisions_page,
 }

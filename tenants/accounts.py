@@ -18,9 +18,10 @@ from storage.database import Database, new_id_hex
 from storage.ephemeral import Ephemeral
 from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
-from tenants import audit, decision_epoch
-from tenants.limits import parse_own
-from tenants.principal import AccountTerms
+from tenants.audit import audit_log as audit
+from tenants.credentials import decision_epoch
+from tenants.credentials.principal import AccountTerms
+from tenants.quota.limits import parse_own
 from tenants.residency import (
     RETENTION_RULES,
     RegionRule,

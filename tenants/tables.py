@@ -42,7 +42,7 @@ accounts = Table(
     Column("region", Text, nullable=True),
     # What may be kept of its calls' content: `standard`, or `zero` for nothing (tenants.residency.RETENTION_RULES).
     Column("retention", String(16), nullable=False, server_default="standard"),
-    # Rules of tenants.limits that hold for this account in place of the operator's.
+    # Rules of tenants.quota.limits that hold for this account in place of the operator's.
     Column("limits", Text, nullable=False, server_default=""),
     # A deleted account keeps its row, blocked: verifiers must hear of it, and usage and audit still name it.
     Column("deleted_at", UtcDateTime, nullable=True),
@@ -72,7 +72,7 @@ memberships = Table(
     Column("user_id", ForeignKey(users.c.user_id), primary_key=True),
     Column("account_id", ForeignKey(accounts.c.account_id), primary_key=True, index=True),
     Column("created_at", UtcDateTime, nullable=False),
-    # One of tenants.roles: what the member may do there at most.
+    # One of tenants.credentials.roles: what the member may do there at most.
     Column("role", String(16), nullable=False, server_default="administrator"),
 )
 
@@ -97,15 +97,15 @@ api_tokens = Table(
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
     # Whose user token this is; null for the account's own.
     Column("user_id", String(32), nullable=True),
-    # JSON of tenants.policies.Policy, a list; null: `permission_groups` on `account_id`, and nothing else.
+    # JSON of tenants.credentials.policies.Policy, a list; null: `permission_groups` on `account_id`, and nothing else.
     Column("policies", Text, nullable=True),
-    # JSON of tenants.conditions.AddressCondition; null: from anywhere.
+    # JSON of tenants.credentials.conditions.AddressCondition; null: from anywhere.
     Column("condition", Text, nullable=True),
     Column("not_before", UtcDateTime, nullable=True),
     Column("modified_at", UtcDateTime, nullable=True),
     # JSON of tenants.residency.RegionRule, beside the account's; null adds nothing to that.
     Column("region", Text, nullable=True),
-    # Rules of tenants.limits that hold for this token in place of the operator's and the account's.
+    # Rules of tenants.quota.limits that hold for this token in place of the operator's and the account's.
     Column("limits", Text, nullable=False, server_default=""),
     # JSON of a list of model ids, the only ones that it may run; null is all.
     Column("models", Text, nullable=True),

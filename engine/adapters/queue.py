@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Protocol
 from engine.adapters.local_adapter import LocalAdapter
 from engine.report import OUT_OF_CAPACITY, RUNNING
 from engine.scheduling.fairness import TenantCounters
+from engine.scheduling.sequence import Sequence
 from engine.scheduling.waiting import Turns
-from engine.sequence import Sequence
 
 if TYPE_CHECKING:
     from engine.adapters.shelf import Need

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.kernels.cpu_attention import CpuAttention
 from engine.kernels.cpu_linear import bind_linear
 from engine.kernels.cpu_packed import bind_packed, takes_packed
@@ -29,7 +30,6 @@ from engine.kernels.interface import (
     Place,
 )
 from engine.kernels.reference import ACTIVATIONS
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 # The operator itself, a third of the calls of torch's wrapper around it, which comes in where it is not there.
 _SILU: Operator = getattr(torch._C._nn, "silu", ACTIVATIONS["silu"])

@@ -16,10 +16,10 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized
 from engine.kernels.cpu_linear import _ROW_STEP
 from engine.kernels.interface import Operator
 from engine.kernels.reference import round_rows
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor, quantized
 
 logger = logging.getLogger(__name__)
 

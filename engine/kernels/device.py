@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.kernels.interface import (
     Activation,
     Add,
@@ -26,7 +27,6 @@ from engine.kernels.interface import (
 )
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.reference import ACTIVATIONS
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 
 class DeviceKernels:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
 # What a step's tables say of its tokens' positions; gives queries and keys in qkv [T, …] theirs, in place.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.kernels.interface import (
     Activation,
     Add,
@@ -25,7 +26,6 @@ from engine.kernels.interface import (
     Place,
     Reach,
 )
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 ACTIVATIONS: dict[str, Operator] = {
     "silu": functional.silu,

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import torch
 
+from engine.checkpoints.part import Cut, Destination, Span, part_of
 from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
 from engine.layers.config import AttentionConfig, NormConfig
 from engine.layers.linear import Linear
 from engine.layers.share import WHOLE, Share, scaled
-from engine.weight_formats.part import Cut, Destination, Span, part_of
 
 
 class SelfAttention:

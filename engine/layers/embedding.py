@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from engine.checkpoints.part import Destination, Span, part_of
 from engine.kernels.interface import Kernels, Operator
 from engine.layers.linear import Linear
 from engine.layers.share import WHOLE, Share
-from engine.weight_formats.part import Destination, Span, part_of
 
 
 def vocabulary_span(share: Share, vocab_size: int) -> tuple[Span, int]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
+from engine.checkpoints.part import Destination
 from engine.kernels.interface import Kernels, Operator
 from engine.layers.config import MlpConfig
 from engine.layers.linear import Linear
 from engine.layers.share import WHOLE, Share
-from engine.weight_formats.part import Destination
 
 
 class Mlp:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
+from engine.checkpoints.part import Cut, Destination
 from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
 from engine.layers.config import AttentionConfig, LatentConfig, NormConfig
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm
 from engine.layers.share import WHOLE, Share, scaled
-from engine.weight_formats.part import Cut, Destination
 
 
 class LatentAttention:

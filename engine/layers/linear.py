@@ -9,9 +9,9 @@ from typing import TypeVar
 
 import torch
 
+from engine.checkpoints.part import Cut, Destination, part_of
+from engine.checkpoints.quantized import PackedForm, PackedSlot, joined
 from engine.kernels.interface import Kernels, Operator
-from engine.weight_formats.part import Cut, Destination, part_of
-from engine.weight_formats.quantized import PackedForm, PackedSlot, joined
 
 NO_CUTS: Mapping[str, Cut | None] = {}
 

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterator
 
 import torch
 
+from engine.checkpoints.part import Destination, part_of
 from engine.kernels.interface import Kernels, Operator
 from engine.layers.config import MoeConfig, RouterConfig
 from engine.layers.feed_forward import Mlp
 from engine.layers.linear import Linear
 from engine.layers.share import WHOLE, Share
-from engine.weight_formats.part import Destination, part_of
 
 
 class Router:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
+from engine.checkpoints.part import Cut, Span
 from engine.layers.config import AttentionConfig
-from engine.weight_formats.part import Cut, Span
 
 
 class Collectives(Protocol):

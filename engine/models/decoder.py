@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from engine.checkpoints.part import Destination
 from engine.kernels.interface import Add, Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
 from engine.layers.attention import SelfAttention
 from engine.layers.config import MoeConfig
@@ -28,7 +29,6 @@ from engine.layers.rotary import Rotary, Temperature
 from engine.layers.share import WHOLE, Share
 from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig, UnsupportedModel
 from engine.models.rope import head_order, rope_frequencies
-from engine.weight_formats.part import Destination
 
 # Where checkpoints keep the body and the head: alone, or as the text part of a model of images and text.
 _ROOTS = (

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 import torch
 
+from engine.checkpoints.quantized import PackedForm, PackedSlot
+from engine.checkpoints.weights import Checkpoint
 from engine.kernels.interface import Kernels
 from engine.layers.linear import Linear
 from engine.models.decoder import Decoder
-from engine.weight_formats.quantized import PackedForm, PackedSlot
-from engine.weights import Checkpoint
 
 
 def has_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoints.gguf_config import read_gguf_config
+from engine.checkpoints.gguf_file import GgufError, find_gguf
 from engine.models.cohere2 import cohere2
 from engine.models.config import ModelConfig, UnsupportedModel
 from engine.models.deepseek import deepseek_v2, deepseek_v3
@@ -28,8 +30,6 @@ from engine.models.qwen3 import qwen3
 from engine.models.qwen3_moe import qwen3_moe
 from engine.models.smollm3 import smollm3
 from engine.models.starcoder2 import starcoder2
-from engine.weight_formats.gguf_config import read_gguf_config
-from engine.weight_formats.gguf_file import GgufError, find_gguf
 
 ARCHITECTURES: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "Cohere2ForCausalLM": cohere2,

@@ -12,13 +12,13 @@ import logging
 import os
 from typing import TYPE_CHECKING, cast
 
-from engine.node.calls import Call, Calls
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished
+from engine.serving.calls import Call, Calls
 
 if TYPE_CHECKING:
-    from tenants.service_identity import ServiceIdentity
-    from tenants.service_tokens import Service
+    from service_identity.service_identity import ServiceIdentity
+    from service_identity.service_tokens import Service
 
 logger = logging.getLogger(__name__)
 

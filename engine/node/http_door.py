@@ -20,7 +20,11 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from engine.node.asgi import (
+from engine.protocol.events import Event, Failed, Finished
+from engine.protocol.status import NodeStatus
+from engine.protocol.tasks import TaskInput
+from engine.protocol.wire import Execute, to_json_line
+from engine.serving.asgi import (
     BodyTooLarge,
     ClientLeft,
     Message,
@@ -32,17 +36,13 @@ from engine.node.asgi import (
     read_body,
     wait_for_disconnect,
 )
-from engine.node.calls import Calls
-from engine.node.model_store import ModelStore, ModelUnavailable
-from engine.protocol.events import Event, Failed, Finished
-from engine.protocol.status import NodeStatus
-from engine.protocol.tasks import TaskInput
-from engine.protocol.wire import Execute, to_json_line
+from engine.serving.calls import Calls
+from engine.serving.model_store import ModelStore, ModelUnavailable
 from storage.errors import StoreError
 from telemetry import metrics
 
 if TYPE_CHECKING:
-    from tenants.service_identity import ServiceIdentity
+    from service_identity.service_identity import ServiceIdentity
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 DEFAULT_DEADLINE_S = 120.0

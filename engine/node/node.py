@@ -10,20 +10,20 @@ import logging
 import time
 from contextlib import AsyncExitStack
 
-from engine.node.adapters import NodeAdapters
-from engine.node.addresses import parse_address, parse_http_address
-from engine.node.calls import Calls
-from engine.node.disk_cache import DiskCache
 from engine.node.http_door import HttpDoor
-from engine.node.loaders import Loaders
-from engine.node.model_store import ModelStore
 from engine.node.presence import Presence
-from engine.node.replicas import Replicas
 from engine.node.server import GatewayDoor, HttpServer, tls_context
 from engine.node.settings import NodeSettings, parse_models
 from engine.processes.zygote import Zygote
 from engine.protocol.status import NodeStatus
 from engine.protocol.wire import VERSION
+from engine.serving.adapters import NodeAdapters
+from engine.serving.addresses import parse_address, parse_http_address
+from engine.serving.calls import Calls
+from engine.serving.disk_cache import DiskCache
+from engine.serving.loaders import Loaders
+from engine.serving.model_store import ModelStore
+from engine.serving.replicas import Replicas
 from storage.ephemeral import Ephemeral
 from storage.objects import Objects
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
-from engine.node.addresses import Address
-from engine.node.calls import Calls
 from engine.node.connection import Connection
 from engine.node.settings import NodeSettings
+from engine.serving.addresses import Address
+from engine.serving.calls import Calls
 
 if TYPE_CHECKING:
-    from tenants.service_identity import ServiceIdentity
+    from service_identity.service_identity import ServiceIdentity
 
 logger = logging.getLogger(__name__)
 

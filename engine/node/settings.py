@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
-from engine.node.addresses import parse_address, parse_http_address
 from engine.protocol.wire import pop_key
+from engine.serving.addresses import parse_address, parse_http_address
 from telemetry import process_settings as shared
 from telemetry.settings import SettingError, at_least, one_of, parsed_by, setting, strong_secret
 
 if TYPE_CHECKING:
-    from tenants.service_identity import ServiceIdentity
+    from service_identity.service_identity import ServiceIdentity
 
 DEFAULT_MODELS = "@cf/hearth/spark,@cf/hearth/minilm"
 
@@ -188,8 +188,8 @@ class NodeSettings:
         """This node among the services; None where there are no service keys. Raises ValueError naming the setting."""
         if self.service_ring is None or self.service_keys is None:
             return None
-        from tenants.service_identity import ServiceIdentity
-        from tenants.service_ring import Unsafe
+        from service_identity.key_ring import Unsafe
+        from service_identity.service_identity import ServiceIdentity
 
         is_required = self.service_tokens == "required"
         try:

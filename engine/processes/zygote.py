@@ -29,7 +29,7 @@ from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
 
-RANK_MODULES = ("torch", "engine.rank")
+RANK_MODULES = ("torch", "engine.ranks.rank")
 
 # Read when the OpenMP runtime starts, so they must be there before torch is imported: idle threads sleep, not spin.
 PASSIVE_THREADS = {

@@ -24,7 +24,7 @@ from engine.config import EngineConfig
 from engine.processes.frames import framed
 from engine.protocol.tasks import Constraint, Sampling
 from engine.report import EngineInfo, EngineStatus, ScoredPrompt, StepReport
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):

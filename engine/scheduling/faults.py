@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from engine.report import BAD_ADAPTER, CONTEXT_TOO_LONG, ERROR, RUNNING, EngineInfo
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 
 _MAX_NAMESPACE_BYTES = 64
 _MAX_LOGPROBS = 20

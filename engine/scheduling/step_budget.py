@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.sequence import Ints, SlotTable
+from engine.scheduling.sequence import Ints, SlotTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from itertools import zip_longest
 
 from engine.scheduling.fairness import TenantCounters
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 
 
 class Turns:

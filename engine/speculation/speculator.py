@@ -18,9 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from engine.scheduler import Scheduler
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.sequence import Ints
 from engine.scheduling.step_budget import ScheduledStep
-from engine.sequence import Ints
 from engine.speculation.pace import Pace
 
 _LEAST_SHARE = 8  # of a step's free tokens for one row: with less it is not worth while

@@ -21,11 +21,22 @@ from typing import Any
 
 import msgspec
 
-from engine.node.asgi import BodyTooLarge, ClientLeft, Headers, Message, Receive, Send, answer, bears, header, read_body
 from engine.protocol import openai
 from engine.protocol.completions import completions as read_completions
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.tasks import TaskInput
+from engine.serving.asgi import (
+    BodyTooLarge,
+    ClientLeft,
+    Headers,
+    Message,
+    Receive,
+    Send,
+    answer,
+    bears,
+    header,
+    read_body,
+)
 from engine.standalone import bodies
 from engine.standalone.choices import Choices, tell_stream, tell_whole
 from engine.standalone.errors import HttpError, of_failure, unknown_model

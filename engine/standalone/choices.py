@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.node.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
-from engine.node.calls import Call, Calls
 from engine.protocol.events import Event, Failed, Finished, Started, Usage, total_usage
 from engine.protocol.outcome import Outcome
 from engine.protocol.tasks import TaskInput
 from engine.protocol.wire import Execute
+from engine.serving.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
+from engine.serving.calls import Call, Calls
 from engine.standalone.errors import error_frame, of_failure
 from engine.standalone.shapes import Shape
 from telemetry import metrics

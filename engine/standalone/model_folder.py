@@ -12,9 +12,9 @@ from typing import Any
 
 from catalog.errors import CardError
 from catalog.manifest import Manifest
-from engine.node.model_store import LocalModel, ModelUnavailable
 from engine.protocol import openai
 from engine.protocol.fields import BadInput
+from engine.serving.model_store import LocalModel, ModelUnavailable
 from engine.standalone.settings import ServeSettings
 
 MAX_JSON_BYTES = 4 * 1024 * 1024

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine.node.calls import MAX_DEADLINE_S, Calls
 from engine.node.http_door import export_replicas
-from engine.node.replicas import Replicas
 from engine.protocol.alone import with_defaults
 from engine.protocol.status import NodeStatus
 from engine.protocol.tasks import TaskInput
 from engine.protocol.wire import Execute
+from engine.serving.calls import MAX_DEADLINE_S, Calls
+from engine.serving.replicas import Replicas
 from engine.standalone.model_folder import FolderStore
 from engine.tasks.text_embeddings import TextEmbedder
 from engine.tasks.text_generation import TextGenerator

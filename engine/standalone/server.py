@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from engine.node.addresses import Address
-from engine.node.loaders import Loaders
-from engine.node.replicas import Replicas
 from engine.node.server import HttpServer
 from engine.processes.child_link import SILENCE_S
 from engine.processes.zygote import Zygote
+from engine.serving.addresses import Address
+from engine.serving.loaders import Loaders
+from engine.serving.replicas import Replicas
 from engine.standalone.app import OpenAIDoor
 from engine.standalone.model_folder import FolderStore, dtype_of, sampling_defaults, weight_bytes
 from engine.standalone.served_model import ServedModel

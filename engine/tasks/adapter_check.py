@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.tasks.work import Refused
-from engine.weight_formats.adapter_files import AdapterError, check_fit, read_adapter
+from weight_files.adapter_files import AdapterError, check_fit, read_adapter
 
 _MAX_REMEMBERED = 1024
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.tokenization.detokenizer import StopFinder
+from engine.text.detokenizer import StopFinder
 from engine.tool_calls.answer_parser import AnswerParser
 from engine.tool_calls.parser import Piece
 

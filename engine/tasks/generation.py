@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
-from engine.replica import Output, Replica, TokenIdLogprob
-from engine.sequence import SequenceRequest
+from engine.ranks.replica import Output, Replica, TokenIdLogprob
+from engine.scheduling.sequence import SequenceRequest
 from engine.tasks.answer import Answer
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit
-from engine.tokenization.detokenizer import Detokenizer
-from engine.tokenization.tokenizer import Tokenizer
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.parser import CallPiece, Piece, Thought
 
 logger = logging.getLogger(__name__)

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from engine.chat_templates.template import TemplateRefused
 from engine.protocol.tasks import TextGeneration
 from engine.report import EngineInfo
 from engine.tasks.work import Refused
-from engine.tokenization.tokenizer import Tokenizer
+from engine.text.chat_template import TemplateRefused
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.form import Form, template_messages, template_tools
 from engine.tool_calls.plan import shown_tools
 

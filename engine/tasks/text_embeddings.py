@@ -22,7 +22,7 @@ from engine.protocol.events import Embeddings, Failed, Finished, Result, Started
 from engine.protocol.tasks import TextEmbeddings
 from engine.report import EngineStatus
 from engine.tasks.work import Emit, Refused, Work
-from engine.tokenization.tokenizer import TokenizerUnusable
+from engine.text.files import TokenizerUnusable
 
 logger = logging.getLogger(__name__)
 

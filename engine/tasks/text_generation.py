@@ -1,6 +1,6 @@
 """Text generation: typed input -> prompt ids, output format, one sequence; `generation.py` tells what comes of it.
 
-Prompts are the work of `prompt.py`, tools and constraints that of `engine/tool_calls/` and `engine/constraints/`. Knows
+Prompts are the work of `prompt.py`, tools and constraints that of `engine/tool_calls/` and `engine/structured/`. Knows
 nothing of devices, of other models or of who is calling.
 """
 
@@ -16,14 +16,14 @@ import msgspec
 import numpy as np
 
 from engine.config import EngineConfig
-from engine.constraints.checker import ConstraintChecker
-from engine.constraints.compile import ConstraintRefused
 from engine.processes.zygote import Zygote
 from engine.protocol.events import Finished, Started, Usage
 from engine.protocol.tasks import Constraint, TextGeneration
-from engine.replica import Replica
+from engine.ranks.replica import Replica
 from engine.report import EngineInfo, EngineStatus
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
+from engine.structured.checker import ConstraintChecker
+from engine.structured.compile import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
@@ -32,8 +32,8 @@ from engine.tasks.prompt import PromptReader
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.soundness import refuse_unsound
 from engine.tasks.work import Emit, Refused, Run, Work
-from engine.tokenization.detokenizer import StopFinder
-from engine.tokenization.tokenizer import Tokenizer
+from engine.text.detokenizer import StopFinder
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.form import find_form
 from engine.tool_calls.grammar import Controls, Thinking

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.constraints.json_schema import with_finite_numbers
+from engine.structured.json_schema import with_finite_numbers
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted

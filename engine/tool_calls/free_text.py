@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.constraints.compile import slashed
+from engine.structured.compile import slashed
 from engine.tool_calls.family import quoted
 
 

@@ -2,7 +2,7 @@
 
 Where the choice is the model's, the grammar is lazy: free text, until the mark that opens a call; from there on, a
 call of a tool that was offered, its arguments by the tool's schema. What a model thinks first is free, up to the mark
-that ends it. Pure text; whether the library takes a schema, `engine/constraints/` says.
+that ends it. Pure text; whether the library takes a schema, `engine/structured/` says.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.constraints.compile import JSON_OPTIONS, as_lark, slashed, terminal_of
-from engine.constraints.json_schema import ANY_OBJECT, in_plain_words, with_finite_numbers
-from engine.constraints.one_of import said_with_any_of
 from engine.protocol.tasks import Constraint, Tool
+from engine.structured.compile import JSON_OPTIONS, as_lark, slashed, terminal_of
+from engine.structured.json_schema import ANY_OBJECT, in_plain_words, with_finite_numbers
+from engine.structured.one_of import said_with_any_of
 from engine.tool_calls.family import Family, RuleWriter, quoted
 from engine.tool_calls.free_text import holding, spelled, text_until, text_without
 from engine.tool_calls.harmony import MESSAGE, HarmonyCalls, Shown, harmony_rules

@@ -18,8 +18,8 @@ from engine.protocol import wire
 from gateway.nodes.inbox import Inbox
 
 if TYPE_CHECKING:
-    from tenants.service_identity import ServiceIdentity
-    from tenants.service_tokens import Service
+    from service_identity.service_identity import ServiceIdentity
+    from service_identity.service_tokens import Service
 
 log = logging.getLogger(__name__)
 

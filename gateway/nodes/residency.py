@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
 from gateway.nodes.snapshot import Candidate
-from tenants.principal import Principal
+from tenants.credentials.principal import Principal
 from tenants.residency import NOWHERE, Place, Residency, parse_place, parse_places, parse_rule
 
 _MAX_HEADER = 512

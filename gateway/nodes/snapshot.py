@@ -25,7 +25,7 @@ from storage.errors import StoreUnavailable
 from telemetry import metrics
 
 if TYPE_CHECKING:
-    from tenants.service_identity import ServiceIdentity
+    from service_identity.service_identity import ServiceIdentity
 
 log = logging.getLogger(__name__)
 

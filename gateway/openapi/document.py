@@ -17,7 +17,7 @@ from catalog.schemas import general_document
 from gateway.call import Door
 from gateway.openapi.parts import BODIES, BODILESS, QUERIES, RUN_HEADERS
 from gateway.routing import Access, Route
-from tenants import usage_export
+from tenants.usage import usage_export
 
 Json = dict[str, Any]
 

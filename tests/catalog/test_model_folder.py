@@ -12,7 +12,7 @@ from catalog import model_folder
 from catalog.builtin import find_folder
 from catalog.errors import PublishError
 from catalog.model_folder import derive_facts, inspect_folder
-from engine.tokenization.files import _SENTENCEPIECE
+from engine.text.files import _SENTENCEPIECE
 from tests.catalog.cards import CREATED_AT, safetensors, write_model_folder
 
 

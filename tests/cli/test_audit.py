@@ -95,8 +95,9 @@ def test_the_evidence_is_a_folder_that_an_auditor_can_check(
 ):
     out, record = tmp_path / "evidence", tmp_path / "run.xml"
     record.write_text(
-        '<testsuites><testsuite><testcase classname="tests.tenants.test_audit" name="a"/>'
-        '<testcase classname="tests.tenants.test_audit" name="b"><failure/></testcase></testsuite></testsuites>'
+        '<testsuites><testsuite><testcase classname="tests.tenants.audit.test_audit_log" name="a"/>'
+        '<testcase classname="tests.tenants.audit.test_audit_log" name="b"><failure/></testcase>'
+        "</testsuite></testsuites>"
     )
     secret = hearth("token", "create", "--account", account_id, "--name", "=cmd()")["secret"]
     made = hearth("evidence", str(out), "--tests", str(record))
@@ -112,7 +113,7 @@ def test_the_evidence_is_a_folder_that_an_auditor_can_check(
     assert tokens[0]["permissions"] == "Workers AI Read; Workers AI Write"
     assert tokens[1]["name"] == "'=cmd()"
     promises = {row["id"]: row for row in json.loads((out / "promises.json").read_text())}
-    first = {"file": "tests/tenants/test_audit.py", "run": "1 passed, 1 failed, 0 skipped"}
+    first = {"file": "tests/tenants/audit/test_audit_log.py", "run": "1 passed, 1 failed, 0 skipped"}
     assert promises["T18"]["tests"][0] == first
     for path in out.iterdir():
         text = path.read_text()

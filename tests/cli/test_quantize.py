@@ -15,7 +15,7 @@ import pytest
 from catalog.manifest import decode_manifest, manifest_key
 from cli.main import run
 from cli.quantize import staging_folder
-from engine.variants import comparison
+from variants import comparison
 
 TEXT = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 3
 MODEL = "@cf/hearth/spark"

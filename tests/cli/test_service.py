@@ -14,8 +14,8 @@ import pytest
 from cli import main
 from cli.evidence import service_keys
 from cli.target import Target
-from tenants.service_identity import ServiceIdentity
-from tenants.service_ring import read_ring
+from service_identity.key_ring import read_ring
+from service_identity.service_identity import ServiceIdentity
 
 Hearth = Callable[..., Any]
 

@@ -10,9 +10,9 @@ from cli.data_dir import DataDir, Secrets
 from cli.output import CommandFailed
 from cli.token import parse_expiry
 from storage.database import Database
-from tenants import usage
-from tenants.api_token_text import parse_secret
-from tenants.usage import UsageEntry
+from tenants.credentials.api_token_text import parse_secret
+from tenants.usage import usage_entries as usage
+from tenants.usage.usage_entries import UsageEntry
 from tests.waiting import wait_for_a_day_that_lasts
 
 Hearth = Callable[..., Any]

@@ -13,7 +13,7 @@ from cli.node_tools import Node
 from scripts.fetch_node_clients import PACKAGES
 from tests.clients.worker_dev import worker_dev
 from tests.end_to_end.platform import Platform
-from tests.gateway.test_text_generation import events_of
+from tests.gateway.inference.test_text_generation import events_of
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240), pytest.mark.usefixtures("node")]
 

@@ -10,7 +10,7 @@ from cloudflare import Cloudflare
 from openai import OpenAI
 
 from tests.end_to_end.platform import Platform, wait_for
-from tests.end_to_end.test_faults import num_held_blocks, num_running
+from tests.faults.test_platform_faults import num_held_blocks, num_running
 
 pytestmark = pytest.mark.full
 

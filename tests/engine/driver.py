@@ -14,8 +14,8 @@ from engine.config import EngineConfig
 from engine.loop import Engine, RunsSteps
 from engine.protocol.tasks import Constraint, Sampling
 from engine.report import FINISHES, StepReport
-from engine.scheduler import MAX_PREEMPTIONS
-from engine.sequence import SequenceRequest
+from engine.scheduling.scheduler import MAX_PREEMPTIONS
+from engine.scheduling.sequence import SequenceRequest
 from engine.speculation.speculator import Guesses
 from tests.fakes.runner import FakeRunner
 

@@ -9,10 +9,10 @@ import numpy as np
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.tasks import Constraint, Sampling
-from engine.replica import Output, Replica
-from engine.sequence import SequenceRequest
-from engine.tokenization.tokenizer import Tokenizer
-from tests.engine.constraints.speaker import NAMESPACE, SPARK
+from engine.ranks.replica import Output, Replica
+from engine.scheduling.sequence import SequenceRequest
+from engine.text.tokenizer import Tokenizer
+from tests.engine.structured.speaker import NAMESPACE, SPARK
 
 
 async def heard(

@@ -7,8 +7,8 @@ import torch
 
 from engine import inputs
 from engine.runner import Runner
+from engine.scheduling.sequence import SlotTable
 from engine.scheduling.step_budget import ScheduledStep
-from engine.sequence import SlotTable
 
 
 class Pusher:

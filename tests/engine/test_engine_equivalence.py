@@ -19,9 +19,9 @@ from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Constraint, Sampling
-from engine.replica import Output, Replica
+from engine.ranks.replica import Output, Replica
 from engine.runner import Runner
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
 from tests.processes import are_at_rest, is_running
 from tests.waiting import wait_until

@@ -7,8 +7,8 @@ import torch
 
 from engine import inputs
 from engine.protocol.tasks import Sampling
+from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable
 from engine.scheduling.step_budget import ScheduledStep
-from engine.sequence import Sequence, SequenceRequest, SlotTable
 from tests.engine import one_thread  # noqa: F401
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from engine.protocol.tasks import Sampling
-from engine.scheduler import MAX_PREEMPTIONS
-from engine.sequence import SequenceRequest
+from engine.scheduling.scheduler import MAX_PREEMPTIONS
+from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
 from tests.fakes.runner import END_TOKEN, FakeRunner, answer
 

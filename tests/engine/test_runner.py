@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoints.weights import WeightsError
 from engine.config import EngineConfig
 from engine.models.config import UnsupportedModel
 from engine.runner import Runner
-from engine.weights import WeightsError
-from tests.engine.checkpoints import Pusher, runner_of, save_random
 from tests.engine.driver import Driver
+from tests.engine.made_checkpoints import Pusher, runner_of, save_random
 
 KIND = "llama 3 with scaled positions"
 
@@ -65,7 +65,7 @@ def test_what_does_not_fit_in_memory_is_refused_before_any_is_taken(
     folder: Path, free_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.runner.free_memory_bytes", lambda _device: free_bytes)
-    monkeypatch.setattr("engine.weights.load", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr("engine.checkpoints.weights.load", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(MemoryError, match=message):
         runner_of(folder, num_blocks=0, kv_memory_bytes=1 << 30)
 

@@ -13,8 +13,8 @@ from engine.kernels.interface import Kernels
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeAttention, NativeKernels
 from engine.runner import Runner
-from tests.engine.checkpoints import runner_of, save_random
 from tests.engine.driver import OTHER_NAMESPACE, Driver
+from tests.engine.made_checkpoints import runner_of, save_random
 
 KIND = "llama 3 with scaled positions"
 KERNELS = ["compiled", "torch"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.constraints.compile import ConstraintRefused
 from engine.protocol.tasks import Constraint
+from engine.structured.compile import ConstraintRefused
 
 
 class FakeChecker:

@@ -11,16 +11,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine import rank
 from engine.loop import Engine
-from engine.node.model_store import LocalModel
 from engine.processes.frames import FrameReader
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
 from engine.protocol.tasks import TextGeneration
-from engine.ranks import wire
-from engine.replica import Output, Replica
+from engine.ranks import rank, wire
+from engine.ranks.replica import Output, Replica
 from engine.report import EngineStatus
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
+from engine.serving.model_store import LocalModel
 from engine.tasks.generation import _FAILURES
 from engine.tasks.work import Emit, Work
 from telemetry.child_process import Child
@@ -175,7 +174,7 @@ class TokenRun:
 class TokenLoaders:
     """Loads TokenModels whose ranks `zygote` forks, as `config` says."""
 
-    def __init__(self, zygote: object, config: object, entry: str = "engine.rank:main") -> None:
+    def __init__(self, zygote: object, config: object, entry: str = "engine.ranks.rank:main") -> None:
         self._zygote = zygote
         self._config = config
         self._entry = entry

@@ -5,10 +5,9 @@ from __future__ import annotations
 import socket
 import time
 
-from engine import rank
 from engine.inputs import StepInputs, StepOutput
 from engine.loop import Engine
-from engine.ranks import wire
+from engine.ranks import rank, wire
 from tests.fakes.runner import FakeRunner
 
 CRASH_TOKEN = 13  # a prompt that holds it kills a `crashing` rank

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.replica import Output, Sink, TokenIdLogprob
+from engine.ranks.replica import Output, Sink, TokenIdLogprob
 from engine.report import EngineInfo, EngineStatus, Finish
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 
 
 class ScriptedReplica:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from catalog.manifest import Manifest
-from engine.node.model_store import LocalModel, ModelUnavailable
 from engine.protocol.events import Event, Usage
 from engine.report import EngineStatus
+from engine.serving.model_store import LocalModel, ModelUnavailable
 from engine.tasks.work import Emit, Work
 
 

@@ -17,14 +17,15 @@ import pytest
 
 from bench import figures
 from storage.database import Database
-from tenants import accounts, held_tokens
-from tenants.held_tokens import Holder, TokenSpec
-from tenants.policies import Policy
-from tenants.scopes import find_group
+from tenants import accounts
+from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials.policies import Policy
+from tenants.credentials.scopes import find_group
+from tenants.credentials.user_tokens import Holder, TokenSpec
 from tests.faults.conftest import errors_in
+from tests.gateway.inference.test_text_generation import events_of, script
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import READ, Running, Site
-from tests.gateway.test_text_generation import events_of, script
 from tests.waiting import wait_for_a_day_that_lasts, wait_until_blocking
 
 pytestmark = pytest.mark.full

@@ -18,9 +18,9 @@ import pytest
 from tests.fakes.node import WORDS
 from tests.faults.conftest import errors_in
 from tests.faults.proxy import FaultProxy
+from tests.gateway.inference.test_text_generation import events_of, run, script
 from tests.gateway.process import fake_node
 from tests.gateway.site import Running, Site
-from tests.gateway.test_text_generation import events_of, run, script
 from tests.waiting import wait_until_blocking
 
 pytestmark = pytest.mark.full

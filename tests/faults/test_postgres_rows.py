@@ -19,7 +19,7 @@ import pytest
 from bench import figures
 from storage.database import Database
 from storage.migrate import migrate
-from tenants import api_tokens
+from tenants.credentials import api_tokens
 from tests.faults.conftest import errors_in
 from tests.faults.proxy import FaultProxy
 from tests.gateway.process import PARROT, PEPPER

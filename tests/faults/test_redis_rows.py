@@ -21,12 +21,13 @@ from redis import Redis
 
 from bench import figures
 from storage.database import Database
-from tenants import accounts, api_tokens
+from tenants import accounts
+from tenants.credentials import api_tokens
 from tests.faults.conftest import errors_in, socket_of
 from tests.faults.proxy import FaultProxy
+from tests.gateway.inference.test_text_generation import events_of, script
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import READ, Running, Site
-from tests.gateway.test_text_generation import events_of, script
 from tests.waiting import wait_for_a_day_that_lasts, wait_until_blocking
 
 pytestmark = pytest.mark.full

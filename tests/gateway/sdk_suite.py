@@ -34,7 +34,8 @@ from gateway.echo_tenant import ECHOING_MODEL, WORD_FOR_AN_ACCOUNT
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
-from tenants import accounts, decision_epoch, tables, users
+from tenants import accounts, tables, users
+from tenants.credentials import decision_epoch
 from tests.gateway.process import PEPPER
 from tests.gateway.site import Site
 from tests.waiting import PATIENCE_S, wait_until_blocking

@@ -22,7 +22,8 @@ from catalog.rows import change, write_card
 from engine.protocol.wire import Execute
 from storage.database import Database
 from storage.embedded_redis import EmbeddedRedis, find_redis_server
-from tenants import accounts, api_tokens, users
+from tenants import accounts, users
+from tenants.credentials import api_tokens
 from tests.fakes.node import FakeNode
 from tests.gateway.process import ALIAS, PARROT, PEPPER, GatewayProcess, cards, fake_node
 from tests.waiting import wait_until_blocking

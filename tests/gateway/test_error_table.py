@@ -13,7 +13,8 @@ import pytest
 
 from bench import figures
 from storage.database import Database
-from tenants import accounts, api_tokens
+from tenants import accounts
+from tenants.credentials import api_tokens
 from tests.gateway.process import HANDY, NOWHERE, OVER, PARROT, PEPPER, VECTORS, GatewayProcess
 from tests.gateway.site import Running
 

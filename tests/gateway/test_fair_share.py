@@ -17,9 +17,9 @@ from redis import Redis
 from bench import figures
 from storage.database import Database
 from tenants import accounts
+from tests.gateway.inference.test_text_generation import script
 from tests.gateway.process import PARROT, GatewayProcess
 from tests.gateway.site import Running, Site
-from tests.gateway.test_text_generation import script
 from tests.waiting import wait_until, wait_until_blocking
 
 HELD = {"prompt": script(held_after=0)}

@@ -12,9 +12,9 @@ import pytest
 
 from gateway.settings import GatewaySettings
 from telemetry.settings import SettingError, read_settings
+from tests.gateway.inference.test_text_generation import events_of, run, script
 from tests.gateway.process import PARROT, GatewayProcess
 from tests.gateway.site import Running, Site
-from tests.gateway.test_text_generation import events_of, run, script
 from tests.postgres_server import PostgresServer
 from tests.processes import is_running
 from tests.waiting import wait_until_blocking

@@ -10,14 +10,14 @@ import pytest
 from catalog.card import Prices
 from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta, Usage
 from engine.protocol.tasks import TextGeneration
-from gateway.asked_again import UsefulReplies
 from gateway.call import Call
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.metering import MeteredEvents
+from gateway.retry_tracker import UsefulReplies
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK
-from tenants.principal import Principal
-from tenants.usage import UsageEntry
+from tenants.credentials.principal import Principal
+from tenants.usage.usage_entries import UsageEntry
 from tests.gateway.process import PARROT, cards
 
 CALL = Call(

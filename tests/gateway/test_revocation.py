@@ -14,7 +14,8 @@ import pytest
 
 from bench import figures
 from storage.database import Database
-from tenants import accounts, api_tokens
+from tenants import accounts
+from tenants.credentials import api_tokens
 from tests.faults.proxy import FaultProxy
 from tests.gateway.process import PARROT, PEPPER, GatewayProcess
 from tests.gateway.site import READ, Running, Site

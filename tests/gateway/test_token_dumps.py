@@ -21,11 +21,11 @@ from sqlalchemy import text as sql
 
 from bench import figures
 from storage.database import Database
-from tenants.api_token_text import parse_secret
-from tenants.principal import Refused
+from tenants.credentials.api_token_text import parse_secret
+from tenants.credentials.principal import Refused
+from tests.gateway.inference.test_text_generation import script
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import Running, Site
-from tests.gateway.test_text_generation import script
 from tests.waiting import wait_until_blocking
 
 _LIKE_A_TOKEN = re.compile(rb"cf[a-z]{1,2}t_[0-9A-Za-z]{20,80}")

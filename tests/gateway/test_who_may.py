@@ -25,13 +25,17 @@ from gateway.echo_tenant import ECHOING_MODEL
 from gateway.openapi import document as openapi
 from gateway.services import Services, open_services
 from gateway.settings import GatewaySettings
+from service_identity import key_ring as service_ring
+from service_identity import service_tokens
 from storage.database import Database
 from telemetry.settings import read_settings
-from tenants import api_tokens, held_tokens, service_ring, service_tokens, users
-from tenants.conditions import AddressCondition
-from tenants.policies import Policy
-from tenants.scopes import find_group
-from tenants.web_sessions import WebSessions
+from tenants import users
+from tenants.credentials import api_tokens
+from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials.conditions import AddressCondition
+from tenants.credentials.policies import Policy
+from tenants.credentials.scopes import find_group
+from tenants.credentials.web_sessions import WebSessions
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import Tenants, seed
 

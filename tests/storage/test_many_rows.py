@@ -15,8 +15,8 @@ from storage.database import Database, uuid7
 from storage.errors import Conflict
 from storage.many_rows import MAX_ROWS, ManyRows
 from tenants.tables import usage_entries
-from tenants.usage import _COLUMNS, _row
-from tests.tenants.usage_entries import entry
+from tenants.usage.usage_entries import _COLUMNS, _row
+from tests.tenants.usage.made_entries import entry
 
 ROWS = ManyRows(usage_entries, _COLUMNS, key="request_id")
 

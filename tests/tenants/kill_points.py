@@ -30,12 +30,13 @@ from storage.database import Database
 from storage.errors import StoreUnavailable
 from storage.many_rows import ManyRows
 from storage.spool import Spool
-from tenants import ledger as ledger_module
-from tenants import usage, usage_sums
-from tenants.ledger import UsageLedger
 from tenants.tables import usage_entries, usage_spools
 from tenants.tables import usage_sums as sums_table
-from tests.tenants.usage_entries import entry
+from tenants.usage import ledger as ledger_module
+from tenants.usage import usage_entries as usage
+from tenants.usage import usage_sums
+from tenants.usage.ledger import UsageLedger
+from tests.tenants.usage.made_entries import entry
 
 STEPS = (
     "opened",  # a former life's segments are read

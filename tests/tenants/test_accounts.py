@@ -8,7 +8,8 @@ import pytest
 
 from storage.database import Database
 from storage.errors import Conflict, Missing
-from tenants import accounts, audit
+from tenants import accounts
+from tenants.audit import audit_log as audit
 from tests.tenants.hand_clock import HandClock
 
 

@@ -9,10 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.database import Database
-from tenants import accounts, api_tokens, audit, held_tokens
-from tenants.held_tokens import Holder, TokenSpec
-from tenants.policies import Policy
-from tenants.principal import Principal
+from tenants import accounts
+from tenants.audit import audit_log as audit
+from tenants.credentials import api_tokens
+from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials.policies import Policy
+from tenants.credentials.principal import Principal
+from tenants.credentials.token_verifier import TokenVerifier
+from tenants.credentials.user_tokens import Holder, TokenSpec
 from tenants.residency import (
     ANYWHERE,
     NOWHERE,
@@ -28,7 +32,6 @@ from tenants.residency import (
     read_rule,
     residency_of,
 )
-from tenants.token_verifier import TokenVerifier
 from tests.tenants.conftest import PEPPER
 
 NAMES = st.sampled_from(["DE", "FR", "US", "eu", "fedramp"])

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import (
     GATED_SILU,
@@ -34,7 +35,6 @@ from engine.kernels.native import packed
 from engine.kernels.native.adapters import find_low_rank
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.reference import ReferenceKernels
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 

@@ -10,8 +10,8 @@ import ctypes
 
 import torch
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.kernels.interface import Operator
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor
 
 _WIDTH = 48  # outputs in a panel, as in packed.cpp
 _CHUNK = 8  # inputs that 4-bit groups must be a multiple of

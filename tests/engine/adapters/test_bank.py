@@ -21,8 +21,8 @@ from engine.kernels.reference import ReferenceKernels
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.runner import Runner
 from tests.engine.adapters.made import Matrices, named, random_matrices, save_adapter
-from tests.engine.checkpoints import runner_of, save_random
 from tests.engine.driver import OTHER_NAMESPACE, Driver
+from tests.engine.made_checkpoints import runner_of, save_random
 
 PROMPT = list(range(3, 40))
 # Tables of torch's operators, and one piece of memory for each adapter.

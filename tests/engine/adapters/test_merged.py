@@ -16,8 +16,8 @@ from engine.kernels.interface import Kernels
 from engine.report import RUNNING
 from engine.runner import Runner
 from tests.engine.adapters.made import named, random_matrices, save_adapter, save_merged
-from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random
 from tests.engine.driver import Driver
+from tests.engine.made_checkpoints import KINDS, Pusher, runner_of, save_random
 
 PROMPT = np.random.default_rng(5).integers(0, 199, 45).tolist()
 # Layouts of the loader: parts fused by us, fused in the file, rearranged heads, latent attention, experts beside.

@@ -15,7 +15,7 @@ from engine.adapters.queue import PATIENCE_S, AdapterQueue, Reading
 from engine.protocol.tasks import Sampling
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.scheduling.fairness import TenantCounters
-from engine.sequence import Sequence, SequenceRequest
+from engine.scheduling.sequence import Sequence, SequenceRequest
 
 BAD, HUGE = "bad", "two"  # beginnings of digests: one that cannot be served, and those that take two places
 

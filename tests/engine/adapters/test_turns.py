@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.sequence import Sequence
+from engine.scheduling.sequence import Sequence
 from tests.engine.adapters.test_queue import HUGE, Bank, Room, size_of
 from tests.engine.driver import Driver
 from tests.fakes.runner import FakeRunner

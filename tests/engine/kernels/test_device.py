@@ -21,7 +21,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from engine import runner as runner_module
-from engine import weights
+from engine.checkpoints import weights
+from engine.checkpoints.stored import Files
 from engine.config import EngineConfig
 from engine.inputs import NO_SAMPLING, StepInputs
 from engine.kernels import paged_attention
@@ -35,9 +36,8 @@ from engine.layers.moe import Experts
 from engine.layers.share import WHOLE, Share
 from engine.runner import Runner
 from engine.sampler import sample, sample_from_device
-from engine.weight_formats.stored import Files
-from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random
 from tests.engine.kernels.test_cpu import NUM_LAYERS, SHAPES, Life, pool_of, sinks_of
+from tests.engine.made_checkpoints import KINDS, Pusher, runner_of, save_random
 from tests.engine.test_sampler import inputs_of
 
 GPU = torch.device("cuda", 0)

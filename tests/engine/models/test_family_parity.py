@@ -27,9 +27,9 @@ from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import ARCHITECTURES, read_config
 from engine.runner import Runner
-from engine.weight_formats.safetensors_header import read_header
-from tests.engine.checkpoints import KINDS, Pusher, runner_of, save_random, save_random_with_images
 from tests.engine.driver import Driver
+from tests.engine.made_checkpoints import KINDS, Pusher, runner_of, save_random, save_random_with_images
+from weight_files.safetensors_header import read_header
 
 NUM_PROMPTS, PROMPT_LEN, NUM_GREEDY = 3, 45, 64
 

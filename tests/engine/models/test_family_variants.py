@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 
-from tests.engine.checkpoints import Pusher, runner_of, save_random
 from tests.engine.driver import Driver
+from tests.engine.made_checkpoints import Pusher, runner_of, save_random
 
 pytestmark = pytest.mark.full
 

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels.cpu import CpuKernels
 from engine.runner import Runner
-from tests.engine.checkpoints import runner_of, save_random
 from tests.engine.driver import Driver
+from tests.engine.made_checkpoints import runner_of, save_random
 
 PROMPT_LEN = 45
 NUM_GREEDY = 64

@@ -11,16 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized
 from engine.kernels import cpu_packed
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels, Operator
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels
 from engine.kernels.reference import ReferenceKernels
-from engine.weight_formats.quantized import PackedForm, QuantizedTensor, quantized
 from tests.engine import one_thread  # noqa: F401
-from tests.engine.checkpoints import Pusher, runner_of
-from tests.engine.weight_formats.made import (
+from tests.engine.checkpoints.made import (
     AWQ,
     GPTQ,
     awq_tensors,
@@ -28,7 +27,8 @@ from tests.engine.weight_formats.made import (
     gptq_tensors,
     said_by_compressed_tensors,
 )
-from tests.engine.weight_formats.test_stored_models import Model, in_levels
+from tests.engine.checkpoints.test_stored_models import Model, in_levels
+from tests.engine.made_checkpoints import Pusher, runner_of
 
 NUM_OUT, NUM_IN = 48, 128
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from engine.node import connection as module
-from engine.node.addresses import parse_address
-from engine.node.calls import Calls
-from engine.node.replicas import Replicas
 from engine.node.server import CannotListen, GatewayDoor
 from engine.protocol import wire
 from engine.protocol.events import Failed, Finished, Started, Token, Usage
+from engine.serving.addresses import parse_address
+from engine.serving.calls import Calls
+from engine.serving.replicas import Replicas
 from tests.certificates import certificates
 from tests.engine.node.wire_client import SECRET, Closed, WireClient, execute
 from tests.fakes.task_models import FakeLoaders, FakeModel, FakeRun, FakeStore

@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.node.addresses import parse_http_address
-from engine.node.calls import Calls
 from engine.node.http_door import HttpDoor
-from engine.node.model_store import ModelUnavailable
-from engine.node.replicas import Replicas
 from engine.node.server import HttpServer
 from engine.protocol.events import Failed, Finished, Started, Token, Usage
 from engine.protocol.status import NodeStatus
+from engine.serving.addresses import parse_http_address
+from engine.serving.calls import Calls
+from engine.serving.model_store import ModelUnavailable
+from engine.serving.replicas import Replicas
 from tests.engine.node.wire_client import SECRET
 from tests.fakes.task_models import FakeLoaders, FakeStore
 from tests.waiting import wait_until

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.node import replicas as replicas_module
-from engine.node.calls import Call, Calls
-from engine.node.replicas import Replicas
-from engine.node.suspects import MAX_DEATHS
 from engine.protocol.events import Event, Failed, Finished
 from engine.protocol.tasks import Sampling, TextGeneration
 from engine.protocol.wire import Execute
+from engine.serving import replicas as replicas_module
+from engine.serving.calls import Call, Calls
+from engine.serving.replicas import Replicas
+from engine.serving.suspects import MAX_DEATHS
 from tests.engine.node.wire_client import execute
 from tests.fakes.local_rank import LocalZygote, TokenLoaders
 from tests.fakes.rank import CRASH_TOKEN

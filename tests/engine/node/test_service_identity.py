@@ -13,18 +13,19 @@ import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from engine.node.addresses import parse_address
-from engine.node.calls import Calls
 from engine.node.http_door import HttpDoor
-from engine.node.replicas import Replicas
 from engine.node.server import GatewayDoor
 from engine.node.settings import NodeSettings
 from engine.protocol import wire
 from engine.protocol.status import NodeStatus
+from engine.serving.addresses import parse_address
+from engine.serving.calls import Calls
+from engine.serving.replicas import Replicas
 from gateway.nodes.connections import NodeLink
+from service_identity import key_ring as service_ring
+from service_identity import service_identity
+from service_identity.service_identity import ServiceIdentity
 from telemetry.settings import read_settings
-from tenants import service_identity, service_ring
-from tenants.service_identity import ServiceIdentity
 from tests.engine.node.wire_client import SECRET, Closed, WireClient
 from tests.fakes.task_models import FakeLoaders, FakeStore
 from tests.waiting import wait_until

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.node.addresses import Address, parse_address, parse_http_address
 from engine.node.settings import NodeSettings, parse_models
+from engine.serving.addresses import Address, parse_address, parse_http_address
 from telemetry.settings import SettingError, masked, read_settings
 
 REQUIRED = {

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from engine import rank
 from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.news import News
+from engine.checkpoints.weights import WeightsError
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.kernels.collectives import Group, Meeting
 from engine.layers.share import Share
 from engine.ranks import group as rank_group
+from engine.ranks import rank
 from engine.ranks.step_wire import HEADER_BYTES, encode_news, encode_step, receive_step
 from engine.runner import Runner
-from engine.weights import WeightsError
 from telemetry.child_process import die_with_parent
 from tests.engine.driver import Driver
 from tests.engine.pusher import Pusher

@@ -22,18 +22,18 @@ from engine.config import EngineConfig
 from engine.kernels.native.operators import find_native_kernels
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Constraint
-from engine.replica import Replica, ReplicaLoadError
-from engine.variants.recipe import make_recipe
-from engine.variants.variant import plan_variant, write_variant
+from engine.ranks.replica import Replica, ReplicaLoadError
 from tests.engine.adapters.made import random_matrices, save_adapter
-from tests.engine.checkpoints import KINDS, runner_of, save_random
-from tests.engine.constraints.schemas import INTEGER, STRING, record
-from tests.engine.constraints.speaker import SPARK
+from tests.engine.checkpoints.made_gguf import write_random
 from tests.engine.heard import Caller
+from tests.engine.made_checkpoints import KINDS, runner_of, save_random
 from tests.engine.ranks.joined import NUM_GREEDY, Parity
-from tests.engine.weight_formats.made_gguf import write_random
+from tests.engine.structured.schemas import INTEGER, STRING, record
+from tests.engine.structured.speaker import SPARK
 from tests.processes import are_at_rest, children_of, is_running
 from tests.waiting import wait_until
+from variants.recipe import make_recipe
+from variants.variant import plan_variant, write_variant
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -160,7 +160,7 @@ class Group(Door):
 
 @asynccontextmanager
 async def opened(
-    zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "engine.rank:main"
+    zygote: Zygote, config: EngineConfig = CONFIG, entry: str = "engine.ranks.rank:main"
 ) -> AsyncIterator[Group]:
     exits: list[str] = []
     replica = await Replica.start(zygote, config, "r1", exits.append, entry=entry)
@@ -254,6 +254,6 @@ async def test_a_follower_that_dies_before_it_has_joined_is_not_waited_for(
 async def test_what_cannot_be_shared_says_why(
     zygote: Zygote, num_ranks: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    entry = "engine.rank:main" if num_ranks == 3 else "tests.engine.ranks.joined:with_a_poor_follower"
+    entry = "engine.ranks.rank:main" if num_ranks == 3 else "tests.engine.ranks.joined:with_a_poor_follower"
     with pytest.raises(ReplicaLoadError, match=message):
         await Replica.start(zygote, replace(CONFIG, tensor_parallel=num_ranks), "r1", lambda _: None, entry=entry)

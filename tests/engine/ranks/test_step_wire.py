@@ -16,8 +16,8 @@ from engine.adapters.news import Arrival, Departure
 from engine.adapters.shelf import Kind
 from engine.inputs import StepInputs
 from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
+from engine.scheduling.sequence import SlotTable
 from engine.scheduling.step_budget import ScheduledStep
-from engine.sequence import SlotTable
 from tests.engine import one_thread  # noqa: F401
 
 BLOCK_SIZE = 16

@@ -12,7 +12,7 @@ from engine.config import EngineConfig
 from engine.protocol.tasks import Constraint, Sampling
 from engine.ranks import wire
 from engine.report import EngineStatus, StepReport
-from engine.sequence import SequenceRequest
+from engine.scheduling.sequence import SequenceRequest
 
 
 def request(**change: object) -> SequenceRequest:

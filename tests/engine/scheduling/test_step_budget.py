@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.scheduling.sequence import SlotTable
 from engine.scheduling.step_budget import ScheduledStep, StepBudget
-from engine.sequence import SlotTable
 
 
 def table_of(wanted: list[int], tenants: list[int]) -> SlotTable:

@@ -6,8 +6,8 @@ import numpy as np
 
 from engine.protocol.tasks import Sampling
 from engine.scheduling.fairness import TenantCounters
+from engine.scheduling.sequence import Sequence, SequenceRequest
 from engine.scheduling.waiting import WaitingQueue
-from engine.sequence import Sequence, SequenceRequest
 
 
 class Queue:

@@ -18,7 +18,7 @@ from engine.processes.zygote import Zygote
 from engine.standalone.model_folder import FolderUnusable
 from engine.standalone.server import StandaloneServer
 from engine.standalone.settings import read_flags
-from tests.engine.weight_formats.made_gguf import write as write_gguf
+from tests.engine.checkpoints.made_gguf import write as write_gguf
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -11,10 +11,10 @@ import pytest
 
 from engine.protocol.events import Event, Finished, Token
 from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration
-from engine.replica import TokenIdLogprob
+from engine.ranks.replica import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Work
-from engine.tokenization.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.scripted_replica import ScriptedReplica
 

@@ -10,12 +10,12 @@ import pytest
 
 from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.tasks import ChatMessage, Sampling, TextGeneration
-from engine.replica import TokenIdLogprob
+from engine.ranks.replica import TokenIdLogprob
 from engine.tasks.generation import Generation
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work
-from engine.tokenization.detokenizer import Detokenizer
-from engine.tokenization.tokenizer import Tokenizer
+from engine.text.detokenizer import Detokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.scripted_replica import ScriptedReplica
 

@@ -10,10 +10,10 @@ import pytest
 
 from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta
 from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration, Tool, ToolCall
-from engine.replica import TokenIdLogprob
+from engine.ranks.replica import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work
-from engine.tokenization.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.scripted_replica import ScriptedReplica
 

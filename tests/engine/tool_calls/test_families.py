@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat_templates.template import ChatTemplate
-from engine.constraints.compile import compile_matcher
-from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.tokenization.tokenizer import Tokenizer
+from engine.structured.compile import compile_matcher
+from engine.structured.token_view import TokenView, read_token_view
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.answer_parser import call_parser
 from engine.tool_calls.families import (
     APERTUS,

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from catalog.card import ToolParser
-from engine.chat_templates.template import ChatTemplate
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.text.chat_template import ChatTemplate
 from engine.tool_calls.families import (
     FAMILIES,
     GEMMA4,

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.constraints.compile import compile_matcher
-from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint, TextGeneration, Tool
-from engine.tokenization.tokenizer import Tokenizer
+from engine.structured.compile import compile_matcher
+from engine.structured.token_view import TokenView, read_token_view
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL
 from engine.tool_calls.family import Family
 from engine.tool_calls.form import Form

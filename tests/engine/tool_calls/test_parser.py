@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat_templates.template import ChatTemplate
 from engine.protocol.tasks import ChatMessage, ToolCall
+from engine.text.chat_template import ChatTemplate
 from engine.tool_calls.families import (
     DEEPSEEK_V3,
     GRANITE,

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chat_templates.template import ChatTemplate
-from engine.constraints.compile import compile_matcher
-from engine.constraints.token_view import TokenView, read_token_view
 from engine.protocol.tasks import Constraint, TextGeneration, Tool
-from engine.tokenization.tokenizer import Tokenizer
+from engine.structured.compile import compile_matcher
+from engine.structured.token_view import TokenView, read_token_view
+from engine.text.chat_template import ChatTemplate
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import HERMES, QWEN3_CODER
 from engine.tool_calls.form import Form
 from engine.tool_calls.grammar import Controls, Thinking, thoughtful_answer

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from tests.fakes.node import WORDS
+from tests.gateway.inference.test_text_generation import events_of
 from tests.gateway.process import ALIAS, CHATTY, PARROT, VECTORS
 from tests.gateway.site import Running
-from tests.gateway.test_text_generation import events_of
 
 TEXT = "".join(WORDS)
 ORIGIN = "https://workers-binding.ai"

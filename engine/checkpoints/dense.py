@@ -1,0 +1,177 @@
+"""Weights stored as numbers of their own: any float type, and 8-bit floats with the scales that go with them.
+
+Float types equal to the destination's are read straight into place. 8-bit floats are multiplied by their scale: one
+for the tensor, one for each output, or one for each block of outputs × inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from engine.checkpoints.stored import (
+    PIECE_BYTES,
+    PIECE_ELEMENTS,
+    REALS,
+    Files,
+    StoredTensor,
+    WeightsError,
+    ranges,
+    refuse_unless_finite,
+)
+
+_PAGE_BYTES = 4096
+_EIGHT_BIT = ("F8_E4M3", "F8_E5M2")
+
+
+@dataclass(frozen=True)
+class _AsStored:
+    """What numbers of one tensor, read as they are, have in common."""
+
+    name: str
+    stored: StoredTensor
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return (self.stored,)
+
+    @property
+    def kind(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return False
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        return ranges(self.stored.num_rows, PIECE_BYTES // max(self.stored.row_bytes, 1))
+
+
+@dataclass(frozen=True)
+class Dense(_AsStored):
+    """All of a parameter stored as it is, in any float type."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    def check(self) -> None:
+        if self.stored.dtype not in REALS or self.stored.dtype == "F8_E8M0":
+            loadable = ", ".join(name for name in REALS if name != "F8_E8M0")
+            raise WeightsError(f"{self.name} has type {self.stored.dtype}; {loadable} can be loaded")
+
+    def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
+        stored = self.stored
+        rows = destination[first:last] if stored.shape else destination
+        dtype = REALS[stored.dtype]
+        is_direct = rows.dtype == dtype and rows.is_contiguous()
+        target = rows if is_direct else files.room(rows.shape, dtype)
+        files.read_finite(stored, first * stored.row_bytes, target)
+        if not is_direct:
+            rows.copy_(target)
+
+    def narrowed(self, dim: int, first: int, last: int) -> Dense | DenseColumns | None:
+        if dim == 0:
+            return Dense(self.name, self.stored.rows(first, last))
+        return DenseColumns(self.name, self.stored, first, last) if len(self.shape) == 2 else None
+
+
+@dataclass(frozen=True)
+class DenseColumns(_AsStored):
+    """The inputs [first, last) of a matrix stored as it is. Of wide rows only those are read, of narrow ones all: they
+    lie in the same pages."""
+
+    first: int
+    last: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.num_rows, self.last - self.first
+
+    def check(self) -> None:
+        Dense(self.name, self.stored).check()
+
+    def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
+        stored, dtype = self.stored, REALS[self.stored.dtype]
+        num_columns = self.last - self.first
+        if num_columns * dtype.itemsize < _PAGE_BYTES:
+            whole = files.read_bytes(stored, first * stored.row_bytes, (last - first) * stored.row_bytes)
+            rows = torch.from_numpy(whole).view(dtype).view(last - first, -1)[:, self.first : self.last]
+        else:
+            rows = torch.empty(last - first, num_columns, dtype=dtype)
+            for row, values in enumerate(rows.view(torch.uint8).numpy(), first):
+                files.read_into(stored, row * stored.row_bytes + self.first * dtype.itemsize, values.data)
+        refuse_unless_finite(rows, stored)
+        destination[first:last].copy_(rows)
+
+
+@dataclass(frozen=True)
+class ScaledFloat8:
+    """`stored` [out, in] in 8-bit floats, times `scale`: one number, [out] or [out, 1], or one for each block."""
+
+    name: str
+    stored: StoredTensor
+    scale: StoredTensor
+    block: tuple[int, int] | None  # outputs, inputs; from the config, where it says so
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    @property
+    def parts(self) -> tuple[StoredTensor, ...]:
+        return self.stored, self.scale
+
+    @property
+    def kind(self) -> str:
+        return self.stored.dtype
+
+    @property
+    def is_quantized(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        if self.stored.dtype not in _EIGHT_BIT or len(self.shape) != 2:
+            raise WeightsError(f"{self.name} has a scale, type {self.stored.dtype} and shape {list(self.shape)}")
+        if self.scale.dtype not in REALS:
+            raise WeightsError(f"{self.scale.name} has type {self.scale.dtype}")
+        self._block()
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        rows = PIECE_ELEMENTS // max(self.shape[1], 1)
+        height = self._block()[0]
+        step = rows // height * height if rows > height else rows  # whole blocks, where they fit
+        return ranges(self.shape[0], step)
+
+    def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
+        num_out, num_in = self.shape
+        height, width = self._block()
+        data = files.read_bytes(self.stored, first * self.stored.row_bytes, (last - first) * self.stored.row_bytes)
+        values = torch.from_numpy(data).view(REALS[self.stored.dtype]).reshape(last - first, num_in).float()
+        if height >= num_out and width >= num_in:
+            scales = files.read_reals(self.scale).reshape(1, 1)
+            values *= scales
+        else:
+            first_block, last_block = first // height, (last - 1) // height + 1
+            scales = files.read_reals(self.scale, first_block, last_block).reshape(last_block - first_block, -1)
+            rows = torch.arange(first, last) // height - first_block
+            columns = torch.arange(num_in) // width
+            values *= scales[rows][:, columns] if width < num_in else scales[rows]  # [rows, in]
+        refuse_unless_finite(values, self.stored)
+        destination[first:last].copy_(values)
+
+    def _block(self) -> tuple[int, int]:
+        """Outputs and inputs that share a scale. Raises WeightsError where the shapes do not fit each other."""
+        num_out, num_in = self.shape
+        scales = self.scale.shape
+        if math.prod(scales) == 1:
+            return max(num_out, 1), max(num_in, 1)
+        if scales in ((num_out,), (num_out, 1)):
+            return 1, max(num_in, 1)
+        height, width = self.block or (128, 128)
+        if scales == (-(-num_out // height), -(-num_in // width)):
+            return height, width
+        raise WeightsError(f"{self.scale.name} has shape {list(scales)}, which no scaling of {list(self.shape)} has")

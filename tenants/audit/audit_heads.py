@@ -1,0 +1,123 @@
+"""Heads of the audit chain, noted outside the database; and whether the chain in the database is whole and holds them.
+
+Whoever can rewrite the whole database can also write a chain that fits. They cannot make it fit a head that was noted
+elsewhere before: each line of a file of heads carries a keyed proof, under a key that no store holds.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from storage.database import Database
+from tenants.audit import audit_log as audit
+from tenants.audit.audit_log import NO_DIGEST, Head
+
+_PURPOSE = b"hearth audit head 1"
+_MAX_PROBLEMS = 20
+
+
+class NotedHead(Struct, frozen=True):
+    """One line of a file of heads. `digest` and `proof` are hexadecimal."""
+
+    at: datetime
+    sequence: int
+    digest: str
+    proof: str
+
+    def is_proven(self, key: bytes) -> bool:
+        try:
+            expected = _proof(key, self.at, Head(self.sequence, bytes.fromhex(self.digest)))
+        except (ValueError, OverflowError):
+            return False
+        return hmac.compare_digest(expected, self.proof)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of looking at a whole chain. `problems` are sentences; none means that nothing is wrong."""
+
+    num_entries: int
+    head: Head
+    num_heads: int
+    num_unchained: int
+    problems: list[str] = field(default_factory=list)
+
+
+def key_from(pepper: bytes) -> bytes:
+    """The key of heads' proofs, from the one that API tokens are hashed under."""
+    return hmac.digest(pepper, b"the key of audit heads", "sha256")
+
+
+def note(head: Head, at: datetime, key: bytes) -> bytes:
+    """A line to append to a file of heads."""
+    noted = NotedHead(at, head.sequence, head.digest.hex(), _proof(key, at, head))
+    return msgspec.json.encode(noted) + b"\n"
+
+
+def read_notes(path: Path) -> list[NotedHead]:
+    """Every line of a file of heads; none where there is no file. Raises ValueError for a line that is none, but for a
+    last one that was cut short."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(msgspec.json.decode(line, type=NotedHead))
+        except (msgspec.MsgspecError, ValueError):
+            if number < len(lines) or line.endswith(b"\n"):
+                raise ValueError(f"line {number} of {path} is no head of an audit chain") from None
+    return found
+
+
+async def verify(database: Database, noted: list[NotedHead] | None = None, key: bytes = b"") -> Verified:
+    """Walk the whole chain; with `noted`, hold it against those heads, whose proofs are under `key`."""
+    problems: list[str] = []
+    first_head = await audit.read_head(database)  # entries written while we look come after it
+    expected = _expected(noted or [], key, problems)
+    if first_head.sequence:
+        expected.setdefault(first_head.sequence, set()).add((first_head.digest, "the head in the database"))
+    previous, place = NO_DIGEST, 0
+    async for entry in audit.read_chain(database):
+        assert entry.sequence is not None
+        if entry.sequence != place + 1:
+            problems.append(f"entries {place + 1} to {entry.sequence - 1} are missing")
+        elif entry.digest != audit.digest_of(entry, entry.sequence, previous):
+            problems.append(f"entry {entry.sequence} ({entry.action}) is not what was written")
+        previous, place = entry.digest or NO_DIGEST, entry.sequence
+        for digest, where in expected.pop(place, ()):
+            if digest != previous:
+                problems.append(f"entry {place} is not the one that {where} names")
+        if len(problems) > _MAX_PROBLEMS:
+            problems.append("and perhaps more")
+            break
+    else:
+        for sequence, heads in sorted(expected.items()):
+            problems += [f"entry {sequence} is missing, which {where} names" for _, where in sorted(heads)]
+    num_unchained = await audit.count_unchained(database)
+    return Verified(place, Head(place, previous), len(noted or []), num_unchained, problems)
+
+
+def _expected(noted: list[NotedHead], key: bytes, problems: list[str]) -> dict[int, set[tuple[bytes, str]]]:
+    """Place -> what digests it must have, and where that was noted."""
+    expected: dict[int, set[tuple[bytes, str]]] = {}
+    for number, head in enumerate(noted, 1):
+        if not head.is_proven(key):
+            problems.append(f"noted head {number} was not written with this platform's key")
+        elif head.sequence:
+            where = f"the head noted at {head.at.astimezone(UTC).isoformat(timespec='seconds')}"
+            expected.setdefault(head.sequence, set()).add((bytes.fromhex(head.digest), where))
+    return expected
+
+
+def _proof(key: bytes, at: datetime, head: Head) -> str:
+    time = at.astimezone(UTC).isoformat(timespec="microseconds").encode()
+    parts = b"".join(len(part).to_bytes(4, "big") + part for part in (_PURPOSE, time, head.digest))
+    return hmac.digest(key, parts + head.sequence.to_bytes(8, "big"), "sha256").hex()

@@ -1,0 +1,177 @@
+"""What the database says of one credential: the row behind it, and the Principal or refusal that the row comes to.
+
+Compares no secret and remembers nothing: that is `token_verifier.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy.engine import RowMapping
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.database import Database
+from tenants.credentials.conditions import decode_condition
+from tenants.credentials.policies import decode_policies, scopes_anywhere, scopes_on
+from tenants.credentials.principal import AccountTerms, Grant, Principal, Refused
+from tenants.credentials.roles import Role, bounded
+from tenants.credentials.scopes import ALL_SCOPES, scopes_of
+from tenants.residency import RegionRule, decode_rule, residency_of
+from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
+
+_EPOCH = select(api_token_epoch.c.epoch).scalar_subquery().label("epoch")
+# Whole statements, made once: to make one anew takes as long as to send it.
+_TOKEN = (
+    select(
+        api_tokens.c.api_token_id,
+        api_tokens.c.account_id,
+        api_tokens.c.user_id,
+        api_tokens.c.kind,
+        api_tokens.c.status,
+        api_tokens.c.digest,
+        api_tokens.c.permission_groups,
+        api_tokens.c.policies,
+        api_tokens.c.condition,
+        api_tokens.c.not_before,
+        api_tokens.c.expires_at,
+        api_tokens.c.region,
+        api_tokens.c.limits,
+        api_tokens.c.models,
+        accounts.c.status.label("account_status"),
+        accounts.c.region.label("account_region"),
+        accounts.c.retention,
+        accounts.c.plan,
+        accounts.c.limits.label("account_limits"),
+        _EPOCH,
+    )
+    .join(accounts)
+    .where(api_tokens.c.lookup_id == bindparam("lookup"))
+)
+_LAST_USE = api_tokens.c.last_used_at
+_USED = (
+    update(api_tokens)
+    .where(api_tokens.c.api_token_id == bindparam("used_id"))
+    .where(or_(_LAST_USE.is_(None), bindparam("used_at") > _LAST_USE))
+    .values(last_used_at=bindparam("used_at"))
+)
+_USER = (
+    select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
+    .where(users.c.email == bindparam("address"))
+    .where(users.c.global_key_digest.is_not(None))
+)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict, and what it rests on: lookup, token, account and user ids, a change of which makes it void."""
+
+    verdict: Principal | Refused
+    marks: frozenset[str]
+
+
+async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
+    """API token ids, and when each was used last. Raises StoreUnavailable."""
+    rows = [{"used_id": api_token_id, "used_at": used[api_token_id]} for api_token_id in sorted(used)]
+    if rows:
+        async with database.transaction() as connection:
+            await connection.execute(_USED, rows)
+
+
+async def read_token(connection: AsyncConnection, lookup_id: str) -> RowMapping | None:
+    """The row of an API token, with `digest`, and the `epoch` as of which it was read."""
+    return (await connection.execute(_TOKEN, {"lookup": lookup_id})).mappings().one_or_none()
+
+
+async def read_user(connection: AsyncConnection, email: str) -> RowMapping | None:
+    """The row of a user who has a global key, with `digest` and `epoch`."""
+    return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
+
+
+async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Judged:
+    """What a token's row whose secret was right comes to."""
+    account_id, user_id = row["account_id"], row["user_id"] or ""
+    condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
+    marks = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
+    if row["status"] != "active":
+        known = (row["api_token_id"], account_id, row["kind"], *window, condition)
+        return Judged(Refused(row["status"], *known), frozenset(marks))
+    terms = row["plan"], row["account_limits"]
+    itself = _Standing(row["account_status"], row["account_region"], row["retention"], *terms)
+    scopes, user_scopes = scopes_of(row["permission_groups"].split(",")), frozenset[str]()
+    elsewhere: dict[str, Grant] = {}
+    if row["policies"] is not None:
+        policies = decode_policies(row["policies"])
+        held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
+        marks |= held.keys()
+        narrower = decode_rule(row["region"])
+        grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
+        own = grants.pop(account_id, None)
+        scopes, user_scopes = own.scopes if own else frozenset(), scopes_anywhere(policies)
+        elsewhere = {other: grant for other, grant in grants.items() if grant.scopes}
+    principal = Principal(
+        account_id=account_id,
+        api_token_id=row["api_token_id"],
+        scopes=scopes,
+        expires_at=row["expires_at"],
+        is_account_blocked=row["account_status"] == "blocked",
+        kind=row["kind"],
+        user_id=user_id,
+        not_before=row["not_before"],
+        condition=condition,
+        user_scopes=user_scopes,
+        elsewhere=elsewhere,
+        account=itself.terms(),
+        limits=row["limits"],
+        models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),
+        residency=residency_of(row["account_region"], row["retention"], row["region"]),
+    )
+    return Judged(principal, frozenset(marks))
+
+
+async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
+    """What a user's global key opens: everything, on each of the user's accounts."""
+    user_id = row["user_id"]
+    held = await _accounts_of_user(connection, user_id)
+    principal = Principal(
+        account_id="",
+        api_token_id=user_id,
+        scopes=frozenset(),
+        user_id=user_id,
+        user_scopes=ALL_SCOPES,
+        elsewhere={account_id: _grant(ALL_SCOPES, standing) for account_id, standing in held.items()},
+        has_global_key=True,
+    )
+    return Judged(principal, frozenset({user_id, *held}))
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """What an account's row says of every call on it."""
+
+    status: str
+    region: str | None
+    retention: str
+    plan: str
+    limits: str
+    role: Role = "administrator"
+
+    def terms(self) -> AccountTerms:
+        """What its calls must know; an older version called what is paid `standard`."""
+        return AccountTerms.of(self.plan, self.limits)
+
+
+def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | None = None) -> Grant:
+    residency = residency_of(standing.region, standing.retention).narrowed(narrower)
+    return Grant(bounded(scopes, standing.role), standing.status == "blocked", standing.terms(), residency)
+
+
+async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _Standing]:
+    """Account id -> what is so of each account that a user is a member of."""
+    columns = [accounts.c[name] for name in ("account_id", "status", "region", "retention", "plan", "limits")]
+    query = select(*columns, memberships.c.role).join(memberships)
+    query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
+    return {account_id: _Standing(*standing) for account_id, *standing in await connection.execute(query)}

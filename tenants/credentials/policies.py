@@ -1,0 +1,67 @@
+"""What an API token may do, and where: policies of permission groups on resources, and the scopes that they come to.
+
+A resource is one account, or all accounts of the token's holder. Deny beats allow, scope by scope. Pure; knows neither
+rows nor which accounts a holder has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from tenants.credentials.scopes import scopes_of
+
+MAX_POLICIES = 50
+
+_ACCOUNT = re.compile(r"com\.cloudflare\.api\.account\.([0-9a-f]{32}|\*)")
+_USER = re.compile(r"com\.cloudflare\.api\.user\.([0-9a-f]{32}|\*)")
+
+
+class Policy(Struct, frozen=True):
+    """One policy: permission group ids on resource keys, as they were given."""
+
+    id: str
+    effect: Literal["allow", "deny"]
+    groups: tuple[str, ...]
+    resources: tuple[str, ...]
+
+    def covers(self, account_id: str) -> bool:
+        """Whether it says something about this account, which is one of the holder's."""
+        return any(named in ("*", account_id) for named in self.account_ids())
+
+    def account_ids(self) -> list[str]:
+        """The accounts it names; `*` is all of the holder's."""
+        return [match[1] for key in self.resources if (match := _ACCOUNT.fullmatch(key))]
+
+
+def is_resource(key: str) -> bool:
+    """Whether a resource key is one that there can be here: an account, all accounts, or the user."""
+    return bool(_ACCOUNT.fullmatch(key) or _USER.fullmatch(key))
+
+
+def scopes_on(policies: Iterable[Policy], account_id: str) -> frozenset[str]:
+    """What the policies come to on one account."""
+    return _scopes([policy for policy in policies if policy.covers(account_id)])
+
+
+def scopes_anywhere(policies: Iterable[Policy]) -> frozenset[str]:
+    """What they come to on whatever they name: for what belongs to the holder and to no account."""
+    return _scopes(list(policies))
+
+
+def encode_policies(policies: Iterable[Policy]) -> str:
+    """For a row; `decode_policies` is its inverse."""
+    return msgspec.json.encode(list(policies)).decode()
+
+
+def decode_policies(text: str) -> tuple[Policy, ...]:
+    return msgspec.json.decode(text, type=tuple[Policy, ...])
+
+
+def _scopes(policies: list[Policy]) -> frozenset[str]:
+    allowed = scopes_of(group for policy in policies if policy.effect == "allow" for group in policy.groups)
+    return allowed - scopes_of(group for policy in policies if policy.effect == "deny" for group in policy.groups)

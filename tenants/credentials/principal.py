@@ -1,0 +1,121 @@
+"""Who is calling, as proven; or why nobody is. Both are values: they travel, they are never edited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Literal
+
+from tenants.credentials.conditions import AddressCondition
+from tenants.residency import ANYWHERE, Residency
+
+TokenKind = Literal["user", "account"]
+
+RefusalReason = Literal[
+    "malformed",  # not the text of any credential
+    "unknown",  # well-formed, and not one of ours
+    "expired",
+    "revoked",
+    "disabled",
+    "not_yet",  # before its starting time
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AccountTerms:
+    """What an account's operator decided that its calls must know: its plan, and limits of its own (`limits.py`)."""
+
+    plan: str = "paid"
+    limits: str = ""
+
+    @classmethod
+    def of(cls, plan: str, limits: str) -> AccountTerms:
+        """As an account's row says; "standard" is what older rows call the paid plan."""
+        return cls("paid" if plan == "standard" else plan, limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a principal may do on one account beside its own."""
+
+    scopes: frozenset[str]
+    is_account_blocked: bool
+    account: AccountTerms = AccountTerms()
+    residency: Residency = ANYWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The holder of an API token or of a global key. A blocked account's tokens still prove who is calling; they open
+    nothing.
+
+    `account_id`, `scopes` and `is_account_blocked` are about the credential's own account, `elsewhere` about others.
+    `user_scopes` is what it opens of the user's own things; `user_id` is "" where the account is its own user.
+    `account` and `limits` say what its calls are held to, `residency` where they may be. `condition` says from where
+    the credential may be used: whoever knows the caller's address judges that.
+    """
+
+    account_id: str
+    api_token_id: str
+    scopes: frozenset[str]
+    expires_at: datetime | None = None
+    is_account_blocked: bool = False
+    kind: TokenKind = "user"
+    user_id: str = ""
+    not_before: datetime | None = None
+    condition: AddressCondition | None = None
+    user_scopes: frozenset[str] = frozenset()
+    elsewhere: Mapping[str, Grant] = field(default_factory=dict, hash=False)
+    has_global_key: bool = False
+    account: AccountTerms = AccountTerms()
+    limits: str = ""  # the credential's own
+    models: frozenset[str] | None = None  # the only ones that it may run; None is all
+    residency: Residency = ANYWHERE
+    is_operator: bool = False  # of the whole platform: its scopes hold on every account
+
+    @property
+    def holder_id(self) -> str:
+        """The user, or the account that is its own user."""
+        return self.user_id or self.account_id
+
+    @property
+    def plan(self) -> str:
+        """Of the account."""
+        return self.account.plan
+
+    def accounts(self) -> dict[str, Grant]:
+        """Everything that it opens, by account."""
+        own = Grant(self.scopes, self.is_account_blocked, self.account, self.residency)
+        return ({self.account_id: own} if self.account_id else {}) | dict(self.elsewhere)
+
+    def on(self, account_id: str) -> Principal | None:
+        """This principal as one of that account; None where it has nothing to do with it."""
+        if account_id == self.account_id:
+            return self
+        if self.is_operator:
+            return replace(self, account_id=account_id)
+        grant = self.elsewhere.get(account_id)
+        if grant is None:
+            return None
+        return replace(
+            self,
+            account_id=account_id,
+            scopes=grant.scopes,
+            is_account_blocked=grant.is_account_blocked,
+            account=grant.account,
+            residency=grant.residency,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """No principal. What is known of the API token is filled in only when its whole secret was right."""
+
+    reason: RefusalReason
+    api_token_id: str | None = None
+    account_id: str | None = None
+    kind: TokenKind | None = None
+    expires_at: datetime | None = None
+    not_before: datetime | None = None
+    condition: AddressCondition | None = None

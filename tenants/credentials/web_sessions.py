@@ -1,0 +1,110 @@
+"""Sessions of operators who signed in with a browser: opaque, server-side, over at once when they are closed.
+
+The cookie is a random id with a signature, so that an invented one never reaches the store. What lies in the store is
+under a hash of the id and signed too: whoever reads it can sign in with nothing, whoever writes to it can give nobody a
+role. A session ends after half an hour without use, after half a day in any case, and when the store loses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
+
+from storage.ephemeral import Ephemeral
+from telemetry.clock import SYSTEM_CLOCK, Clock
+from tenants.credentials.roles import Role
+
+IDLE_S = 30 * 60.0
+LIFE_S = 12 * 3600.0
+_TOUCH_EACH_S = 60.0  # a session in use is written again this often at most
+_COOKIE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
+_PREFIX = "web-session:"
+
+
+class _Stored(Struct, frozen=True):
+    operator_id: str
+    name: str
+    role: Role
+    began_s: float
+    seen_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WebSession:
+    """Who is signed in. `csrf_token` is what the session's own pages know and no other page can."""
+
+    operator_id: str
+    name: str
+    role: Role
+    csrf_token: str
+    ends_at: datetime
+
+
+class WebSessions:
+    def __init__(self, ephemeral: Ephemeral, secret: bytes, clock: Clock = SYSTEM_CLOCK) -> None:
+        """All gateways of a platform share `secret`."""
+        self._ephemeral = ephemeral
+        self._key = hmac.digest(secret, b"hearth web sessions 1", "sha256")
+        self._clock = clock
+
+    async def open(self, operator_id: str, name: str, role: Role) -> str:
+        """A new session's cookie. Raises StoreUnavailable."""
+        id_, now_s = secrets.token_hex(32), self._now_s()
+        await self._write(id_, _Stored(operator_id, name, role, now_s, now_s))
+        return f"{id_}.{self._signature('cookie', id_)}"
+
+    async def find(self, cookie: str) -> WebSession | None:
+        """The session that a cookie stands for, which is in use again; None where there is none. Raises
+        StoreUnavailable."""
+        id_ = self._id_in(cookie)
+        sealed = None if id_ is None else await self._ephemeral.get(self._place(id_))
+        stored = None if id_ is None or sealed is None else self._opened(id_, sealed)
+        if id_ is None or stored is None:
+            return None
+        now_s = self._now_s()
+        if not (now_s - stored.seen_s < IDLE_S and now_s - stored.began_s < LIFE_S):
+            return None
+        if now_s - stored.seen_s >= _TOUCH_EACH_S:
+            await self._write(id_, msgspec.structs.replace(stored, seen_s=now_s))
+        ends_at = datetime.fromtimestamp(stored.began_s + LIFE_S, UTC)
+        return WebSession(stored.operator_id, stored.name, stored.role, self._signature("csrf", id_), ends_at)
+
+    async def close(self, cookie: str) -> None:
+        """End the session. Raises StoreUnavailable."""
+        id_ = self._id_in(cookie)
+        if id_ is not None:
+            await self._ephemeral.delete(self._place(id_))
+
+    def _id_in(self, cookie: str) -> str | None:
+        match = _COOKIE.fullmatch(cookie)
+        if match is None or not hmac.compare_digest(match[2], self._signature("cookie", match[1])):
+            return None
+        return match[1]
+
+    async def _write(self, id_: str, stored: _Stored) -> None:
+        content = msgspec.json.encode(stored)
+        signed = self._signature(f"content {self._place(id_)}", content.decode()).encode() + content
+        await self._ephemeral.set(self._place(id_), signed, IDLE_S)
+
+    def _opened(self, id_: str, sealed: bytes) -> _Stored | None:
+        signature, content = sealed[:64], sealed[64:]
+        expected = self._signature(f"content {self._place(id_)}", content.decode("utf-8", "replace"))
+        if not hmac.compare_digest(signature, expected.encode()):
+            return None
+        return msgspec.json.decode(content, type=_Stored)
+
+    def _place(self, id_: str) -> str:
+        return _PREFIX + hashlib.sha256(id_.encode()).hexdigest()
+
+    def _signature(self, use: str, text: str) -> str:
+        return hmac.digest(self._key, f"{use}: {text}".encode(), "sha256").hex()
+
+    def _now_s(self) -> float:
+        return self._clock.now().timestamp()

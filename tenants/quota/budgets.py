@@ -1,0 +1,136 @@
+"""What an account, or one API token of it, may use in a calendar month (UTC), and the alerts that this raised.
+
+A budget is an amount of neurons or of dollars; when it `refuses`, calls beyond it are not let in; in any case each of
+its `alert_percents` raises one alert a month. Knows rows; `allowance.py` holds calls to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.database import Database, insert_new, insert_replacing
+from storage.errors import Conflict
+from telemetry.clock import SYSTEM_CLOCK, Clock
+from tenants.audit import audit_log as audit
+from tenants.tables import budget_alerts, budgets
+
+Unit = Literal["neurons", "usd"]
+
+MAX_BUDGETS = 1000  # of one account
+MAX_MICRO_AMOUNT = 10**15  # a thousand million of either unit
+WHOLE_ACCOUNT = ""  # in place of an API token's id
+DEFAULT_ALERTS = (50, 80, 100)
+_MAX_ALERTS = 10
+
+
+@dataclass(frozen=True)
+class MonthlyBudget:
+    """`micro_amount` is in millionths of the unit."""
+
+    account_id: str
+    api_token_id: str
+    unit: Unit
+    micro_amount: int
+    refuses: bool = True
+    alert_percents: tuple[int, ...] = DEFAULT_ALERTS
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("neurons", "usd"):
+            raise ValueError("unit must be neurons or usd")
+        if not 0 < self.micro_amount <= MAX_MICRO_AMOUNT:
+            raise ValueError("amount must be above 0, and 1000000000 at most")
+        percents = self.alert_percents
+        if len(percents) > _MAX_ALERTS or not all(1 <= percent <= 1000 for percent in percents):
+            raise ValueError("alert_percents must be at most 10 numbers from 1 to 1000")
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A share of a budget was passed: `month` is like 2026-11, `micro_used` what was used when that was seen."""
+
+    account_id: str
+    api_token_id: str
+    unit: str
+    month: str
+    percent: int
+    micro_amount: int
+    micro_used: int
+    at: datetime
+
+
+async def put(database: Database, budget: MonthlyBudget, *, who: str, clock: Clock = SYSTEM_CLOCK) -> None:
+    """Set it, in place of one for the same account, token and unit. Raises Conflict when the account has too many."""
+    values = {name: getattr(budget, name) for name in ("account_id", "api_token_id", "unit", "micro_amount", "refuses")}
+    values |= {"alert_percents": ",".join(map(str, budget.alert_percents)), "modified_at": clock.now()}
+    async with database.transaction() as connection:
+        others = select(func.count()).where(budgets.c.account_id == budget.account_id)
+        if (await connection.execute(others)).scalar_one() > MAX_BUDGETS:
+            raise Conflict(f"an account has at most {MAX_BUDGETS} budgets")
+        await connection.execute(insert_replacing(budgets, database.dialect), [values])
+        await _note(connection, "budget.set", budget.account_id, budget.api_token_id, who, clock)
+
+
+async def remove(
+    database: Database, account_id: str, api_token_id: str, unit: str, *, who: str, clock: Clock = SYSTEM_CLOCK
+) -> bool:
+    """Returns whether there was one."""
+    is_this = (budgets.c.account_id == account_id) & (budgets.c.api_token_id == api_token_id) & (budgets.c.unit == unit)
+    async with database.transaction() as connection:
+        found = (await connection.execute(delete(budgets).where(is_this))).rowcount > 0
+        if found:
+            await _note(connection, "budget.remove", account_id, api_token_id, who, clock)
+    return found
+
+
+async def list_all(database: Database, account_id: str | None = None) -> list[MonthlyBudget]:
+    """Those of an account, or of all."""
+    names = ("account_id", "api_token_id", "unit", "micro_amount", "refuses", "alert_percents")
+    query = select(*(budgets.c[name] for name in names)).order_by(*budgets.primary_key)
+    if account_id is not None:
+        query = query.where(budgets.c.account_id == account_id)
+    async with database.connection() as connection:
+        rows = (await connection.execute(query)).mappings().all()
+    return [MonthlyBudget(**(dict(row) | {"alert_percents": _percents(row["alert_percents"])})) for row in rows]
+
+
+async def raise_alerts(database: Database, alerts: Sequence[Alert]) -> list[Alert]:
+    """Enter alerts; returns those that nobody had raised before in their month."""
+    if not alerts:
+        return []
+    rows = {_id_of(alert): alert for alert in alerts}
+    statement = insert_new(budget_alerts, database.dialect, key="alert_id").returning(budget_alerts.c.alert_id)
+    async with database.transaction() as connection:
+        values = [{"alert_id": id, **vars(alert)} for id, alert in rows.items()]
+        new = (await connection.execute(statement, values)).scalars().all()
+    return [rows[id] for id in new]
+
+
+async def list_alerts(database: Database, account_id: str, limit: int = 100) -> list[Alert]:
+    """The account's newest ones, newest first."""
+    names = ("account_id", "api_token_id", "unit", "month", "percent", "micro_amount", "micro_used", "at")
+    query = select(*(budget_alerts.c[name] for name in names)).where(budget_alerts.c.account_id == account_id)
+    async with database.connection() as connection:
+        newest = query.order_by(budget_alerts.c.at.desc(), budget_alerts.c.alert_id.desc()).limit(limit)
+        return [Alert(**row) for row in (await connection.execute(newest)).mappings()]
+
+
+def _id_of(alert: Alert) -> str:
+    """A budget that was changed warns anew."""
+    return f"{alert.account_id}:{alert.api_token_id}:{alert.unit}:{alert.month}:{alert.percent}:{alert.micro_amount}"
+
+
+def _percents(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(",") if part)
+
+
+async def _note(
+    connection: AsyncConnection, action: str, account_id: str, subject: str, who: str, clock: Clock
+) -> None:
+    ids = {"account_id": account_id, "subject_id": subject or account_id}
+    await audit.append(connection, at=clock.now(), who=who, action=action, **ids)

@@ -1,0 +1,124 @@
+"""How calls are held to their limits while Redis is away: each gateway by its share, and by what it last saw.
+
+What Redis said of a window is remembered until that window ends: from there an outage goes on, and after a flush it is
+given back. Knows items and numbers of this process alone; its clock is monotonic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tenants.quota.limits import Item
+
+_PRUNE_ABOVE = 10_000
+
+
+@dataclass(slots=True)
+class Seen:
+    """A window as Redis had it: so much taken of it, and it ends then."""
+
+    item: Item
+    taken: int
+    ends_s: float
+
+
+@dataclass(slots=True)
+class _Share:
+    """This gateway's part of a window while Redis is away."""
+
+    size: int
+    used: int
+    ends_s: float
+
+
+class LocalQuota:
+    """One process's view. `num_gateways` share what there is."""
+
+    def __init__(self) -> None:
+        self.num_gateways = 1
+        self.seen: dict[str, Seen] = {}
+        self._shares: dict[str, _Share] = {}
+        self._calls: dict[str, int] = {}
+        self._prune_at = _PRUNE_ABOVE
+
+    def saw(self, item: Item, taken: int, ends_s: float, now_s: float) -> None:
+        """Remember what Redis said of a window."""
+        found = self.seen.get(item.key)
+        if found is None:
+            self.seen[item.key] = Seen(item, taken, ends_s)
+            if len(self.seen) > self._prune_at:
+                self.forget_ended(now_s)
+        elif taken > found.taken or ends_s > found.ends_s + 0.5:  # answers of one window may come out of order
+            found.item, found.taken, found.ends_s = item, taken, ends_s
+
+    def forget_ended(self, now_s: float) -> None:
+        """Drop the windows that are over."""
+        self.seen = {key: seen for key, seen in self.seen.items() if seen.ends_s > now_s}
+        self._shares = {key: share for key, share in self._shares.items() if share.ends_s > now_s}
+        self._prune_at = max(_PRUNE_ABOVE, 2 * len(self.seen))
+
+    def open_windows(self, now_s: float) -> list[Seen]:
+        return [seen for seen in self.seen.values() if seen.ends_s > now_s]
+
+    def begin_call(self, items: Iterable[Item]) -> None:
+        """A call is under way, whoever let it in."""
+        for item in items:
+            if item.kind == "c":
+                self._calls[item.key] = self._calls.get(item.key, 0) + 1
+
+    def end_call(self, items: Iterable[Item]) -> None:
+        for item in items:
+            if item.kind == "c":
+                left = self._calls.get(item.key, 0) - 1
+                if left > 0:
+                    self._calls[item.key] = left
+                else:
+                    self._calls.pop(item.key, None)
+
+    def take(self, items: Sequence[Item], tokens: int, now_s: float) -> tuple[Item, float] | None:
+        """Take this gateway's share of every item for one call; or the item that refuses, and for how long (s)."""
+        shares = {item.key: self._share(item, now_s) for item in items if item.kind in "rt"}
+        refusing: list[tuple[float, Item]] = []
+        for item in items:
+            if item.kind == "c" and self._calls.get(item.key, 0) >= max(1, item.limit // self.num_gateways):
+                refusing.append((1.0, item))
+            share = shares.get(item.key)
+            if share is not None and share.used + _cost(item, tokens, share.size) > share.size:
+                refusing.append((share.ends_s - now_s, item))
+        if refusing:
+            wait_s, item = max(refusing, key=lambda entry: entry[0])
+            return item, wait_s
+        for item in items:
+            share = shares.get(item.key)
+            if share is not None:
+                share.used += _cost(item, tokens, share.size)
+        return None
+
+    def standing(self, item: Item, now_s: float) -> tuple[int, float]:
+        """Of the whole limit, what counts as taken, and seconds to the window's end."""
+        share = self._share(item, now_s)
+        return item.limit - (share.size - share.used), share.ends_s - now_s
+
+    def come_back(self) -> None:
+        """Redis answers again: from now on it says what is taken."""
+        self._shares.clear()
+
+    def _share(self, item: Item, now_s: float) -> _Share:
+        share = self._shares.get(item.key)
+        if share is None or share.ends_s <= now_s:
+            seen = self.seen.get(item.key)
+            if share is None and seen is not None and seen.ends_s > now_s:
+                size = max(0, item.limit - seen.taken) // self.num_gateways
+                share = _Share(size, 0, seen.ends_s)
+            else:
+                share = _Share(max(1, item.limit // self.num_gateways), 0, now_s + item.span_ms / 1000)
+            self._shares[item.key] = share
+            if len(self._shares) > 2 * self._prune_at:
+                self.forget_ended(now_s)
+        return share
+
+
+def _cost(item: Item, tokens: int, size: int) -> int:
+    """What a call takes of a window; one that asks for more than there ever is takes all."""
+    return 1 if item.kind == "r" else max(1, min(tokens, size))

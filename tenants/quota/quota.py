@@ -1,0 +1,452 @@
+"""May this call enter, by everything it is held to: one exchange with Redis before it, one told later when it leaves.
+
+All gateways count in the same place (`quota_script.py`), so that a limit holds whatever the number of processes. While
+Redis is away each lets in its share (`local_quota.py`) and tells afterwards; budgets may say that nobody enters then.
+What Redis forgot is given back to it: windows as they were last seen, calls that are under way, and budgets by the
+ledger's word. Knows limits and budgets, not HTTP, and nothing of what a call does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from storage.ephemeral import Ephemeral
+from storage.errors import StoreUnavailable
+from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, raise_refused
+from telemetry import metrics
+from tenants.quota import quota_script as script
+from tenants.quota.limits import Item
+from tenants.quota.local_quota import LocalQuota
+from tenants.quota.pace import Pace
+from tenants.quota.quota_plan import NO_PLAN, Budget, Entered, Plan, QuotaExceeded, Standing
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 0.010
+PRESENCE_S = 1.0
+PRESENCE_TTL_S = 5.0
+MAX_CLOCKS_APART_S = 30.0
+LEASE_MARGIN_S = 10.0  # what a call may take longer than its deadline before its places are given away
+MAX_OWED = 10_000  # calls of an outage that are told to Redis afterwards; the windows of older ones are over
+MAX_REMEMBERED_S = 1.0  # a refusal is repeated without asking again
+MAX_PLANS = 20_000
+_MAX_TRIES = 4
+_KIND = "gateways"
+
+
+class Budgets(Protocol):
+    """What accounts may spend, by the ledger: the source of what Redis counts of it."""
+
+    async def used(self, budget: Any) -> int:
+        """Micro-neurons used of a budget. Raises StoreUnavailable."""
+        ...
+
+
+_Leaving = tuple[Entered, int, int]
+
+
+class Quota:
+    """One process's way to the common counts. `run` must run beside it. `lease_s` is longer than any call."""
+
+    def __init__(
+        self,
+        url: str,
+        ephemeral: Ephemeral,
+        *,
+        timeout_s: float,
+        lease_s: float,
+        budgets: Budgets | None = None,
+    ) -> None:
+        self._link = RedisLink(url, timeout_s=timeout_s, on_open=self._come_back)
+        self._ephemeral = ephemeral
+        self._lease_ms = round(lease_s * 1000)
+        self._budgets = budgets
+        self._loop = asyncio.get_running_loop()
+        self._local = LocalQuota()
+        self._pace = Pace()
+        self._epoch = ""
+        self._adopting = asyncio.Lock()
+        self._under_way: dict[str, Entered] = {}
+        self._leaving: list[_Leaving] = []
+        self._riding: list[bytes] = []
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._owed: deque[tuple[Entered, float]] = deque(maxlen=MAX_OWED)
+        self._owed_leaves: deque[_Leaving] = deque(maxlen=MAX_OWED)
+        self._plans: dict[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = {}
+        self._seeding: dict[str, asyncio.Task[None]] = {}
+        self._id = uuid.uuid4().hex
+        self._is_clock_off = False
+
+    def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
+        """The same plan for the same items."""
+        if not items and not budgets:
+            return NO_PLAN
+        key = (account_id, items, budgets)
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.clear()
+            found = self._plans[key] = Plan(account_id, items, budgets)
+        return found
+
+    async def enter(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Entered:
+        """Let a call in, by everything that it is held to. Raises QuotaExceeded; StoreUnavailable when Redis is away
+        and a budget says that then nobody enters."""
+        entered = Entered(plan, op, tokens, micro_neurons)
+        if not plan.items:
+            return entered
+        self._repeat_refusal(plan)
+        untold = self._leaving
+        try:
+            numbers = await self._ask(entered, script.AS_ANYBODY)
+            if untold and self._is_refused_for_what_was_left(plan, numbers, untold):
+                self._flush()
+                numbers = await self._ask(entered, script.AS_ANYBODY)
+        except StoreUnavailable:
+            self._enter_alone(entered)
+        else:
+            self._learn(entered, numbers)
+        self._under_way[op] = entered
+        if plan.has_calls:
+            entered.since_s = self._loop.time()
+            self._local.begin_call(plan.items)
+        return entered
+
+    async def pass_by(self, plan: Plan, op: str) -> Entered:
+        """Count a request that is over as soon as it is counted. Raises QuotaExceeded."""
+        entered = Entered(plan, op, 0, 0)
+        if not plan.items:
+            return entered
+        self._repeat_refusal(plan)
+        try:
+            numbers = await self._ask(entered, script.IN_PASSING)
+        except StoreUnavailable:
+            self._enter_alone(entered)
+        else:
+            self._learn(entered, numbers)
+        return entered
+
+    def begun(self, entered: Entered) -> None:
+        """The call has output: it waits no more. Told to Redis within FLUSH_S."""
+        waiting = entered.plan.waiting
+        if waiting and not entered.is_begun and entered.op in self._under_way:
+            self._give_back(entered, waiting)
+            entered.is_begun = True
+            self.ride(*entered.begun_bytes())
+
+    def leave(self, entered: Entered, *, tokens: int = 0, micro_neurons: int = 0) -> None:
+        """The call is over, and this is what it really took. Told to Redis within FLUSH_S."""
+        plan = entered.plan
+        if not plan.items or self._under_way.pop(entered.op, None) is None:
+            return
+        if plan.has_calls:
+            self._give_back(entered, plan.items)
+        self._leaving.append((entered, tokens, micro_neurons))
+        self._flush_soon()
+
+    def ride(self, *commands: bytes) -> None:
+        """Send whole commands whose answers nobody needs, with what is told next. Where Redis is away they are lost."""
+        self._riding += commands
+        self._flush_soon()
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Whether Redis can be asked now."""
+        return self._link.is_open
+
+    def ask(self, asking: bytes) -> asyncio.Future[Reply] | None:
+        """Send a whole command of somebody else's beside ours; None where Redis is away."""
+        try:
+            return self._link.send(asking) if self._link.is_open else None
+        except StoreUnavailable:
+            return None
+
+    async def raise_used(self, key: str, micro_neurons: int) -> None:
+        """At least so much of a budget is used, by the ledger's word; one that Redis does not know stays unknown.
+        Raises StoreUnavailable."""
+        reply = await self._link.send(command("EVALSHA", script.SHA["raise"], 1, key, micro_neurons))
+        if isinstance(reply, CommandRefused):
+            raise StoreUnavailable(f"redis: {reply.code}")
+
+    async def open(self) -> None:
+        """One try to reach Redis. Raises StoreUnavailable."""
+        try:
+            await self._link.open()
+        except CommandRefused as error:
+            raise StoreUnavailable(f"redis: {error.code}") from None
+
+    async def run(self) -> None:
+        """Keep Redis within reach and count the gateways, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._link.run())
+            group.create_task(self._be_present())
+
+    async def close(self) -> None:
+        """Tell what is still untold."""
+        self._flush()
+        with contextlib.suppress(StoreUnavailable, CommandRefused):
+            await self._link.send(command("PING"))
+        with contextlib.suppress(StoreUnavailable):
+            await self._ephemeral.withdraw(_KIND, self._id)
+        self._link.close()
+
+    def _repeat_refusal(self, plan: Plan) -> None:
+        if plan.refusal is not None:
+            if self._loop.time() < plan.refused_until_s:
+                known = plan.refusal
+                raise QuotaExceeded(known.item, known.retry_after_s, known.standings)  # another: it keeps its traceback
+            plan.refusal = None
+
+    @staticmethod
+    def _is_refused_for_what_was_left(plan: Plan, numbers: list[int], untold: Sequence[_Leaving]) -> bool:
+        """Whether Redis refuses by an item of which calls that have left, untold when it was asked, give something
+        back: whoever asks one call after the other is not refused for the one before."""
+        if numbers[0] != script.REFUSED:
+            return False
+        item = plan.items[numbers[1] - 1]
+        return item.kind != "r" and any(item in left.plan.items for left, *_ in untold)
+
+    async def _ask(self, entered: Entered, how: int) -> list[int]:
+        """What Redis says. Raises StoreUnavailable."""
+        plan = entered.plan
+        for _ in range(_MAX_TRIES):
+            epoch = self._epoch
+            reply = await self._link.send(entered.enter_bytes(epoch, self._lease_ms, how))
+            if isinstance(reply, CommandRefused):
+                await self._make_up(reply)
+                continue
+            assert isinstance(reply, bytes)
+            first, _, rest = reply.partition(b" ")
+            status = int(first)
+            if status not in (script.NEW_EPOCH, script.UNKNOWN_BUDGET):
+                return [status, *map(int, rest.split())]
+            try:
+                if status == script.NEW_EPOCH:
+                    await self._adopt(self._link, epoch, rest.decode())
+                else:
+                    await self._seed(plan.budgets[int(rest) - 1 - len(plan.items)])
+            except CommandRefused as error:
+                await self._make_up(error)
+        raise StoreUnavailable("redis: it does not keep what it is told")
+
+    async def _make_up(self, refused: CommandRefused) -> None:
+        """Redis has forgotten the scripts: tell it again. Raises StoreUnavailable for any other refusal."""
+        if refused.code != "NOSCRIPT":
+            self._link.drop(refused.code)
+            raise StoreUnavailable(f"redis: {refused.code}")
+        await self._load_scripts(self._link)
+
+    def _learn(self, entered: Entered, numbers: list[int]) -> None:
+        """Remember how things stand. Raises QuotaExceeded if that is what the numbers say."""
+        items = entered.plan.items
+        now_s = self._loop.time()
+        entered.standings = standings = []
+        at = 3
+        for item in items:
+            if item.kind in "rt":
+                taken, left_ms = numbers[at], numbers[at + 1]
+                self._local.saw(item, taken, now_s + left_ms / 1000, now_s)
+                left = item.limit - taken
+                standings.append(Standing(item, left if left > 0 else 0, -(-left_ms // 1000) or 1))
+            at += 2
+        if numbers[0] == script.REFUSED:
+            item, wait_s = items[numbers[1] - 1], numbers[2] / 1000
+            if item.kind == "c":
+                wait_s = self._pace.next_s(item.key, item.limit)
+            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
+            if item.kind == "r":  # nothing is ever given back to it
+                entered.plan.refusal = refusal
+                entered.plan.refused_until_s = now_s + min(wait_s, MAX_REMEMBERED_S)
+            raise refusal
+
+    def _enter_alone(self, entered: Entered) -> None:
+        """Raises QuotaExceeded, StoreUnavailable."""
+        items, now_s = entered.plan.items, self._loop.time()
+        if any(item.is_closed_when_away for item in items):
+            raise StoreUnavailable("redis: budgets cannot be read")
+        refused = self._local.take(items, entered.tokens, now_s)
+        standings = []
+        for item in items:
+            if item.kind in "rt":
+                taken, left_s = self._local.standing(item, now_s)
+                standings.append(Standing(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
+        entered.standings = standings
+        if refused is not None:
+            item, wait_s = refused
+            if item.kind == "c":
+                wait_s = self._pace.next_s(item.key, item.limit)
+            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
+        metrics.QUOTA_LOCAL.inc()
+        entered.is_counted = False
+        self._owed.append((entered, now_s))
+
+    def _give_back(self, entered: Entered, items: Sequence[Item]) -> None:
+        """Places of a call at once, those given back before excepted."""
+        held_s = self._loop.time() - entered.since_s
+        held = [item for item in items if item.kind == "c" and not (entered.is_begun and item.is_until_begun)]
+        self._local.end_call(held)
+        for item in held:
+            self._pace.saw(item.key, held_s)
+
+    def _flush_soon(self) -> None:
+        if self._flush_timer is None:
+            self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
+
+    def _flush(self) -> None:
+        """Send what has been left since the last time, in one write."""
+        self._flush_timer = None
+        batch, self._leaving = self._leaving, []
+        riding, self._riding = self._riding, []
+        if not batch and not riding:
+            return
+        if not self._link.is_open:
+            self._owed_leaves.extend(batch)
+            return
+        data = b"".join([*riding, *(each.leave_bytes(self._lease_ms, tokens, spent) for each, tokens, spent in batch)])
+        try:
+            future = self._link.send(data, len(riding) + len(batch))
+        except StoreUnavailable:
+            self._owed_leaves.extend(batch)
+            return
+        if batch:
+            future.add_done_callback(lambda done: self._flushed(done, batch))
+
+    def _flushed(self, future: asyncio.Future[Reply], batch: list[_Leaving]) -> None:
+        """What may not have arrived is told again: who has left does not leave twice."""
+        if future.cancelled() or future.exception() is not None or isinstance(future.result(), Exception):
+            self._owed_leaves.extend(batch)
+            if not future.cancelled() and future.exception() is None:
+                self._link.drop("leaving was refused")
+
+    async def _come_back(self, link: Sender) -> None:
+        """A connection has opened: scripts, what Redis forgot, what it was not told."""
+        await self._load_scripts(link)
+        known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
+        await self._adopt(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
+        for reply in await self._send_owed(link):
+            raise_refused(reply)
+        if self._owed or self._owed_leaves:
+            self._send_owed(link)  # of calls that came meanwhile; it arrives before whatever comes next
+        self._local.come_back()
+
+    def _send_owed(self, link: Sender) -> asyncio.Future[list[Reply]]:
+        """Send all that Redis was not told. What may not have arrived is told again: that counts nothing twice. Raises
+        StoreUnavailable."""
+        owed, leaves = list(self._owed), list(self._owed_leaves)
+        self._owed.clear()
+        self._owed_leaves.clear()
+
+        def owe_again() -> None:
+            self._owed.extendleft(reversed(owed))
+            self._owed_leaves.extendleft(reversed(leaves))
+
+        def look(done: asyncio.Future[list[Reply]]) -> None:
+            is_lost = done.cancelled() or done.exception() is not None
+            if is_lost or any(isinstance(reply, Exception) for reply in done.result()):
+                owe_again()
+                if not is_lost:
+                    self._link.drop("what was owed was refused")
+
+        replies: list[asyncio.Future[Reply]] = []
+        try:
+            replies += [
+                link.send(each.enter_bytes(self._epoch, self._lease_ms, script.FORCED)) for each in self._due(owed)
+            ]
+            for entered in self._under_way.values():
+                replies += [link.send(begun) for begun in entered.begun_bytes()]
+            replies += [link.send(each.leave_bytes(self._lease_ms, tokens, spent)) for each, tokens, spent in leaves]
+        except StoreUnavailable:
+            owe_again()
+            raise
+        told = asyncio.gather(*replies)
+        told.add_done_callback(look)
+        return told
+
+    def _due(self, owed: Sequence[tuple[Entered, float]]) -> Iterator[Entered]:
+        """Those that still count, marked as counted."""
+        now_s = self._loop.time()
+        for entered, since_s in owed:
+            is_over = all(now_s - since_s > item.span_ms / 1000 for item in entered.plan.items if item.kind in "rt")
+            is_left = entered.op not in self._under_way
+            if is_over and is_left and not any(item.kind == "b" for item in entered.plan.items):
+                continue
+            entered.is_counted = True
+            yield entered
+
+    async def _load_scripts(self, link: Sender) -> None:
+        try:
+            for text in script.SCRIPTS.values():
+                raise_refused(await link.send(command("SCRIPT", "LOAD", text)))
+        except CommandRefused as error:
+            link.drop(error.code)
+            raise StoreUnavailable(f"redis: {error.code}") from None
+
+    async def _adopt(self, link: Sender, asked_with: str, known: str) -> None:
+        """Redis is not the one that we knew: give back what we remember, and agree on what this one is called."""
+        async with self._adopting:
+            if self._epoch != asked_with or (known and known == self._epoch):
+                return
+            now_s = self._loop.time()
+            replies = []
+            for seen in self._local.open_windows(now_s):
+                left_ms = math.ceil((seen.ends_s - now_s) * 1000)
+                key, sha = seen.item.key, script.SHA["restore"]
+                replies.append(link.send(command("EVALSHA", sha, 1, key, seen.taken, left_ms, seen.item.span_ms)))
+            for reply in replies:
+                raise_refused(await reply)
+            await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))
+            found = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
+            epoch = found.decode() if isinstance(found, bytes) else ""
+            under_way = [entered for entered in self._under_way.values() if entered.is_counted]
+            for budget in dict.fromkeys(budget for entered in under_way for budget in entered.plan.budgets):
+                with contextlib.suppress(StoreUnavailable):  # a reservation needs a budget to be taken of
+                    await self._seed_now(budget, link)
+            replies = []
+            for entered in under_way:
+                replies.append(link.send(entered.enter_bytes(epoch, self._lease_ms, script.AGAIN)))
+                replies += [link.send(begun) for begun in entered.begun_bytes()]
+            for reply in replies:
+                raise_refused(await reply)
+            if self._epoch:
+                log.warning("redis had forgotten its counts: given back", extra={"calls": len(self._under_way)})
+            self._epoch = epoch
+
+    async def _seed(self, budget: Budget) -> None:
+        """Tell Redis of a budget by the ledger's word, one at a time. Raises StoreUnavailable."""
+        task = self._seeding.get(budget.key)
+        if task is None:
+            task = self._seeding[budget.key] = self._loop.create_task(self._seed_now(budget, self._link))
+            task.add_done_callback(lambda _: self._seeding.pop(budget.key, None))
+        await asyncio.shield(task)
+
+    async def _seed_now(self, budget: Budget, link: Sender) -> None:
+        if self._budgets is None:
+            raise StoreUnavailable("no source of budgets")
+        used, ttl_ms = await self._budgets.used(budget), max(1, round(budget.ttl_s * 1000))
+        raise_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
+
+    async def _be_present(self) -> None:
+        """Say that this gateway lives, and count those who do: what an outage is shared among."""
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S))
+                self._local.num_gateways = max(1, len(await self._ephemeral.present(_KIND)))
+                metrics.GATEWAYS.set(self._local.num_gateways)
+            await asyncio.sleep(PRESENCE_S)
+
+    def _compare_clocks(self, redis_s: float) -> None:
+        """Tell whoever watches, once, that this machine's clock and the common one say different things."""
+        ahead_s = time.time() - redis_s
+        metrics.CLOCK_AHEAD.set(round(ahead_s, 3))
+        is_off = abs(ahead_s) > MAX_CLOCKS_APART_S
+        if is_off and not self._is_clock_off:
+            log.warning("this machine's clock is not Redis's", extra={"ahead_s": round(ahead_s)})
+        self._is_clock_off = is_off

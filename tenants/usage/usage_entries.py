@@ -1,0 +1,297 @@
+"""What calls consumed: one entry per admitted call, keyed by its request id.
+
+Writing an entry twice is writing it once; its share of the sums (`usage_sums.py`) is written with it. Prices are
+someone else's: an entry carries micro-neurons as they were reckoned when the call ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from msgspec import Struct, structs
+from sqlalchemy import String, insert, select, tuple_
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.database import Database, insert_replacing, uuid7
+from storage.many_rows import ManyRows, Row
+from tenants.tables import usage_entries, usage_spools
+from tenants.usage import usage_sums
+from tenants.usage.usage_sums import Filter, Share
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One call. `status` is how it ended (`stop`, `length`, or a failure's reason), `ttft_ms` the time to the first
+    output if there was any, `attempts` how many nodes were tried. Times are aware; durations in milliseconds.
+
+    `device_us` is its share of its device's time, in microseconds; bytes are those of the bodies. The reply `is_useful`
+    if it finished, held to what was asked of it, within its deadline; `num_retried` counts replies said to be useful
+    before, which this call's client asked for again.
+    """
+
+    request_id: str
+    account_id: str
+    api_token_id: str
+    model: str
+    revision: str
+    task: str
+    pop: str
+    node_id: str
+    status: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    started_at: datetime
+    ttft_ms: float | None
+    duration_ms: float
+    attempts: int
+    micro_neurons: int
+    is_stream: bool
+    device_us: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    num_tool_calls: int = 0
+    num_steps: int = 0
+    audio_ms: int = 0
+    num_image_tiles: int = 0
+    num_retried: int = 0
+    is_useful: bool = False
+    is_batch: bool = False
+
+
+@dataclass(frozen=True)
+class SpoolPlace:
+    """How far the ledger is in one spool: everything before `offset` of `segment` is in it."""
+
+    spool_id: str
+    segment: int
+    offset: int
+
+
+class OlderLedger(Exception):
+    """The ledger knows less of the spool than it had confirmed: an older copy of it took over. `known` is how far it
+    is, None if it has never heard of the spool."""
+
+    def __init__(self, known: SpoolPlace | None) -> None:
+        super().__init__("the ledger is older than what it confirmed")
+        self.known = known
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Percentiles over the newest calls of one model: milliseconds to the first output, and to the end. None where no
+    call had any output."""
+
+    model: str
+    num_calls: int
+    ttft_ms: tuple[float, float, float] | None
+    total_ms: tuple[float, float, float]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(UsageEntry)
+_FIELDS = UsageEntry.__struct_fields__
+_ENTRY_COLUMNS = [usage_entries.c[name] for name in _FIELDS]
+_COLUMNS = (*_FIELDS, "is_summed")
+_LENGTHS = tuple(
+    (at, column.type.length)
+    for at, column in enumerate(usage_entries.c[name] for name in _COLUMNS)
+    if isinstance(column.type, String) and column.type.length
+)
+_ledger_rows = ManyRows(usage_entries, _COLUMNS, key="request_id")
+_counted = itemgetter(*map(_COLUMNS.index, usage_sums.COUNTED))
+_AT_A_TIME = 32  # entries that are made rows of without a pause: a tenth of a millisecond
+PERCENTILES = (50, 95, 99)
+_MAX_MEASURED_CALLS = 20_000
+_NUMBERS = (
+    "prompt_tokens", "cached_tokens", "completion_tokens", "micro_neurons", "duration_ms", "attempts", "device_us",
+    "bytes_in", "bytes_out", "num_tool_calls", "num_steps", "audio_ms", "num_image_tiles", "num_retried",
+)  # fmt: skip
+
+
+def encode(entry: UsageEntry) -> bytes:
+    """An entry as one record of the spool. Raises ValueError when its time has no zone."""
+    if entry.started_at.tzinfo is None:
+        raise ValueError("a usage entry's time must carry its zone")
+    return _encoder.encode(entry)
+
+
+def decode(record: bytes) -> UsageEntry:
+    """Raises ValueError (msgspec.ValidationError, msgspec.DecodeError) for what is no entry."""
+    return _decoder.decode(record)
+
+
+async def write(
+    database: Database,
+    entries: Sequence[UsageEntry],
+    place: SpoolPlace | None = None,
+    *,
+    confirmed: SpoolPlace | None = None,
+) -> int:
+    """Put entries into the ledger, and into its sums; returns how many were new. All of them, or none when it raises
+    StoreUnavailable.
+
+    `place` is how far in their spool the ledger is with them. Raises OlderLedger, and writes nothing, if it is not as
+    far as `confirmed`, which an earlier call had as its `place`.
+    """
+    ready = await made_in_turns(_ready, entries)
+    async with database.transaction() as connection:
+        if place is not None:
+            await _move_place(connection, database.dialect, place, confirmed)
+        return await _put(connection, ready)
+
+
+async def write_within(connection: AsyncConnection, entries: Sequence[UsageEntry]) -> int:
+    """Put entries into the ledger, and into its sums, as part of the caller's transaction; returns how many were new.
+    The sums' rows stay locked until that ends: let it be the last thing it does."""
+    return await _put(connection, list(map(_ready, entries)))
+
+
+async def made_in_turns(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
+    """What is made of each, some at a time: in between, calls that wait for the event loop have their turn."""
+    made: list[R] = []
+    for start in range(0, len(given), _AT_A_TIME):
+        if start:
+            await asyncio.sleep(0)
+        made += map(make, given[start : start + _AT_A_TIME])
+    return made
+
+
+class _Ready(NamedTuple):
+    """An entry as it is written."""
+
+    row: Row
+    share: Share
+
+
+def _ready(entry: UsageEntry) -> _Ready:
+    row = _row(entry)
+    return _Ready(row, usage_sums.share_of(_counted(row)))
+
+
+async def _put(connection: AsyncConnection, ready: Sequence[_Ready]) -> int:
+    """Returns how many were new."""
+    first = {each.row[0]: each for each in reversed(ready)}
+    new = await _ledger_rows.insert_new(connection, [each.row for each in first.values()])
+    await usage_sums.add(connection, connection.dialect.name, [first[id].share for id in new])
+    return len(new)
+
+
+async def _move_place(
+    connection: AsyncConnection, dialect: str, place: SpoolPlace, confirmed: SpoolPlace | None
+) -> None:
+    """Write down how far the ledger is in a spool, if it is as far as it had confirmed. Raises OlderLedger."""
+    if confirmed is not None:
+        query = select(usage_spools.c.segment, usage_spools.c.offset)
+        row = (await connection.execute(query.where(usage_spools.c.spool_id == place.spool_id))).one_or_none()
+        known = None if row is None else SpoolPlace(place.spool_id, row.segment, row.offset)
+        if known is None or (known.segment, known.offset) < (confirmed.segment, confirmed.offset):
+            raise OlderLedger(known)
+    now = datetime.now(UTC)
+    values = {"spool_id": place.spool_id, "segment": place.segment, "offset": place.offset, "moved_at": now}
+    await connection.execute(insert_replacing(usage_spools, dialect), [values])
+
+
+async def find_place(database: Database, spool_id: str) -> SpoolPlace | None:
+    """How far the ledger is in that spool; None if it has never heard of it."""
+    query = select(usage_spools.c.segment, usage_spools.c.offset).where(usage_spools.c.spool_id == spool_id)
+    async with database.connection() as connection:
+        row = (await connection.execute(query)).one_or_none()
+    return None if row is None else SpoolPlace(spool_id, row.segment, row.offset)
+
+
+async def takes_rows(database: Database) -> bool:
+    """Whether the ledger takes a plain entry, tried and undone: if it does, an entry that it refuses is at fault
+    itself. Raises StoreUnavailable."""
+    text = dict.fromkeys(("account_id", "api_token_id", "model", "revision", "task", "pop", "node_id", "status"), "")
+    numbers = dict.fromkeys(_NUMBERS, 0)
+    plain = {"request_id": uuid7(), "started_at": datetime.now(UTC), "ttft_ms": None}
+    flags = dict.fromkeys(("is_stream", "is_useful", "is_batch", "is_summed"), False)
+    row = {**text, **numbers, **plain, **flags}
+    try:
+        async with database.transaction() as connection:
+            await connection.execute(insert(usage_entries).values(**row))
+            share = usage_sums.share_of(itemgetter(*usage_sums.COUNTED)(row))
+            await usage_sums.add(connection, database.dialect, [share])
+            await connection.rollback()
+    except SQLAlchemyError:
+        return False
+    return True
+
+
+async def list_recent(
+    database: Database, which: Filter | str, limit: int = 50, *, before: str | None = None
+) -> list[UsageEntry]:
+    """The newest calls of a filter, or of an account, newest first; `before` is the request id to go on after."""
+    which = Filter(which) if isinstance(which, str) else which
+    newest = usage_entries.c.started_at.desc(), usage_entries.c.request_id.desc()
+    query = select(*_ENTRY_COLUMNS).where(*which.clauses(usage_entries)).order_by(*newest).limit(limit)
+    if before is not None:
+        last = select(usage_entries.c.started_at).where(usage_entries.c.request_id == before).scalar_subquery()
+        query = query.where(tuple_(usage_entries.c.started_at, usage_entries.c.request_id) < tuple_(last, before))
+    async with database.connection() as connection:
+        return [UsageEntry(**row) for row in (await connection.execute(query)).mappings()]
+
+
+async def entries_between(
+    database: Database, which: Filter, since: datetime, until: datetime, *, after: UsageEntry | None, limit: int
+) -> list[UsageEntry]:
+    """The oldest `limit` calls of a filter begun from `since` to before `until`, oldest first, from behind `after`."""
+    started, id = usage_entries.c.started_at, usage_entries.c.request_id
+    query = select(*_ENTRY_COLUMNS).where(*which.clauses(usage_entries), started >= since, started < until)
+    if after is not None:
+        query = query.where(tuple_(started, id) > tuple_(after.started_at, after.request_id))
+    async with database.connection() as connection:
+        rows = (await connection.execute(query.order_by(started, id).limit(limit))).mappings()
+        return [UsageEntry(**row) for row in rows]
+
+
+async def latencies(
+    database: Database, which: Filter, since: datetime, until: datetime, at_most: int = _MAX_MEASURED_CALLS
+) -> list[Latency]:
+    """P50, P95 and P99 of each model, by name, over the newest calls of that span, `at_most` of them in all."""
+    started = usage_entries.c.started_at
+    query = (
+        select(usage_entries.c.model, usage_entries.c.ttft_ms, usage_entries.c.duration_ms)
+        .where(*which.clauses(usage_entries), started >= since, started < until)
+        .order_by(started.desc())
+        .limit(at_most)
+    )
+    found: dict[str, tuple[list[float], list[float]]] = {}
+    async with database.connection() as connection:
+        for model, ttft_ms, duration_ms in await connection.execute(query):
+            first, total = found.setdefault(model, ([], []))
+            total.append(duration_ms)
+            if ttft_ms is not None:
+                first.append(ttft_ms)
+    return [
+        Latency(model, len(total), _percentiles(first) if first else None, _percentiles(total))
+        for model, (first, total) in sorted(found.items())
+    ]
+
+
+def _percentiles(values: list[float]) -> tuple[float, float, float]:
+    """Of at least one value: the smallest that so many percent of them are not above."""
+    values.sort()
+    p50, p95, p99 = (values[max(0, math.ceil(percent / 100 * len(values)) - 1)] for percent in PERCENTILES)
+    return p50, p95, p99
+
+
+def _row(entry: UsageEntry) -> tuple[Any, ...]:
+    """A row of the ledger. A name that is too long or that a database cannot hold loses characters, never the row."""
+    values = [*structs.astuple(entry), True]  # in its sum, in the same transaction
+    for at, length in _LENGTHS:
+        value = values[at]
+        if len(value) > length or "\0" in value:
+            values[at] = value.replace("\0", "")[:length]
+    return tuple(values)

@@ -1,0 +1,60 @@
+"""Keeps usage small as it ages: minutes are folded into hours, hours into days, and entries are let go.
+
+Every gateway does it, now and then; what one has done another finds done. Sums of days are kept for ever. What is let
+go cannot be had back, so a clock that jumped, or is ahead of the database's, lets nothing go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+
+from storage.database import Database
+from storage.errors import StoreUnavailable
+from telemetry.clock import Clock
+from telemetry.steady_clock import SteadyClock
+from tenants.usage import usage_sums
+
+_log = logging.getLogger(__name__)
+
+INTERVAL_S = 600.0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """For how many days what is known: each call, the sums of each minute, those of each hour."""
+
+    entries_days: int = 35
+    minutes_days: int = 1
+    hours_days: int = 92
+
+
+class UsageUpkeep:
+    """One process's turn at it. `run` must run beside it."""
+
+    def __init__(self, database: Database, clock: Clock, kept: Kept) -> None:
+        self._database = database
+        self._clock = SteadyClock(clock)
+        self._kept = kept
+
+    async def run(self) -> None:
+        """For ever, at moments of its own."""
+        while True:
+            try:
+                await self.turn()
+            except StoreUnavailable as error:
+                _log.warning("usage is not folded now", extra={"reason": str(error)})
+            await asyncio.sleep(INTERVAL_S * random.uniform(0.75, 1.25))  # noqa: S311 - spreads gateways
+
+    async def turn(self) -> None:
+        """Bring everything to where it should be. Raises StoreUnavailable."""
+        now = min(self._clock.now(), await self._database.now())
+        while await usage_sums.add_forgotten(self._database):
+            pass
+        await usage_sums.fold(self._database, "minute", now - timedelta(days=self._kept.minutes_days))
+        await usage_sums.fold(self._database, "hour", now - timedelta(days=self._kept.hours_days))
+        while await usage_sums.forget_entries(self._database, now - timedelta(days=self._kept.entries_days)):
+            pass

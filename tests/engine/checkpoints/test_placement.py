@@ -1,0 +1,40 @@
+"""Room for weights lies in its cache lines as the file's bytes do, and is memory like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.checkpoints import weights
+from engine.checkpoints.placement import LINE_BYTES, Placed
+
+
+@pytest.mark.parametrize("place", [0, 8, 40, 63])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_tensors_begin_where_they_are_told_if_their_numbers_can(place: int, dtype: torch.dtype) -> None:
+    with Placed(place):
+        large, small = torch.empty(700, 300, dtype=dtype), torch.empty(7, 3, dtype=dtype)
+        nothing = torch.empty(700, 300, dtype=dtype, device="meta")
+    wanted = place if place % dtype.itemsize == 0 else 0
+    assert large.data_ptr() % LINE_BYTES == wanted
+    assert (large.shape, large.dtype, large.is_contiguous()) == ((700, 300), dtype, True)
+    assert (small.shape, nothing.device.type) == ((7, 3), "meta")
+    assert torch.empty(700, 300, dtype=dtype).data_ptr() % LINE_BYTES == 0
+    large.fill_(1)
+    assert large.sum(dtype=torch.float32) == 700 * 300
+
+
+def test_the_place_is_that_of_most_bytes_in_the_file_and_loads_meet_it(tmp_path: Path) -> None:
+    written = {"odd": torch.ones(3), "weight": torch.randn(600, 500).bfloat16()}
+    save_file(written, tmp_path / "model.safetensors")
+    checkpoint = weights.open_checkpoint(tmp_path)
+    source = checkpoint.find("weight")
+    assert source is not None
+    assert checkpoint.usual_place == source.parts[0].offset % LINE_BYTES
+    with Placed(checkpoint.usual_place):
+        room = {"odd": torch.empty(3), "weight": torch.empty(600, 500, dtype=torch.bfloat16)}
+    weights.load(checkpoint, room)
+    assert all(torch.equal(room[name], tensor) for name, tensor in written.items())

@@ -1,0 +1,305 @@
+"""A replica and its rank as two processes: every sequence ends once, whatever happens to either side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.config import EngineConfig
+from engine.processes import child_link as module
+from engine.processes.zygote import Zygote
+from engine.protocol.tasks import Sampling
+from engine.ranks.replica import Output, Replica, ReplicaLoadError
+from engine.scheduling.sequence import SequenceRequest
+from tests.fakes.rank import CRASH_TOKEN
+from tests.fakes.runner import answer
+from tests.processes import are_at_rest, is_running, open_files
+from tests.waiting import PATIENCE_S, wait_until
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CONFIG = EngineConfig(model_dir=Path("/nowhere"), max_sequences=8, max_step_tokens=64)
+
+
+class Ears:
+    """A sink that remembers, and can be waited for."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Output] = []
+        self.ended = asyncio.Event()
+        self.began = asyncio.Event()
+
+    def __call__(self, output: Output) -> None:
+        assert not self.ended.is_set(), "news after the end"
+        self.outputs.append(output)
+        self.began.set()
+        if output.finish:
+            self.ended.set()
+
+    async def end(self) -> str | None:
+        await asyncio.wait_for(self.ended.wait(), PATIENCE_S)
+        return self.outputs[-1].finish
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for output in self.outputs for token_id in output.token_ids]
+
+
+class Open:
+    """A replica and shorthand for talking to it."""
+
+    def __init__(self, replica: Replica, exits: list[str]) -> None:
+        self.replica = replica
+        self.exits = exits
+        self._next_id = 0
+
+    def add(self, prompt: list[int], **sampling: object) -> tuple[int, Ears]:
+        self._next_id += 1
+        ears = Ears()
+        array = np.array(prompt, dtype=np.int32)
+        request = SequenceRequest(self._next_id, array, Sampling(**sampling), b"n" * 32, 1)  # type: ignore[arg-type]
+        self.replica.add(request, ears)
+        return self._next_id, ears
+
+
+@asynccontextmanager
+async def opened(zygote: Zygote, entry: str = "working", config: EngineConfig = CONFIG) -> AsyncIterator[Open]:
+    exits: list[str] = []
+    replica = await Replica.start(zygote, config, "r1", exits.append, entry=f"tests.fakes.rank:{entry}")
+    try:
+        yield Open(replica, exits)
+    finally:
+        await replica.close()
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(20, 900, length).tolist()
+
+
+async def test_tokens_come_one_step_at_a_time_and_the_last_says_why(zygote: Zygote):
+    async with opened(zygote) as door:
+        _, ears = door.add(prompt_of(30), max_tokens=12, ignore_eos=True)
+        assert ears.outputs == []
+        assert await ears.end() == "length"
+        assert ears.token_ids == answer(prompt_of(30), 12, ignore_end=True)
+        assert len(ears.outputs) == 12
+        assert door.replica.num_open == 0
+
+
+async def test_what_the_model_is_and_how_busy_it_is_are_known(zygote: Zygote):
+    async with opened(zygote) as door:
+        assert door.replica.info.max_model_len == 512
+        assert door.replica.info.eos_token_ids == (0,)
+        assert door.replica.status().num_free_blocks == 64
+        _, ears = door.add(prompt_of(30), max_tokens=5, ignore_eos=True)
+        await ears.end()
+        status = door.replica.status()
+        assert (status.num_running, status.queued_tokens, status.num_computed_tokens) == (0, 0, 34)
+        assert status.num_cached_blocks == 2
+
+
+async def test_a_hundred_at_once_each_get_their_own(zygote: Zygote):
+    async with opened(zygote) as door:
+        prompts = [prompt_of(5 + seed, seed) for seed in range(100)]
+        all_ears = [door.add(prompt, max_tokens=10)[1] for prompt in prompts]
+        for prompt, ears in zip(prompts, all_ears, strict=True):
+            assert await ears.end() in ("stop", "length")
+            assert ears.token_ids == answer(prompt, 10)
+
+
+async def test_cached_tokens_and_logprobs_arrive(zygote: Zygote):
+    async with opened(zygote) as door:
+        for num_cached in (0, 48):
+            _, ears = door.add(prompt_of(60), max_tokens=2, logprobs=2, ignore_eos=True)
+            await ears.end()
+            first = ears.outputs[0]
+            token_id = first.token_ids[0]
+            assert first.num_cached_tokens == num_cached
+            assert first.logprobs[0].logprob == -token_id
+            assert first.logprobs[0].top == ((token_id, -token_id), (token_id + 1, -token_id - 1))
+        _, ears = door.add(prompt_of(60), max_tokens=2)
+        await ears.end()
+        assert ears.outputs[0].logprobs == ()
+
+
+async def test_an_abort_ends_the_sequence_and_frees_its_blocks(zygote: Zygote):
+    async with opened(zygote, "unhurried") as door:
+        sequence_id, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+        await ears.began.wait()
+        door.replica.abort(sequence_id)
+        assert await ears.end() == "aborted"
+        assert len(ears.token_ids) < 450
+        status = door.replica.status()
+        assert (status.num_running, status.num_free_blocks + status.num_cached_blocks) == (0, 64)
+        door.replica.abort(sequence_id)
+
+
+async def test_an_abort_in_the_same_breath_as_the_add_computes_nothing(zygote: Zygote):
+    async with opened(zygote) as door:
+        sequence_id, ears = door.add(prompt_of(30), max_tokens=50)
+        door.replica.abort(sequence_id)
+        assert await ears.end() == "aborted"
+        assert door.replica.status().num_computed_tokens == 0
+
+
+async def test_bad_requests_end_with_an_error_and_the_rank_lives_on(zygote: Zygote):
+    async with opened(zygote) as door:
+        bad = [
+            door.add([], max_tokens=3),
+            door.add([-5], max_tokens=3),
+            door.add([3], temperature=float("nan")),
+            door.add([3], temperature="warm"),
+            door.add([3], seed=2**70),
+        ]
+        for _, ears in bad:
+            assert await ears.end() == "error"
+        _, ears = door.add(prompt_of(10), max_tokens=4)
+        assert await ears.end() in ("stop", "length")
+        assert door.exits == []
+
+
+async def test_a_sink_that_fails_loses_its_own_sequence_only(zygote: Zygote, caplog):
+    def failing(output: Output) -> None:
+        raise RuntimeError("no ears")
+
+    async with opened(zygote) as door:
+        request = SequenceRequest(900, np.array([5], np.int32), Sampling(max_tokens=400), b"n", 1)
+        door.replica.add(request, failing)
+        _, ears = door.add(prompt_of(10), max_tokens=20, ignore_eos=True)
+        assert await ears.end() == "length"
+        await wait_until(lambda: door.replica.status().num_running == 0)
+        assert door.replica.num_open == 0
+
+
+async def test_a_killed_rank_ends_every_sequence_as_crashed_and_is_told_once(zygote: Zygote, caplog):
+    async with opened(zygote, "unhurried") as door:
+        all_ears = [door.add(prompt_of(30, seed), max_tokens=450, ignore_eos=True)[1] for seed in range(12)]
+        await all_ears[0].began.wait()
+        os.kill(door.replica.pid, signal.SIGKILL)
+        assert {await ears.end() for ears in all_ears} == {"crashed"}
+        await wait_until(lambda: door.exits)
+        _, late = door.add([3], max_tokens=1)
+        assert await late.end() == "crashed"
+        assert not door.replica.is_alive
+    assert door.exits == ["the rank process was killed by signal 9"]
+
+
+async def test_an_error_in_a_step_ends_the_rank_with_a_traceback_and_no_content(capfd, caplog):
+    zygote = Zygote(preload=("tests.fakes.rank",))
+    try:
+        async with opened(zygote, "crashing") as door:
+            _, healthy = door.add(prompt_of(10), max_tokens=450, ignore_eos=True)
+            await healthy.began.wait()
+            _, ears = door.add([CRASH_TOKEN], max_tokens=3)
+            assert await ears.end() == "crashed"
+            assert await healthy.end() == "crashed"
+            await wait_until(lambda: door.exits == ["the rank process ended with exit code 1"])
+    finally:
+        await zygote.close()
+    log = capfd.readouterr().err
+    assert "RuntimeError" in log
+    assert "loop.py" in log
+    assert "secret" not in log
+
+
+@pytest.mark.parametrize("limit", ["still", "most patience"])
+async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygote: Zygote, monkeypatch, caplog, limit):
+    """Stopped it uses no processor time; in an endless loop it does, and gets longer."""
+    monkeypatch.setattr(module, "MOST_PATIENCE", 100 if limit == "still" else 1)
+    config = replace(CONFIG, step_timeout_s=0.4)
+    async with opened(zygote, "working" if limit == "still" else "spinning", config) as door:
+        if limit == "still":
+            _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+            await ears.began.wait()
+            os.kill(door.replica.pid, signal.SIGSTOP)
+        _, late = door.add([CRASH_TOKEN], max_tokens=3)
+        assert await late.end() == "crashed"
+        await wait_until(lambda: door.exits)
+        assert not is_running(door.replica.pid)
+    assert door.exits == ["the rank process was killed: it owed an answer and had said nothing for 0.4 s"]
+
+
+async def test_a_rank_with_nothing_to_do_may_be_silent(zygote: Zygote, caplog):
+    for _ in range(5):  # on a busy machine one may be so late with an answer that it is killed for that
+        async with opened(zygote, config=replace(CONFIG, step_timeout_s=0.1)) as door:
+            if [await is_well_after_silence(door) for _ in range(3)] == [True] * 3:
+                return
+    pytest.fail("each was killed")
+
+
+async def is_well_after_silence(door: Open) -> bool:
+    _, ears = door.add(prompt_of(30), max_tokens=3)
+    await ears.end()
+    await asyncio.sleep(0.2)  # longer than a silence that would be too long
+    return door.replica.is_alive
+
+
+async def test_a_front_that_was_stopped_itself_kills_nobody(zygote: Zygote):
+    """It looks late, once, and finds a full socket: no number of seconds is held against the rank."""
+    async with opened(zygote, config=replace(CONFIG, step_timeout_s=1.0)) as door:
+        _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+        await ears.began.wait()
+        time.sleep(1.5)  # noqa: ASYNC251 - the event loop stands still: that is the point
+        assert await ears.end() == "length"
+        assert door.exits == []
+
+
+async def test_a_model_that_cannot_be_loaded_says_why(zygote: Zygote):
+    before = open_files()
+    with pytest.raises(ReplicaLoadError, match=r"config\.json"):
+        await Replica.start(zygote, CONFIG, "r1", lambda _: None)
+    with pytest.raises(ReplicaLoadError, match="ended while loading"):
+        await Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:leaving")
+    assert open_files() <= before
+
+
+async def test_a_start_that_is_given_up_waits_for_no_rank_that_loads(zygote: Zygote, monkeypatch):
+    monkeypatch.setattr(module, "EXIT_TIMEOUT_S", 3600.0)
+    before = open_files()
+    starting = asyncio.create_task(Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:deaf"))
+    (pid,) = await wait_until(lambda: list(zygote._children))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not is_running(pid)
+    assert open_files() <= before
+
+
+async def test_drain_lets_the_open_ones_end_and_takes_nothing_new(zygote: Zygote):
+    async with opened(zygote) as door:
+        _, ears = door.add(prompt_of(30), max_tokens=60, ignore_eos=True)
+        draining = asyncio.ensure_future(door.replica.drain())
+        await asyncio.sleep(0)
+        _, late = door.add([3], max_tokens=1)
+        await draining
+        assert (await ears.end(), await late.end()) == ("length", "aborted")
+        await door.replica.drain()
+
+
+async def test_close_ends_the_process_and_the_open_sequences(zygote: Zygote):
+    async with opened(zygote, "unhurried") as door:
+        _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+        await ears.began.wait()
+        pid = door.replica.pid
+        await door.replica.close()
+        assert await ears.end() == "aborted"
+        assert not is_running(pid)
+    assert door.exits == []
+
+
+async def test_an_idle_rank_sleeps(zygote: Zygote):
+    async with opened(zygote) as door:
+        _, ears = door.add(prompt_of(30), max_tokens=20)
+        await ears.end()
+        assert zygote.pid is not None
+        pids = (door.replica.pid, zygote.pid)
+        await wait_until(lambda: are_at_rest(*pids))

@@ -1,0 +1,312 @@
+"""Models become hot once however many wait, come back after a crash, and leave when idle; nobody waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+
+import pytest
+
+from engine.serving import replicas as module
+from engine.serving.disk_cache import CacheFull
+from engine.serving.loaders import LoadFailed
+from engine.serving.model_store import ModelUnavailable
+from engine.serving.replicas import Replicas, Resident
+from engine.tasks.work import Refused
+from storage.errors import StoreUnavailable
+from tests.fakes.task_models import FakeLoaders, FakeStore, HandClock
+from tests.waiting import wait_until
+
+
+class House:
+    """Replicas over fakes."""
+
+    def __init__(self, max_replicas: int = 2, wanted: tuple[str, ...] = ()) -> None:
+        self.store = FakeStore()
+        self.loaders = FakeLoaders()
+        self.clock = HandClock()
+        self.num_changes = 0
+        self.replicas = Replicas(
+            self.store,
+            self.loaders,
+            max_replicas,
+            wanted,
+            on_change=self._changed,
+            clock=self.clock,
+        )
+
+    def _changed(self) -> None:
+        self.num_changes += 1
+
+    async def use(self, model: str) -> Resident:
+        """Acquire and release."""
+        resident = await self.replicas.acquire(model, "r", "text-generation")
+        self.replicas.release(resident)
+        return resident
+
+    def state(self, model: str) -> str:
+        return next((s.state for s in self.replicas.statuses() if s.model == model), "absent")
+
+
+async def refusal(house: House, model: str = "a") -> Refused:
+    with pytest.raises(Refused) as caught:
+        await house.use(model)
+    return caught.value
+
+
+async def test_a_model_is_loaded_once_however_many_calls_wait_for_it() -> None:
+    house = House()
+    house.loaders.gate.clear()
+    waiting = [asyncio.create_task(house.use("a")) for _ in range(10)]
+    await wait_until(lambda: house.loaders.num_loads == 1)
+    assert house.state("a") == "loading"
+    house.loaders.gate.set()
+    residents = await asyncio.gather(*waiting)
+    assert house.loaders.num_loads == 1
+    assert len(set(map(id, residents))) == 1
+    assert house.state("a") == "hot"
+
+
+async def test_a_call_that_stops_waiting_does_not_stop_the_loading() -> None:
+    house = House()
+    house.loaders.gate.clear()
+    leaving, staying = asyncio.create_task(house.use("a")), asyncio.create_task(house.use("a"))
+    await wait_until(lambda: house.loaders.num_loads == 1)
+    leaving.cancel()
+    house.loaders.gate.set()
+    assert (await staying).num_calls == 0
+
+
+async def test_the_least_recently_used_idle_model_makes_place() -> None:
+    house = House(max_replicas=2)
+    for model in ("a", "b", "a", "c"):
+        house.clock.now_s += 1
+        await house.use(model)
+    assert (house.state("a"), house.state("b"), house.state("c")) == ("hot", "absent", "hot")
+    assert house.loaders.models["b"].is_closed
+    assert len(house.store.held) == 2
+
+
+async def test_a_model_in_use_never_makes_place() -> None:
+    house = House(max_replicas=1)
+    held = await house.replicas.acquire("a", "r")
+    refused = await refusal(house, "b")
+    assert (refused.failure.reason, refused.failure.is_retryable) == ("out_of_capacity", True)
+    house.replicas.release(held)
+    house.clock.now_s += module.RETRY_FAILED_S
+    await house.use("b")
+    assert house.state("a") == "absent"
+
+
+async def test_two_that_want_the_last_place_do_not_both_lose() -> None:
+    house = House(max_replicas=1)
+    outcomes = await asyncio.gather(house.use("a"), house.use("b"), return_exceptions=True)
+    assert sum(isinstance(outcome, Resident) for outcome in outcomes) >= 1
+
+
+async def test_a_crashed_model_comes_back_by_itself() -> None:
+    house = House()
+    await house.use("a")
+    first = house.loaders.models["a"]
+    first.crash("killed by signal 9")
+    assert house.state("a") == "loading"
+    await wait_until(lambda: house.state("a") == "hot")
+    assert first.is_closed
+    assert house.loaders.num_loads == 2
+    assert len(house.store.held) == 1
+
+
+async def test_a_call_that_comes_after_a_crash_waits_for_the_model() -> None:
+    house = House()
+    await house.use("a")
+    house.loaders.models["a"].crash("gone")
+    assert (await house.use("a")).ready_model is house.loaders.models["a"]
+
+
+async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_model() -> None:
+    house = House()
+    await house.use("a")
+    dead = house.loaders.models["a"]
+    dead.is_alive = False
+    waiting = asyncio.create_task(house.use("a"))
+    await asyncio.sleep(0)
+    dead.crash("gone")
+    assert (await waiting).ready_model is not dead
+
+
+async def test_a_model_that_keeps_crashing_is_refused_until_its_crashes_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_RESTART_S", 0.0)
+    house = House()
+    for _ in range(module.MAX_CRASHES):
+        await house.use("a")
+        house.loaders.models["a"].crash("killed by signal 11")
+    refused = await refusal(house)
+    assert refused.failure.reason == "model_unavailable"
+    assert refused.failure.is_retryable
+    assert "crashed 3 times" in refused.failure.message
+    assert house.store.held == []
+    house.clock.now_s += module.CRASH_WINDOW_S + 1
+    await house.use("a")
+    assert house.state("a") == "hot"
+
+
+async def test_a_crash_while_it_is_still_loading_is_not_lost() -> None:
+    house = House()
+    loaders = house.loaders
+    load = loaders.load
+
+    async def dies_at_once(model, on_exit):
+        loaded = await load(model, on_exit)
+        if loaders.num_loads == 1:
+            on_exit("died while its tokenizer was read")
+        return loaded
+
+    loaders.load = dies_at_once
+    assert (await house.use("a")).ready_model is loaders.models["a"]
+    assert loaders.num_loads == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ModelUnavailable("no such model"), "model_unavailable"),
+        (CacheFull("no room"), "out_of_capacity"),
+        (StoreUnavailable("down"), "out_of_capacity"),
+        (OSError(5, "input/output error"), "model_unavailable"),
+        (KeyError("a bug"), "internal"),
+    ],
+)
+async def test_what_keeps_a_model_from_loading_is_said_and_tried_again_later(error: Exception, reason: str) -> None:
+    house = House()
+    house.store.errors["a"] = error
+    assert (await refusal(house)).failure.reason == reason
+    house.store.errors.clear()
+    assert (await refusal(house)).failure.reason == reason, "not tried again at once"
+    house.clock.now_s += module.RETRY_FAILED_S
+    await house.use("a")
+    assert house.state("a") == "hot"
+
+
+async def test_a_model_that_cannot_be_loaded_holds_neither_files_nor_a_place() -> None:
+    house = House(max_replicas=1)
+    house.loaders.error = LoadFailed("unknown architecture")
+    assert "unknown architecture" in (await refusal(house)).failure.message
+    assert house.store.held == []
+    house.loaders.error = None
+    await house.use("b")
+
+
+async def test_a_model_does_only_its_own_task() -> None:
+    house = House()
+    with pytest.raises(Refused) as caught:
+        await house.replicas.acquire("a", "r", "text-embeddings")
+    assert caught.value.failure.reason == "invalid_input"
+    assert (await house.use("a")).num_calls == 0
+
+
+async def test_failures_are_remembered_in_bounded_number() -> None:
+    house = House()
+    house.loaders.error = LoadFailed("no")
+    for index in range(module.MAX_FAILED + 10):
+        await refusal(house, f"model-{index}")
+    assert len(house.replicas.statuses()) <= module.MAX_FAILED
+
+
+async def test_wanted_models_are_made_hot_in_order_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
+    house = House(wanted=("a", "b"))
+    house.store.errors["a"] = StoreUnavailable("down")
+    assert not house.replicas.is_ready
+    keeping = asyncio.create_task(house.replicas.keep_hot())
+    await wait_until(lambda: house.replicas.is_hot("b"))
+    assert not house.replicas.is_ready
+    house.store.errors.clear()
+
+    def is_ready() -> bool:
+        house.clock.now_s += 0.1
+        return house.replicas.is_ready
+
+    await wait_until(is_ready)
+    keeping.cancel()
+
+
+async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
+    house = House(wanted=("a",))
+    house.store.unknown.add("a")
+    keeping = asyncio.create_task(house.replicas.keep_hot())
+    await wait_until(lambda: house.state("a") == "failed")
+    (status,) = house.replicas.statuses()
+    assert (status.revision, status.detail) == ("", "a is not published")
+    assert house.num_changes == 1
+    house.store.unknown.clear()
+
+    def is_ready() -> bool:
+        house.clock.now_s += 0.1
+        return house.replicas.is_ready
+
+    await wait_until(is_ready)
+    assert [status.state for status in house.replicas.statuses()] == ["hot"]
+    keeping.cancel()
+
+
+async def test_a_failure_holds_on_to_no_call_that_it_ended() -> None:
+    """One exception raised in many calls grows a traceback through all of them, prompts included."""
+    house = House()
+    house.store.errors["a"] = ModelUnavailable("no such model")
+    refused = [await refusal(house) for _ in range(3)]
+    assert len(set(map(id, refused))) == 3
+    assert len(list(traceback.walk_tb(refused[0].__traceback__))) == len(
+        list(traceback.walk_tb(refused[2].__traceback__))
+    )
+
+
+async def test_a_long_call_counts_as_use_until_its_end() -> None:
+    house = House(max_replicas=2)
+    long = await house.replicas.acquire("a", "r")
+    house.clock.now_s += 1
+    await house.use("b")
+    house.clock.now_s += 1
+    house.replicas.release(long)
+    await house.use("c")
+    assert (house.state("a"), house.state("b")) == ("hot", "absent")
+
+
+async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
+    house = House()
+    await house.use("a")
+    house.loaders.gate.clear()
+    waiting = asyncio.create_task(house.use("b"))
+    await wait_until(lambda: house.loaders.num_loads == 2)
+    await house.replicas.close()
+    assert house.loaders.models["a"].is_closed
+    assert house.store.held == []
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_a_node_that_leaves_loads_on_only_what_a_call_waits_for() -> None:
+    house = House(max_replicas=3, wanted=("a",))
+    house.loaders.gate.clear()
+    keeping = asyncio.create_task(house.replicas.keep_hot())
+    waiting = asyncio.create_task(house.use("b"))
+    await wait_until(lambda: house.loaders.num_loads == 2)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    house.replicas.end_idle_loading()
+    assert (house.state("a"), house.state("b")) == ("absent", "loading")
+    await wait_until(lambda: len(house.store.held) == 1)
+    again = asyncio.create_task(house.use("a"))
+    house.loaders.gate.set()
+    await asyncio.gather(waiting, again)
+    assert (house.state("a"), house.state("b")) == ("hot", "hot")
+
+
+async def test_every_change_of_state_is_told() -> None:
+    house = House()
+    await house.use("a")
+    assert house.num_changes == 2
+    house.loaders.models["a"].crash("x")
+    assert house.num_changes == 3

@@ -1,0 +1,290 @@
+"""Nodes that die, hang and talk garbage, clients that leave or do not read: what is answered, and what is recorded."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing, contextmanager
+
+import httpx
+import pytest
+
+from tests.fakes.node import WORDS, FakeNode
+from tests.gateway.inference.test_text_generation import events_of, heard_when_let_go_on, run, script
+from tests.gateway.process import PARROT
+from tests.gateway.site import Running, Site
+from tests.waiting import wait_until_blocking
+
+TEXT = "".join(WORDS)
+
+
+@pytest.fixture(scope="module")
+def fragile(new_site: Callable[..., Site]) -> Running:
+    """A site whose nodes these tests ill-treat."""
+    site = new_site()
+    site.add_node("n1")
+    site.add_node("n2")
+    gateway = site.gateway(
+        HEARTH_CALL_TIMEOUT_S="3", HEARTH_STALL_TIMEOUT_S="1.5", HEARTH_FIRST_EVENT_TIMEOUT_S="1.5",
+        HEARTH_CLIENT_STALL_TIMEOUT_S="0.4",
+    )  # fmt: skip
+    return Running(site, gateway.start())
+
+
+@pytest.fixture
+def client(fragile: Running):
+    wait_until_blocking(lambda: fragile.gateway.metric("hearth_nodes_alive") == 2)
+    with httpx.Client(headers=fragile.headers(), timeout=60) as client:
+        yield client
+
+
+def home_of(client: httpx.Client, running: Running, session: str) -> str:
+    """The node to which a session's calls go."""
+    answer = run(client, running, {"prompt": "x"}, headers={"x-session-affinity": session})
+    return str(running.site.usage_row(answer.headers["cf-ai-req-id"])["node_id"])
+
+
+def other_than(running: Running, node_id: str) -> str:
+    return next(other for other in running.site.nodes if other != node_id)
+
+
+def is_quiet(running: Running) -> bool:
+    return all(node.num_open_calls == 0 for node in running.site.nodes.values())
+
+
+def error_in(event: str) -> int:
+    parsed = json.loads(event)
+    assert parsed["error"]["code"] == parsed["errors"][0]["code"]
+    return int(parsed["error"]["code"])
+
+
+@pytest.mark.parametrize("how", ["die", "garbage"])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_node_lost_before_its_first_event_goes_unnoticed(client, fragile: Running, how: str, is_stream: bool):
+    home = home_of(client, fragile, "before")
+    prompt = script(on=home, then_after=0, then=how)
+    answer = run(client, fragile, {"prompt": prompt, "stream": is_stream}, headers={"x-session-affinity": "before"})
+    if is_stream:
+        assert events_of(answer)[-1] == "[DONE]"
+    else:
+        assert answer.json()["result"]["response"] == TEXT
+    row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
+    assert (row["attempts"], row["node_id"], row["status"]) == (2, other_than(fragile, home), "stop")
+    assert row["completion_tokens"] == len(WORDS)
+
+
+def test_an_unstreamed_call_is_repeated_even_when_its_node_dies_in_the_middle(client, fragile: Running):
+    home = home_of(client, fragile, "middle")
+    prompt = script(on=home, then_after=3)
+    answer = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "middle"})
+    assert answer.json()["result"]["response"] == TEXT
+    row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
+    assert (row["attempts"], row["completion_tokens"]) == (2, len(WORDS))
+
+
+@pytest.mark.parametrize("how", ["die", "garbage"])
+def test_a_node_lost_mid_stream_ends_it_with_an_error_and_no_done(client, fragile: Running, how: str):
+    prompt = script(held_after=1, then_after=3, then=how)
+    request_id, (*events, last) = heard_when_let_go_on(client, fragile, {"prompt": prompt}, f"run/{PARROT}")
+    assert "".join(json.loads(event)["response"] for event in events) == "".join(WORDS[:3])
+    assert error_in(last) == 3008
+    row = fragile.site.usage_row(request_id)
+    assert (row["attempts"], row["completion_tokens"]) == (1, 3)
+
+
+def test_a_failure_mid_stream_is_the_last_event(client, fragile: Running):
+    body = {"prompt": script(held_after=1, end="internal")}
+    request_id, heard = heard_when_let_go_on(client, fragile, body, f"run/{PARROT}")
+    assert error_in(heard[-1]) == 3008
+    assert fragile.site.usage_row(request_id)["status"] == "internal"
+
+
+def test_a_retryable_failure_is_tried_on_the_other_node(client, fragile: Running):
+    home = home_of(client, fragile, "retry")
+    prompt = script(on=home, tokens=[], end="out_of_capacity", is_retryable=True)
+    answer = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "retry"})
+    assert answer.json()["result"]["response"] == TEXT
+
+
+def test_both_nodes_failing_is_the_end_of_it(client, fragile: Running):
+    before = fragile.site.num_executes
+    answer = run(client, fragile, {"prompt": script(tokens=[], end="draining", is_retryable=True)})
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (429, 3040)
+    assert fragile.site.num_executes == before + 2
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_input_that_ends_processes_is_tried_twice_and_then_on_no_node(client, fragile: Running, is_stream: bool):
+    before = fragile.site.num_executes
+    body = {"prompt": script(deaths=9, message=f"poison {is_stream}"), "stream": is_stream}
+    for _ in range(3):
+        refused = run(client, fragile, body)
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (400, 5004)
+        assert refused.headers["x-should-retry"] == "false"
+        assert fragile.site.num_executes == before + 2
+    last = last_execute(fragile, f"poison {is_stream}", num_deaths=1)
+    assert last is not None
+    assert last.died_after == 7
+    assert run(client, fragile, body | {"prompt": script(message="another")}).status_code == 200
+
+
+def test_a_call_beside_which_two_processes_died_gets_a_third_attempt(client, fragile: Running):
+    """A node that says one death after the second has cleared it of the first."""
+    before = fragile.site.num_executes
+    answer = run(client, fragile, {"prompt": script(tokens=[], end="internal", is_retryable=True, one_death=True)})
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (408, 3008)
+    assert fragile.site.num_executes == before + 3
+
+
+def test_a_node_that_does_not_begin_is_left_for_the_other(client, fragile: Running):
+    home = home_of(client, fragile, "late")
+    prompt = script(on=home, first_s=30)
+    answer = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "late"})
+    assert answer.json()["result"]["response"] == TEXT
+    assert answer.headers["cf-ai-req-id"] in fragile.site.nodes[home].cancels
+    wait_until_blocking(lambda: is_quiet(fragile))
+
+
+def test_a_stream_that_stalls_ends_with_a_timeout(client, fragile: Running):
+    answer = run(client, fragile, {"prompt": script(then_after=2, then="hang"), "stream": True})
+    assert error_in(events_of(answer)[-1]) == 3007
+    row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
+    assert (row["status"], row["completion_tokens"]) == ("timeout", 2)
+    wait_until_blocking(lambda: is_quiet(fragile))
+
+
+def test_a_call_that_takes_too_long_is_a_timeout_and_is_not_to_be_repeated(client, fragile: Running):
+    tokens = ["x"] * 100
+    answer = run(client, fragile, {"prompt": script(tokens=tokens, gap_s=0.1)})
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (408, 3007)
+    assert answer.headers["x-should-retry"] == "false"
+    assert fragile.site.usage_row(answer.headers["cf-ai-req-id"])["completion_tokens"] >= 5
+    wait_until_blocking(lambda: is_quiet(fragile))
+
+
+@contextmanager
+def open_call(running: Running, body: dict):
+    """A connection on which a call has been sent; nothing is read of the answer unless the test does."""
+    payload = json.dumps(body).encode()
+    path = httpx.URL(f"{running.account_url}/ai/run/{PARROT}").path
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
+    head += f"Authorization: {running.headers()['Authorization']}\r\n\r\n"
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", running.gateway.port))
+    with closing(connection):
+        connection.sendall(head.encode() + payload)
+        yield connection
+
+
+def last_execute(running: Running, marker: str, num_deaths: int = 0):
+    everything = [execute for node in running.site.nodes.values() for execute in node.executes]
+    found = [e for e in everything if marker in (e.task.prompt or "") and e.num_deaths == num_deaths]
+    return found[-1] if found else None
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_leaves_stops_the_work_and_pays_for_what_was_done(client, fragile: Running, is_stream: bool):
+    marker = f"leaver-{is_stream}"
+    body = {"prompt": script(tokens=["x"] * 200, gap_s=0.02, message=marker), "stream": is_stream}
+    with open_call(fragile, body):
+        execute = wait_until_blocking(lambda: last_execute(fragile, marker))
+        wait_until_blocking(lambda: not is_quiet(fragile))
+    wait_until_blocking(lambda: is_quiet(fragile))
+    assert execute.request_id in [cancelled for node in fragile.site.nodes.values() for cancelled in node.cancels]
+    row = fragile.site.usage_row(execute.request_id)
+    assert row["status"] == "client_left"
+    assert row["completion_tokens"] < 200
+
+
+def test_a_client_that_reads_nothing_is_cut_off(client, fragile: Running):
+    prompt = script(tokens=["x"], repeat=2000, pad=20_000, gap_s=0.0001, message="glutton")
+    body = {"prompt": prompt, "stream": True, "max_tokens": 2000}
+    with open_call(fragile, body):
+        execute = wait_until_blocking(lambda: last_execute(fragile, "glutton"))
+        row = wait_until_blocking(lambda: fragile.site.usage_rows(execute.request_id))[0]
+        assert 0 < row["completion_tokens"] < 2000
+        wait_until_blocking(lambda: is_quiet(fragile))
+
+
+def test_a_session_moves_when_its_node_is_gone_and_a_new_node_is_found(new_site: Callable[..., Site]):
+    site = new_site()
+    site.add_node("n1")
+    running = Running(site, site.gateway().start())
+    with httpx.Client(headers=running.headers(), timeout=60) as client:
+        assert run(client, running, {"prompt": "x"}).status_code == 200
+        site.nodes["n1"].die()
+        wait_until_blocking(lambda: not running.gateway.is_ready())
+        refused = run(client, running, {"prompt": "x"})
+        assert (refused.status_code, refused.json()["errors"][0]["code"]) == (429, 3040)
+        assert httpx.get(f"{running.gateway.url}/healthz").status_code == 200
+        site.add_node("n2")
+        wait_until_blocking(running.gateway.is_ready)
+        assert run(client, running, {"prompt": "x"}).status_code == 200
+
+
+def test_many_calls_at_once_each_get_their_own_answer(client, fragile: Running):
+    answers: dict[int, str] = {}
+
+    def ask(i: int) -> None:
+        with httpx.Client(headers=fragile.headers(), timeout=60) as own:
+            prompt = script(tokens=[f"{i}-", f"{i}"], first_s=0.01)
+            answers[i] = run(own, fragile, {"prompt": prompt}).json()["result"]["response"]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == {i: f"{i}-{i}" for i in range(24)}
+
+
+def test_with_one_node_a_call_goes_there_again_when_the_model_s_process_died(new_site: Callable[..., Site]):
+    site = new_site()
+    site.add_node("n1")
+    running = Running(site, site.gateway().start())
+    with httpx.Client(headers=running.headers(), timeout=60) as client:
+        answer = run(client, running, {"prompt": script(deaths=1)})
+        assert answer.json()["result"]["response"] == TEXT
+        assert site.usage_row(answer.headers["cf-ai-req-id"])["attempts"] == 2
+        failed = run(client, running, {"prompt": script(tokens=[], end="internal", is_retryable=True)})
+        assert (failed.status_code, failed.json()["errors"][0]["code"]) == (408, 3008), "for nothing else than that"
+        assert site.num_executes == 3
+
+
+def test_near_nodes_are_preferred(new_site: Callable[..., Site]):
+    site = new_site()
+    nodes: list[FakeNode] = [site.add_node("near", pop="lis"), site.add_node("far", pop="fra")]
+    running = Running(site, site.gateway(HEARTH_POP="lis").start())
+    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 2)
+    with httpx.Client(headers=running.headers(), timeout=60) as client:
+        for i in range(8):
+            assert run(client, running, {"prompt": f"{i}"}).headers["cf-ray"].endswith("-LIS")
+    assert [len(node.executes) for node in nodes] == [8, 0]
+
+
+def test_nothing_here_was_an_internal_error(fragile: Running):
+    assert fragile.gateway.metric("hearth_internal_errors_total") == 0
+    assert not [line for line in fragile.gateway.log_lines() if line["level"] in ("error", "critical")]
+
+
+def test_a_node_that_came_up_meanwhile_takes_a_call_whose_node_died(new_site: Callable[..., Site]):
+    site = new_site()
+    first = site.add_node("n1")
+    running = Running(site, site.gateway().start())
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with httpx.Client(headers=running.headers(), timeout=60) as client:
+            answers.append(run(client, running, {"prompt": script(on="n1", first_s=30)}))
+
+    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 1)
+    caller = threading.Thread(target=ask)
+    caller.start()
+    wait_until_blocking(lambda: first.num_open_calls == 1)
+    site.add_node("n2")
+    wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 2)
+    first.stop()
+    caller.join()
+    assert answers[0].json()["result"]["response"] == TEXT
+    assert site.usage_row(answers[0].headers["cf-ai-req-id"])["node_id"] == "n2"

@@ -1,0 +1,153 @@
+"""`A/ai/tomarkdown` and `/supported`: several files in a call, each with its row; refusals of the whole call."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from documents.converter import Converter
+from gateway.errors import Reason, Refusal
+from gateway.inference import markdown_conversion as documents
+from gateway.inference.markdown_conversion import Documents
+from tests.gateway.site import Running
+from tests.gateway.test_fair_share import set_limits
+from tests.waiting import wait_until_blocking
+
+PAGE = ("a.html", b"<h1>One</h1><p>two <a href='/x'>three</a>", "text/html")
+
+
+def url(running: Running, suffix: str = "") -> str:
+    return f"{running.account_url}/ai/tomarkdown{suffix}"
+
+
+def code_of(answer: httpx.Response) -> tuple[int, int]:
+    return answer.status_code, answer.json()["errors"][0]["code"]
+
+
+@pytest.mark.parametrize("field", ["files", "files[]"])
+def test_each_file_has_a_row_in_its_place(running: Running, client: httpx.Client, field: str):
+    files = [(field, PAGE), (field, ("b.csv", b"a,b\n1,2\n", "text/csv")), (field, ("c.docx", b"PK not", "")),
+             (field, ("d.png", b"\x89PNG", "image/png")), (field, ("e.exe", b"MZ", "application/x-msdownload")),
+             (field, ("f.pdf", b"", "application/pdf"))]  # fmt: skip
+    options = {"conversionOptions": json.dumps({"html": {"hostname": "a.example"}})}
+    answer = client.post(url(running), files=files, data=options)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    page, table, word, picture, program, empty = answer.json()["result"]
+    assert page == {"id": page["id"], "name": "a.html", "mimeType": "text/html", "format": "markdown",
+                    "tokens": page["tokens"], "data": "# One\n\ntwo [three](https://a.example/x)"}  # fmt: skip
+    assert isinstance(page["tokens"], int)
+    assert table["data"] == "| a | b |\n| --- | --- |\n| 1 | 2 |"
+    assert len({row["id"] for row in (page, table, word)}) == 3
+    for row, why in ((word, "damaged"), (picture, "no model that describes images"), (program, "supported"),
+                     (empty, "empty")):  # fmt: skip
+        assert row["format"] == "error"
+        assert why in row["error"]
+        assert "data" not in row
+
+
+def test_one_file_is_a_list_of_one_and_text_is_text(running: Running, client: httpx.Client):
+    data = {"conversionOptions": '{"output": {"format": "text"}}'}
+    answer = client.post(url(running), files={"files": PAGE}, data=data)
+    (row,) = answer.json()["result"]
+    assert (row["format"], row["data"]) == ("text", "One\n\ntwo three")
+
+
+def test_what_is_supported_is_listed(running: Running, client: httpx.Client):
+    listed = client.get(url(running, "/supported")).json()["result"]
+    assert {"extension": ".pdf", "mimeType": "application/pdf"} in listed
+    assert {row["extension"] for row in listed} >= {".html", ".docx", ".xlsx", ".pptx", ".odt", ".csv", ".png", ".xml"}
+
+
+def test_a_call_that_makes_no_sense_is_refused_whole(running: Running, client: httpx.Client):
+    def post(**body: Any) -> tuple[int, int]:
+        return code_of(client.post(url(running), **body))
+
+    assert post(content=b"x", headers={"content-type": "text/plain"}) == (400, 5004)
+    assert post(files={"other": PAGE}) == (400, 5004)
+    assert post(data={"conversionOptions": "{}"}, files={"x": (None, "y")}) == (400, 5006)
+    assert post(files={"files": PAGE}, data={"conversionOptions": "{"}) == (400, 5004)
+    assert post(files={"files": PAGE}, data={"conversionOptions": '{"output": {"format": "x"}}'}) == (400, 5006)
+    assert post(files=[("files", PAGE)] * 51) == (400, 5006)
+    assert post(files=[("files", PAGE)] * 60) == (400, 5004)
+    assert post(files={"files": ("a.pdf", bytes(33 << 20), "")}) == (413, 3006)
+    assert post(files={"files": PAGE}, headers={"authorization": "Bearer x"}) == (400, 9106)
+    assert post(files={"files": PAGE}, headers=running.headers("scopeless")) == (403, 10000)
+
+
+def test_files_in_json_are_read_as_a_binding_sends_them():
+    file = {"name": "a.csv", "mimeType": "text/csv", "data": base64.b64encode(b"a,b").decode()}
+    ask = documents.ask_of_json({"files": [file, file], "options": {"output": {"format": "text"}}})
+    assert [each.data for each in ask.documents] == [b"a,b", b"a,b"]
+    assert ask.options.output_format == "text"
+    bad: list[dict[str, Any]] = [{}, {"files": []}, {"files": "x"}, {"files": [1]}, {"files": [file] * 51}]
+    bad += [{"files": [file | change]} for change in ({"data": "!"}, {"name": "a\n"}, {"mimeType": 1})]
+    for body in (*bad, {"files": [file], "options": []}):
+        with pytest.raises(Refusal):
+            documents.ask_of_json(body)
+
+
+def test_whoever_leaves_ends_the_reading_of_a_file(running: Running):
+    page = b"<table><tr><td>" * 400_000  # more than a file's time to read
+    form = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.html"\r\n\r\n' + page + b"\r\n--x--\r\n"
+    head = [
+        f"POST /client/v4/accounts/{running.tenants.account_id}/ai/tomarkdown HTTP/1.1", "Host: x",
+        f"Authorization: {running.headers()['Authorization']}", "Content-Type: multipart/form-data; boundary=x",
+        f"Content-Length: {len(form)}",
+    ]  # fmt: skip
+
+    def num_calls() -> float:
+        return running.gateway.metric("hearth_calls_in_flight")
+
+    with socket.create_connection(("127.0.0.1", running.gateway.port), timeout=60) as connection:
+        connection.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + form)
+        wait_until_blocking(lambda: num_calls() == 1)
+    wait_until_blocking(lambda: num_calls() == 0)
+
+
+def test_bodies_of_files_are_bounded_in_number():
+    held = Documents(Converter(), max_bytes=1 << 20)
+    with contextlib.ExitStack() as stack:
+        for _ in range(documents.MAX_BODIES):
+            stack.enter_context(held.room())
+        with pytest.raises(Refusal) as refused, held.room():
+            pass
+        assert refused.value.reason is Reason.OUT_OF_CAPACITY
+    with held.room():
+        pass
+
+
+def test_a_call_leaves_one_usage_entry(running: Running, client: httpx.Client):
+    answer = client.post(url(running), files=[("files", PAGE), ("files", ("e.exe", b"MZ", ""))])
+    assert answer.status_code == 200
+    row = running.site.usage_row(answer.headers["x-hearth-request-id"])
+    assert (row["task"], row["model"], row["status"], row["is_useful"]) == ("to-markdown", "to-markdown", "stop", 1)
+    assert (row["bytes_in"], row["micro_neurons"], row["completion_tokens"]) == (len(PAGE[1]) + 2, 0, 0)
+    assert row["bytes_out"] == len(answer.json()["result"][0]["data"].encode())
+    useless = client.post(url(running), files=[("files", ("e.exe", b"MZ", ""))])
+    assert running.site.usage_row(useless.headers["x-hearth-request-id"])["is_useful"] == 0
+
+
+def test_it_is_held_to_its_task_s_limits_and_to_calls_at_once(running: Running):
+    account_id = running.tenants.other_account_id
+    asked = f"{running.gateway.base_url}/accounts/{account_id}/ai/tomarkdown"
+    with httpx.Client(headers=running.headers("other"), timeout=60) as client:
+
+        def statuses(count: int) -> list[int]:
+            return [client.post(asked, files=[("files", PAGE)]).status_code for _ in range(count)]
+
+        asyncio.run(set_limits(running.site, account_id, "to-markdown=2/86400"))
+        try:
+            wait_until_blocking(lambda: statuses(1) == [429])
+            refused = client.post(asked, files=[("files", PAGE)])
+            assert code_of(refused) == (429, 3040)
+            assert 86_000 < int(refused.headers["retry-after"]) <= 86_400
+        finally:
+            asyncio.run(set_limits(running.site, account_id, ""))
+        wait_until_blocking(lambda: statuses(1) == [200])

@@ -1,0 +1,324 @@
+"""Tools and JSON mode over the wire, in both shapes: what nodes are asked, and how their calls are told."""
+
+import json
+
+import httpx
+import pytest
+from cloudflare import Cloudflare
+from openai import BadRequestError, OpenAI
+
+from engine.protocol.tasks import ChatMessage, Constraint, Tool, ToolCall
+from tests.gateway.inference.test_text_generation import events_of, heard_when_let_go_on, script
+from tests.gateway.process import CHATTY, HANDY, PARROT
+from tests.gateway.site import Running
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "The weather in a city",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+TOOLS = [{"type": "function", "function": WEATHER}]
+CALLS = [["get_weather", '{"city": "Oslo"}'], ["get_weather", '{"city": "Rome"}']]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+HUGE = {"maximum": 99999999999999999999}
+JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
+
+
+def calling(*texts: str, calls=CALLS, **fields) -> list[dict]:
+    """Messages that make a fake node say these texts and then these calls."""
+    content = script(tokens=texts, calls=calls, end="tool_calls", **fields)
+    return [{"role": "user", "content": content}]
+
+
+def run(client: httpx.Client, running: Running, body: dict, model: str = HANDY) -> httpx.Response:
+    return client.post(f"{running.account_url}/ai/run/{model}", json=body)
+
+
+def chat(client: httpx.Client, running: Running, body: dict) -> httpx.Response:
+    return client.post(f"{running.account_url}/ai/v1/chat/completions", json={"model": HANDY} | body)
+
+
+@pytest.mark.parametrize("tool", [WEATHER, TOOLS[0]])
+def test_tools_of_both_forms_reach_the_node(client: httpx.Client, running: Running, tool: dict):
+    body = {"messages": calling(), "tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    task = running.site.execute_of(run(client, running, body)).task
+    assert task.tools == (
+        Tool(name="get_weather", description="The weather in a city", parameters=WEATHER["parameters"]),
+    )
+    assert (task.tool_choice, task.named_tool, task.is_parallel_tool_calls) == ("required", None, False)
+
+
+def test_a_whole_tool_loop_reaches_the_node_in_either_form(client: httpx.Client, running: Running):
+    user = {"role": "user", "content": "weather?"}
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    given = {"role": "tool", "tool_call_id": "c1", "content": "rain"}
+    task = running.site.execute_of(chat(client, running, {"messages": [user, said, given], "tools": TOOLS})).task
+    called = (ToolCall(id="c1", name="get_weather", arguments='{"city": "Oslo"}'),)
+    assert task.messages[1:] == (
+        ChatMessage("assistant", tool_calls=called),
+        ChatMessage("tool", "rain", tool_call_id="c1"),
+    )
+    said = {"role": "assistant", "content": "", "tool_calls": [{"name": "get_weather", "arguments": {"city": "Oslo"}}]}
+    given = {"role": "tool", "name": "get_weather", "content": "rain"}
+    task = running.site.execute_of(run(client, running, {"messages": [user, said, given], "tools": [WEATHER]})).task
+    called = (ToolCall(name="get_weather", arguments='{"city":"Oslo"}'),)
+    assert task.messages[1:] == (
+        ChatMessage("assistant", tool_calls=called),
+        ChatMessage("tool", "rain", "get_weather"),
+    )
+
+
+def test_fields_of_a_turn_that_are_null_are_left_out(client: httpx.Client, running: Running):
+    user = {"role": "user", "content": "x", "name": None}
+    said = {"role": "assistant", "content": "y", "name": None, "tool_calls": None, "tool_call_id": None}
+    given = {"role": "tool", "content": "z", "name": None, "tool_call_id": None}
+    for ask in (run, chat):
+        task = running.site.execute_of(ask(client, running, {"messages": [user, said, given]})).task
+        assert task.messages == (ChatMessage("user", "x"), ChatMessage("assistant", "y"), ChatMessage("tool", "z"))
+
+
+def test_native_calls_have_objects_for_arguments(client: httpx.Client, running: Running):
+    result = run(client, running, {"messages": calling(), "tools": [WEATHER]}).json()["result"]
+    assert result["response"] is None
+    assert result["tool_calls"] == [
+        {"name": "get_weather", "arguments": {"city": "Oslo"}},
+        {"name": "get_weather", "arguments": {"city": "Rome"}},
+    ]
+    assert result["usage"]["completion_tokens"] == 6
+
+
+def test_native_text_beside_calls_stays_and_tools_that_are_not_called_leave_an_empty_list(
+    client: httpx.Client, running: Running
+):
+    result = run(client, running, {"messages": calling("Let me", " see."), "tools": [WEATHER]}).json()["result"]
+    assert (result["response"], len(result["tool_calls"])) == ("Let me see.", 2)
+    result = run(client, running, {"messages": [{"role": "user", "content": "hi"}], "tools": [WEATHER]}).json()[
+        "result"
+    ]
+    assert (result["response"], result["tool_calls"]) == ("Hello from the fake node ✓", [])
+
+
+def test_native_stream_tells_calls_in_pieces_and_closes_each_with_nulls(client: httpx.Client, running: Running):
+    body = {"messages": calling("Well."), "tools": [WEATHER], "stream": True}
+    *events, last, done = events_of(run(client, running, body))
+    assert done == "[DONE]"
+    assert json.loads(last)["usage"]["completion_tokens"] == 7
+    parsed = [json.loads(event) for event in events]
+    assert parsed[0]["response"] == "Well."
+    assert all(isinstance(event["response"], str) and event["p"].startswith("a") for event in parsed)
+    entries = [entry for event in parsed[1:] for entry in event["tool_calls"]]
+    assert entries[0] == {
+        "index": 0, "id": "call_0", "type": "function", "function": {"name": "get_weather", "arguments": ""}
+    }  # fmt: skip
+    nothing = {"id": None, "type": None, "function": {"name": None, "arguments": None}}
+    assert [entry["index"] for entry in entries if entry.items() >= nothing.items()] == [0, 1]
+    assert entries[-1] == {"index": 1, **nothing}
+    assert [entry["index"] for entry in entries] == sorted(entry["index"] for entry in entries)
+    for index, (_name, arguments) in enumerate(CALLS):
+        told = [entry["function"]["arguments"] or "" for entry in entries if entry["index"] == index]
+        assert "".join(told) == arguments
+
+
+def test_openai_calls_have_text_for_arguments(client: httpx.Client, running: Running):
+    choice = chat(client, running, {"messages": calling(), "tools": TOOLS}).json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    assert choice["message"]["tool_calls"][1] == {
+        "id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    }  # fmt: skip
+    choice = chat(client, running, {"messages": calling("Hm."), "tools": TOOLS}).json()["choices"][0]
+    assert choice["message"]["content"] == "Hm."
+
+
+def test_openai_stream_tells_calls_in_pieces(client: httpx.Client, running: Running):
+    body = {"messages": calling(), "tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
+    *events, done = events_of(chat(client, running, body))
+    assert done == "[DONE]"
+    chunks = [json.loads(event) for event in events]
+    assert chunks[0]["choices"][0]["delta"] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {"index": 0, "id": "call_0", "type": "function", "function": {"name": "get_weather", "arguments": ""}}
+        ],
+    }
+    deltas = [entry for chunk in chunks[:-2] for entry in chunk["choices"][0]["delta"].get("tool_calls", ())]
+    assert [delta["index"] for delta in deltas] == [0, 0, 0, 1, 1, 1]
+    assert [set(delta) for delta in deltas[1:3]] == [{"index", "function"}] * 2
+    assert "".join(delta["function"]["arguments"] for delta in deltas[3:]) == CALLS[1][1]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[:-1]] == [None] * 6 + ["tool_calls"]
+    assert chunks[-1]["usage"]["completion_tokens"] == 6
+
+
+def test_text_between_pieces_keeps_its_place_in_a_stream(client: httpx.Client, running: Running):
+    body = {"messages": calling("a", "b", "c", gap_s=0.0), "tools": TOOLS, "stream": True}
+    *events, _done = events_of(chat(client, running, body))
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    kinds = ["text" if delta.get("content") else "call" for delta in deltas if delta]
+    assert kinds == sorted(kinds, reverse=True)
+    assert "".join(delta.get("content") or "" for delta in deltas) == "abc"
+
+
+def test_the_older_words_are_answered_in_kind(client: httpx.Client, running: Running):
+    body = {"messages": calling(calls=CALLS[:1]), "functions": [WEATHER]}
+    choice = chat(client, running, body).json()["choices"][0]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
+    assert "tool_calls" not in choice["message"]
+    *events, _done = events_of(chat(client, running, body | {"stream": True}))
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
+    told = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert told[0] == {"name": "get_weather", "arguments": ""}
+    assert "".join(piece["arguments"] for piece in told) == '{"city": "Oslo"}'
+    assert json.loads(events[-1])["choices"][0]["finish_reason"] == "function_call"
+
+
+def test_the_code_of_a_function_is_its_client_s_to_run(client: httpx.Client, running: Running):
+    body = {"messages": calling(calls=[["sum", '{"a": 1}']]), "functions": [{"name": "sum", "code": "throw 1"}]}
+    answer = run(client, running, body)
+    assert running.site.execute_of(answer).task.tools == (Tool(name="sum", description="", parameters={}),)
+    assert answer.json()["result"]["tool_calls"] == [{"name": "sum", "arguments": {"a": 1}}]
+
+
+def test_every_token_of_a_call_is_counted_and_its_end_recorded(client: httpx.Client, running: Running):
+    for is_stream in (False, True):
+        answer = chat(client, running, {"messages": calling("x"), "tools": TOOLS, "stream": is_stream})
+        row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+        assert (row["status"], row["completion_tokens"]) == ("tool_calls", 7)
+        assert row["micro_neurons"] == row["prompt_tokens"] * 100 + 7 * 1000
+
+
+@pytest.mark.usefixtures("relinks")
+def test_tokens_of_calls_are_counted_when_the_node_dies(client: httpx.Client, running: Running):
+    messages = calling("x", then_after=1, then="die")
+    answer = chat(client, running, {"messages": messages, "tools": TOOLS, "stream": True})
+    assert "error" in json.loads(events_of(answer)[-1])
+    assert running.site.usage_row(answer.headers["cf-ai-req-id"])["completion_tokens"] == 7
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"response_format": {"type": "json_object"}}, Constraint("json_object")),
+        ({"response_format": {"type": "json_schema"}}, Constraint("json_object")),
+        ({"response_format": {"type": "json_schema", "json_schema": SCHEMA}}, Constraint("json_schema", "SCHEMA")),
+        ({"response_format": JSON_SCHEMA}, Constraint("json_schema", "SCHEMA")),
+        ({"guided_json": SCHEMA}, Constraint("json_schema", "SCHEMA")),
+        ({"response_format": {"type": "text"}}, None),
+    ],
+)
+def test_an_output_format_reaches_the_node_from_every_door(
+    client: httpx.Client, running: Running, fields: dict, expected: Constraint | None
+):
+    value = script(tokens=['{"a": 1}'])
+    for ask, body in ((run, {"prompt": value}), (run, {"messages": [{"role": "user", "content": value}]}),
+                      (chat, {"messages": [{"role": "user", "content": value}]})):  # fmt: skip
+        constraint = running.site.execute_of(ask(client, running, body | fields)).task.constraint
+        assert constraint is None if expected is None else constraint.kind == expected.kind
+        assert not constraint or not constraint.text or json.loads(constraint.text) == SCHEMA
+
+
+def test_native_json_mode_answers_with_the_value_and_openai_with_its_text(client: httpx.Client, running: Running):
+    body = {"messages": [{"role": "user", "content": script(tokens=['{"a":', " 1}"])}], "response_format": JSON_SCHEMA}
+    assert run(client, running, body).json()["result"]["response"] == {"a": 1}
+    assert chat(client, running, body).json()["choices"][0]["message"]["content"] == '{"a": 1}'
+    *events, _last, _done = events_of(run(client, running, body | {"stream": True}))
+    assert "".join(json.loads(event)["response"] for event in events) == '{"a": 1}'
+
+
+def test_json_that_nests_beyond_reading_is_an_error_and_never_a_defect(client: httpx.Client, running: Running):
+    deep = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
+    messages = [{"role": "user", "content": script(tokens=[deep])}]
+    answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
+    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5024)
+    answer = run(client, running, {"messages": calling(calls=[["get_weather", deep]]), "tools": [WEATHER]})
+    assert answer.json()["result"]["tool_calls"] == [{"name": "get_weather", "arguments": deep}]
+
+
+def test_values_keep_every_digit(client: httpx.Client, running: Running):
+    written = '{"n": 123456789012345678901234567890, "x": 1.10}'
+    messages = [{"role": "user", "content": script(tokens=[written])}]
+    answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
+    assert f'"response":{written}' in answer.text
+    answer = run(client, running, {"messages": calling(calls=[["get_weather", written]]), "tools": [WEATHER]})
+    assert f'"arguments":{written}' in answer.text
+
+
+@pytest.mark.parametrize("fields", [{"end": "constraint_failed"}, {"end": "stop"}])
+def test_json_that_could_not_be_finished_is_an_error_and_is_metered(
+    client: httpx.Client, running: Running, fields: dict
+):
+    messages = [{"role": "user", "content": script(tokens=['{"a":', " 1"], **fields)}]
+    answer = run(client, running, {"messages": messages, "response_format": JSON_SCHEMA})
+    assert answer.status_code == 400
+    assert answer.json()["errors"] == [{"code": 5024, "message": "AiError: JSON Mode couldn't be met"}]
+    assert answer.json()["result"] == {}
+    row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+    assert (row["status"], row["completion_tokens"]) == (fields["end"], 2)
+
+
+def test_a_stream_of_json_that_could_not_be_finished_ends_with_the_error(client: httpx.Client, running: Running):
+    messages = [{"role": "user", "content": script(tokens=['{"a":', " 1"], held_after=1, end="constraint_failed")}]
+    body = {"model": HANDY, "messages": messages, "response_format": JSON_SCHEMA}
+    _, heard = heard_when_let_go_on(client, running, body, "v1/chat/completions")
+    assert json.loads(heard[-1])["errors"][0]["code"] == 5024
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "'/tools/0/function/name' must be 1 to 128"),
+        ({"tools": TOOLS * 2}, "'/tools' must not have two tools of one name"),
+        ({"tools": TOOLS * 129}, "'/tools' must have <= 128 items"),
+        ({"tools": TOOLS, "tool_choice": "maybe"}, "'/tool_choice' must be one of"),
+        ({"tools": TOOLS, "tool_choice": {"function": {"name": "x"}}}, "must name one of '/tools'"),
+        ({"tool_choice": "required"}, "'/tool_choice' needs '/tools'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": HUGE}}}}]},
+            "'/tools/0/function/parameters' must not hold whole numbers of more than 64 bits",
+        ),
+        ({"functions": [{"name": "f", "code": 5}]}, "'/functions/0/code'"),
+        ({"response_format": {"type": "yaml"}}, "'/response_format/type' must be one of"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"enum": ["x" * 66000]}}},
+            "'/response_format' must have <= 65536 bytes",
+        ),
+    ],
+)
+def test_bad_tools_and_formats_are_refused_by_both_doors(
+    client: httpx.Client, running: Running, body: dict, message: str
+):
+    before = running.site.num_executes
+    for ask in (run, chat):
+        answer = ask(client, running, {"messages": [{"role": "user", "content": "x"}], **body})
+        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
+        assert message in answer.json()["errors"][0]["message"]
+    assert running.site.num_executes == before
+
+
+@pytest.mark.parametrize("field", [{"tools": TOOLS}, {"response_format": {"type": "json_object"}}])
+def test_models_without_the_capability_refuse(client: httpx.Client, running: Running, field: dict):
+    body = {"messages": [{"role": "user", "content": "x"}], **field}
+    answers = [run(client, running, body, PARROT), run(client, running, body, CHATTY)]
+    answers.append(chat(client, running, body | {"model": PARROT}))
+    for answer in answers:
+        assert answer.status_code == 400
+        assert "the model lacks" in answer.json()["errors"][0]["message"]
+
+
+def test_official_clients_read_calls(running: Running):
+    base_url, api_token = f"{running.account_url}/ai/v1", running.tenants.secrets["good"]
+    with OpenAI(base_url=base_url, api_key=api_token, max_retries=0) as client:
+        answer = client.chat.completions.create(model=HANDY, messages=calling(), tools=TOOLS)
+        called = [call.function.arguments for call in answer.choices[0].message.tool_calls or ()]
+        assert called == [arguments for _name, arguments in CALLS]
+        with client.chat.completions.stream(model=HANDY, messages=calling("Hm."), tools=TOOLS) as stream:
+            final = stream.get_final_completion()
+        assert [call.function.name for call in final.choices[0].message.tool_calls or ()] == ["get_weather"] * 2
+        assert final.choices[0].message.content == "Hm."
+        with pytest.raises(BadRequestError, match="needs '/tools'"):
+            client.chat.completions.create(model=HANDY, messages=calling(), tool_choice="required")
+    with Cloudflare(base_url=running.gateway.base_url, api_token=api_token) as client:
+        result = client.ai.run(HANDY, account_id=running.tenants.account_id, messages=calling(), tools=[WEATHER])
+    assert result["tool_calls"][0] == {"name": "get_weather", "arguments": {"city": "Oslo"}}

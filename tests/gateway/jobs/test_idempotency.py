@@ -1,0 +1,212 @@
+"""The same idempotency key: one execution, and its answer as often as it is asked for, at every gateway and over a kill
+(P17)."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bench import figures
+from tests.gateway.inference.test_text_generation import events_of, run, script
+from tests.gateway.jobs.test_batches import QUEUED, polled
+from tests.gateway.process import CHATTY, PARROT, VECTORS
+from tests.gateway.site import Running, Site
+from tests.waiting import wait_until_blocking
+
+LEASE_S = 4
+
+
+def keyed(client: httpx.Client, running: Running, key: str, body: dict, **options: Any) -> httpx.Response:
+    return run(client, running, body, headers={"idempotency-key": key}, **options)
+
+
+def executes_of(running: Running, marker: str) -> int:
+    """How often nodes were asked for a text."""
+    return sum(marker in repr(execute.task) for node in running.site.nodes.values() for execute in node.executes)
+
+
+@pytest.fixture
+def two(of_one_site: tuple[Running, Running]) -> tuple[Running, Running]:
+    """Two gateways of one site; one that was killed is back."""
+    for running in of_one_site:
+        if running.gateway.process is not None and running.gateway.process.poll() is not None:
+            running.gateway.start()
+    return of_one_site
+
+
+@pytest.fixture(scope="module")
+def of_one_site(new_site: Callable[..., Site]) -> tuple[Running, Running]:
+    site = new_site()
+    site.add_node("n1")
+    lease = {"HEARTH_BATCH_LEASE_S": str(LEASE_S)}
+    return Running(site, site.gateway(**lease).start()), Running(site, site.gateway(**lease).start())
+
+
+@pytest.mark.parametrize("body", [{"prompt": "k whole"}, {"prompt": "k stream", "stream": True}])
+def test_the_same_again_is_given_the_same_bytes(client: httpx.Client, running: Running, body: dict):
+    key = f"again-{'stream' in body}"
+    first, again = keyed(client, running, key, body), keyed(client, running, key, body)
+    assert first.status_code == again.status_code == 200
+    assert first.content == again.content
+    assert "idempotent-replayed" not in first.headers
+    assert again.headers["idempotent-replayed"] == "true"
+    for name in ("content-type", "cf-ai-req-id", "cf-ai-neurons"):
+        assert first.headers.get(name) == again.headers.get(name)
+    assert first.headers["x-hearth-request-id"] != again.headers["x-hearth-request-id"]
+    assert executes_of(running, body["prompt"]) == 1
+    assert running.site.usage_row(first.headers["cf-ai-req-id"])["status"] == "stop"
+    if "stream" in body:
+        assert events_of(again)[-1] == "[DONE]"
+
+
+def test_another_request_under_the_key_is_refused(client: httpx.Client, running: Running):
+    keyed(client, running, "other", {"prompt": "x"})
+    for model, body, params in (
+        (PARROT, {"prompt": "y"}, {}),
+        (CHATTY, {"prompt": "x"}, {}),
+        (PARROT, {"prompt": "x"}, QUEUED),
+    ):
+        answer = run(client, running, body, model, params=params, headers={"idempotency-key": "other"})
+        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (409, 11003)
+        assert answer.headers["x-should-retry"] == "false"
+
+
+def test_a_key_is_its_account_s_own(client: httpx.Client, running: Running):
+    first = keyed(client, running, "mine", {"prompt": "x"})
+    url = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/run/{PARROT}"
+    headers = running.headers("other") | {"idempotency-key": "mine"}
+    other = client.post(url, json={"prompt": "x"}, headers=headers)
+    assert other.status_code == 200
+    assert other.headers["cf-ai-req-id"] != first.headers["cf-ai-req-id"]
+
+
+def test_what_is_refused_leaves_its_key_free(client: httpx.Client, running: Running):
+    assert keyed(client, running, "free", {"prompt": "x", "temperature": 9}).status_code == 400
+    failing = {"prompt": script(end="out_of_capacity")}
+    assert keyed(client, running, "free", failing).status_code == 429
+    assert keyed(client, running, "free", {"prompt": "x"}).status_code == 200
+
+
+def test_a_stream_that_breaks_is_not_kept(client: httpx.Client, running: Running, relinks: Callable[[], None]):
+    body = {"prompt": script(then_after=2, then="die", tokens=["x"] * 4), "stream": True}
+    first = keyed(client, running, "breaks", body)
+    relinks()
+    again = keyed(client, running, "breaks", body)
+    for answer in (first, again):
+        assert "error" in events_of(answer)[-1]
+        assert "idempotent-replayed" not in answer.headers
+    assert first.headers["cf-ai-req-id"] != again.headers["cf-ai-req-id"]
+
+
+def test_a_batch_under_a_key_is_queued_once(client: httpx.Client, running: Running):
+    body = {"requests": [{"prompt": "queued once"}]}
+    first, again = (keyed(client, running, "batch", body, params=QUEUED) for _ in range(2))
+    assert first.content == again.content
+    batch_id = first.json()["result"]["request_id"]
+    assert len(polled(client, running, batch_id)["responses"]) == 1
+    assert executes_of(running, "queued once") == 1
+
+
+def test_polls_need_no_key_of_their_own(client: httpx.Client, running: Running):
+    body = {"requests": [{"text": "x"}]}
+    queued = run(client, running, body, VECTORS, params=QUEUED).json()["result"]["request_id"]
+    polled(client, running, queued, VECTORS)
+    answer = run(client, running, {"request_id": queued}, VECTORS, headers={"idempotency-key": "poll"})
+    assert "responses" in answer.json()["result"]
+    assert keyed(client, running, "poll", {"prompt": "x"}).status_code == 200
+
+
+def test_of_many_at_once_one_runs_at_all_gateways_together(two: tuple[Running, Running]):
+    body = {"prompt": script(tokens=["once ", "only"], gap_s=0.3)}
+    answers: list[httpx.Response] = []
+
+    def ask(number: int) -> None:
+        with httpx.Client(headers=two[number % 2].headers(), timeout=30) as client:
+            answers.append(keyed(client, two[number % 2], "parallel", body))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    statuses = Counter(answer.status_code for answer in answers)
+    assert set(statuses) <= {200, 409}
+    assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
+    for answer in answers:
+        if answer.status_code == 409:
+            assert (answer.json()["errors"][0]["code"], answer.headers["retry-after"]) == (11003, "1")
+    assert executes_of(two[0], "once ") == 1
+    first = next(answer for answer in answers if answer.status_code == 200)
+    assert two[0].site.usage_row(first.headers["cf-ai-req-id"])["status"] == "stop"
+    told = "50 posts at once through 2 gateways: 1 execution, 1 row, the same bytes"
+    figures.record("P17", told, f"pytest {Path(__file__).name}")
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_client_that_comes_back_finds_its_answer(two: tuple[Running, Running], is_stream: bool):
+    """With a key a client that leaves does not end the call: it means to ask again."""
+    marker = f"gone-{is_stream} "
+    body = {"prompt": script(tokens=[marker, "a while"] * 5, gap_s=0.1), "stream": is_stream}
+    key = f"comes back {is_stream}"
+    connection = http.client.HTTPConnection("127.0.0.1", two[0].gateway.port)
+    path = f"/client/v4/accounts/{two[0].tenants.account_id}/ai/run/{PARROT}"
+    content = httpx.Request("POST", "http://x", json=body).content  # the same bytes
+    connection.request("POST", path, content, two[0].headers() | {"idempotency-key": key})
+    wait_until_blocking(lambda: executes_of(two[0], marker) == 1)
+    connection.close()
+    with httpx.Client(headers=two[1].headers(), timeout=60) as client:
+        answer = wait_until_blocking(
+            lambda: found if (found := keyed(client, two[1], key, body)).status_code == 200 else None
+        )
+    assert answer.headers["idempotent-replayed"] == "true"
+    assert marker in answer.text
+    assert executes_of(two[0], marker) == 1
+    assert not two[0].site.nodes["n1"].cancels
+
+
+def test_a_gateway_that_was_killed_leaves_the_key_to_the_next(two: tuple[Running, Running]):
+    killed, other = two
+    body = {"prompt": script(tokens=["killed ", "mid-way"], gap_s=1.0)}
+    began_s = time.monotonic()
+    with httpx.Client(headers=killed.headers(), timeout=60) as client:
+        thread = threading.Thread(target=lambda: _ignoring_errors(client, killed, body))
+        thread.start()
+        wait_until_blocking(lambda: executes_of(killed, "killed ") == 1)
+        assert killed.gateway.process is not None
+        killed.gateway.process.kill()
+        thread.join()
+    with httpx.Client(headers=other.headers(), timeout=60) as client:
+        is_held = keyed(client, other, "killed", body).status_code == 409
+        assert is_held or time.monotonic() - began_s > LEASE_S, "its lease counts until it ends"
+        answer = wait_until_blocking(
+            lambda: found if (found := keyed(client, other, "killed", body)).status_code == 200 else None
+        )
+        assert keyed(client, other, "killed", body).content == answer.content
+    first, second = (e for e in other.site.nodes["n1"].executes if "killed " in repr(e.task))
+    assert first.request_id == second.request_id == answer.headers["cf-ai-req-id"]
+    assert other.site.usage_row(answer.headers["cf-ai-req-id"])["status"] == "stop"
+
+
+def _ignoring_errors(client: httpx.Client, running: Running, body: dict) -> None:
+    try:
+        keyed(client, running, "killed", body)
+    except httpx.TransportError:
+        return
+
+
+def test_nothing_of_a_kept_answer_can_be_read_in_the_stores(client: httpx.Client, running: Running):
+    marker = "kept-marker-51b2"
+    body = {"prompt": script(tokens=[marker])}
+    assert marker in keyed(client, running, marker, body).text
+    file = running.site.database_url.removeprefix("sqlite://")
+    for path in (Path(file), Path(file + "-wal")):
+        assert marker.encode() not in path.read_bytes()
+    assert marker not in running.gateway.log_text()

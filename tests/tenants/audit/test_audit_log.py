@@ -1,0 +1,187 @@
+"""tenants/audit/: entries stand in one chain, and no hand on the database goes unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+from sqlalchemy import insert, text, update
+
+from storage.database import Database
+from storage.errors import Conflict
+from tenants import accounts
+from tenants.audit import audit_heads
+from tenants.audit import audit_log as audit
+from tenants.audit.audit_heads import NotedHead
+from tenants.audit.audit_log import Head
+from tenants.tables import audit_entries
+
+KEY = b"a key for tests that is 32 bytes"
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
+
+
+async def write(database: Database, *subjects: str) -> None:
+    for subject in subjects:
+        async with database.transaction() as connection:
+            ids = {"account_id": "a" * 32, "subject_id": subject}
+            await audit.append(connection, at=NOON, who="cli", action="account.update", **ids)
+
+
+async def tamper(database: Database, *statements: str) -> None:
+    """What somebody does who owns the database: the triggers go first."""
+    drop = (
+        ["DROP TRIGGER audit_entries_stay", "DROP TRIGGER audit_entries_remain"]
+        if database.dialect == "sqlite"
+        else ["DROP FUNCTION audit_entries_refuse() CASCADE"]
+    )
+    async with database.transaction() as connection:
+        for statement in [*drop, *statements]:
+            await connection.execute(text(statement))
+
+
+async def test_a_chain_that_nobody_touched_is_whole(database: Database):
+    assert (await audit_heads.verify(database)).problems == []
+    account = await accounts.create(database, "Ada")
+    await accounts.block(database, account.account_id)
+    found = await audit_heads.verify(database)
+    assert (found.num_entries, found.problems) == (2, [])
+    assert found.head == await audit.read_head(database)
+    assert [entry.action for entry in await audit.list_recent(database, account.account_id)] == [
+        "account.block", "account.create",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("statements", "says"),
+    [
+        (["UPDATE audit_entries SET subject_id = 'other' WHERE sequence = 2"], "entry 2 (account.update) is not what"),
+        (["UPDATE audit_entries SET detail = 'x' WHERE sequence = 4"], "entry 4 (account.update) is not what"),
+        (["DELETE FROM audit_entries WHERE sequence = 2"], "entries 2 to 2 are missing"),
+        (["DELETE FROM audit_entries WHERE sequence = 1"], "entries 1 to 1 are missing"),
+        (["UPDATE audit_entries SET sequence = 9 WHERE sequence = 2",
+          "UPDATE audit_entries SET sequence = 2 WHERE sequence = 3",
+          "UPDATE audit_entries SET sequence = 3 WHERE sequence = 9"], "entry 2 (account.update) is not what"),
+        (["DELETE FROM audit_entries WHERE sequence >= 3"], "entry 4 is missing, which the head in the database names"),
+        (["DELETE FROM audit_entries"], "entry 4 is missing"),
+        (["UPDATE audit_head SET sequence = 3"], "entry 3 is not the one that the head in the database names"),
+    ],
+)  # fmt: skip
+async def test_an_entry_changed_moved_or_taken_away_is_seen(database: Database, statements: list[str], says: str):
+    await write(database, "one", "two", "three", "four")
+    await tamper(database, *statements)
+    problems = (await audit_heads.verify(database)).problems
+    assert any(says in problem for problem in problems), problems
+
+
+async def test_an_entry_written_anew_with_a_digest_of_its_own_does_not_fit_the_next(database: Database):
+    await write(database, "one", "two", "three")
+    forged = dataclasses.replace(await entry(database, 2), subject_id="other")
+    digest = audit.digest_of(forged, 2, (await entry(database, 1)).digest or b"")
+    await tamper(database)
+    async with database.transaction() as connection:
+        changed = update(audit_entries).where(audit_entries.c.sequence == 2)
+        await connection.execute(changed.values(subject_id="other", digest=digest))
+    assert (await audit_heads.verify(database)).problems == ["entry 3 (account.update) is not what was written"]
+
+
+async def test_a_chain_cut_short_or_written_anew_does_not_fit_a_head_noted_elsewhere(database: Database):
+    await write(database, "one", "two", "three")
+    noted = [await noted_head(database)]
+    two = await entry(database, 2)
+    await tamper(database, "DELETE FROM audit_entries WHERE sequence = 3")
+    async with database.transaction() as connection:
+        head = text("UPDATE audit_head SET sequence = 2, digest = :digest")
+        await connection.execute(head, {"digest": two.digest})
+    assert (await audit_heads.verify(database)).problems == []  # the database alone cannot tell
+    (problem,) = (await audit_heads.verify(database, noted, KEY)).problems
+    assert problem == "entry 3 is missing, which the head noted at 2026-11-22T12:00:00+00:00 names"
+    await write(database, "forged")
+    (problem,) = (await audit_heads.verify(database, noted, KEY)).problems
+    assert problem.startswith("entry 3 is not the one that the head noted at")
+
+
+async def test_a_head_is_believed_only_under_the_platforms_key(database: Database, tmp_path: Path):
+    await write(database, "one")
+    noted = await noted_head(database)
+    assert noted.is_proven(KEY)
+    assert not noted.is_proven(KEY[::-1])
+    forged = [NotedHead(noted.at, 9, noted.digest, noted.proof), NotedHead(noted.at, 1, "zz", noted.proof)]
+    problems = (await audit_heads.verify(database, [noted, *forged], KEY)).problems
+    assert problems == [f"noted head {number} was not written with this platform's key" for number in (2, 3)]
+    file = tmp_path / "heads"
+    assert audit_heads.read_notes(file) == []
+    line = audit_heads.note(Head(1, bytes(32)), NOON, KEY)
+    file.write_bytes(line + line[:20])  # the disk was full
+    assert len(audit_heads.read_notes(file)) == 1
+    file.write_bytes(line[:20] + b"\n" + line)
+    with pytest.raises(ValueError, match="line 1 of"):
+        audit_heads.read_notes(file)
+
+
+async def test_the_database_refuses_to_change_or_forget_an_entry(database: Database):
+    await write(database, "one")
+    statements = ["UPDATE audit_entries SET who = 'me'", "DELETE FROM audit_entries"]
+    if database.dialect == "postgresql":
+        statements.append("TRUNCATE audit_entries")
+    for statement in statements:
+        with pytest.raises(Conflict, match="append-only"):
+            async with database.transaction() as connection:
+                await connection.execute(text(statement))
+
+
+async def test_what_an_older_version_wrote_is_chained_before_the_next_entry(database: Database):
+    columns = {"at": NOON, "who": "cli", "action": "account.block", "account_id": "a" * 32, "subject_id": "s"}
+    async with database.transaction() as connection:
+        await connection.execute(insert(audit_entries).values([columns | {"audit_id": name} for name in ("b", "a")]))
+    found = await audit_heads.verify(database)
+    assert (found.num_entries, found.num_unchained, found.problems) == (0, 2, [])
+    await write(database, "new")
+    found = await audit_heads.verify(database)
+    assert (found.num_entries, found.num_unchained, found.problems) == (3, 0, [])
+    assert (await entry(database, 1)).audit_id == "a"
+
+
+async def test_an_entry_whose_transaction_fails_leaves_no_gap(database: Database):
+    async def fail() -> None:
+        async with database.transaction() as connection:
+            ids = {"account_id": "a", "subject_id": "b"}
+            await audit.append(connection, at=NOON, who="cli", action="x", **ids)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        await fail()
+    await write(database, "one")
+    assert (await audit_heads.verify(database)).problems == []
+
+
+async def test_writers_at_once_make_one_chain(database: Database, database_url: str):
+    """Each writer with connections of its own, as so many processes have them; and a look in between."""
+    names = itertools.count()
+    others = [Database.connect(database_url) for _ in range(4)]
+    try:
+
+        async def work(writer: Database) -> None:
+            for _ in range(5):
+                await write(writer, f"subject-{next(names)}")
+
+        looks = [audit_heads.verify(database) for _ in range(3)]
+        done = await asyncio.gather(*(work(writer) for writer in others), *looks)
+    finally:
+        for writer in others:
+            await writer.close()
+    assert [found.problems for found in done if found is not None] == [[]] * 3
+    found = await audit_heads.verify(database)
+    assert (found.num_entries, found.problems) == (20, [])
+
+
+async def noted_head(database: Database) -> NotedHead:
+    return msgspec.json.decode(audit_heads.note(await audit.read_head(database), NOON, KEY), type=NotedHead)
+
+
+async def entry(database: Database, sequence: int) -> audit.AuditEntry:
+    return [each async for each in audit.read_chain(database)][sequence - 1]

@@ -1,0 +1,123 @@
+"""tenants/credentials/api_tokens.py on both databases: created once, shown once, revoked for good."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from storage.database import Database, metadata
+from storage.ephemeral import Ephemeral
+from storage.errors import Missing
+from tenants import accounts
+from tenants.audit import audit_log as audit
+from tenants.credentials import api_tokens
+from tenants.credentials.principal import Principal
+from tenants.credentials.scopes import WORKERS_AI_GROUPS
+from tenants.credentials.token_verifier import TokenVerifier
+from tests.tenants.conftest import PEPPER
+from tests.tenants.hand_clock import HandClock
+
+
+async def test_a_created_token_is_found_and_listed_by_its_account_only(database: Database, account_id: str) -> None:
+    other = (await accounts.create(database, "Bob")).account_id
+    one = (await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS)).token
+    two = (await api_tokens.create(database, PEPPER, account_id, "two", ["Workers AI Read"], kind="account")).token
+    assert await api_tokens.list_all(database, account_id) == [one, two]
+    assert await api_tokens.find(database, account_id, one.api_token_id) == one
+    assert (one.status, one.kind, one.groups) == ("active", "user", WORKERS_AI_GROUPS)
+    assert await api_tokens.list_all(database, other) == []
+    assert await api_tokens.find(database, other, one.api_token_id) is None
+    with pytest.raises(Missing):
+        await api_tokens.revoke(database, other, one.api_token_id)
+
+
+async def test_a_revoked_token_stays_revoked(database: Database, account_id: str, clock: HandClock) -> None:
+    token = (await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS)).token
+    await api_tokens.revoke(database, account_id, token.api_token_id, clock=clock)
+    revoked_at = clock.now()
+    clock.pass_time(60)
+    await api_tokens.revoke(database, account_id, token.api_token_id, clock=clock)
+    await api_tokens.set_disabled(database, account_id, token.api_token_id, False)
+    found = await api_tokens.find(database, account_id, token.api_token_id)
+    assert found is not None
+    assert (found.status, found.revoked_at) == ("revoked", revoked_at)
+
+
+async def test_every_act_on_a_token_is_in_the_audit_once(database: Database, account_id: str) -> None:
+    token = (await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS, who="ops")).token
+    await api_tokens.set_disabled(database, account_id, token.api_token_id, True)
+    await api_tokens.set_disabled(database, account_id, token.api_token_id, False)
+    await api_tokens.revoke(database, account_id, token.api_token_id)
+    await api_tokens.revoke(database, account_id, token.api_token_id)
+    entries = await audit.list_recent(database, account_id)
+    acts = ["api_token.revoke", "api_token.enable", "api_token.disable", "api_token.create"]
+    assert [entry.action for entry in entries if entry.subject_id == token.api_token_id] == acts
+    assert entries[-2].who == "ops"
+
+
+async def test_a_token_past_its_expiry_is_listed_as_expired(
+    database: Database, account_id: str, clock: HandClock
+) -> None:
+    expires_at = clock.now() + timedelta(hours=1)
+    await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS, expires_at, clock=clock)
+    statuses = []
+    for _ in range(2):
+        statuses += [token.status for token in await api_tokens.list_all(database, account_id, clock=clock)]
+        clock.pass_time(3600)
+    assert statuses == ["active", "expired"]
+
+
+async def test_a_token_needs_an_account_a_name_a_known_group_and_a_time_zone(
+    sqlite_database: Database,
+) -> None:
+    account_id = (await accounts.create(sqlite_database, "Ada")).account_id
+    with pytest.raises(Missing):
+        await api_tokens.create(sqlite_database, PEPPER, "f" * 32, "one", WORKERS_AI_GROUPS)
+    for groups in ([], ["Workers AI Admin"]):
+        with pytest.raises(ValueError, match="permission group"):
+            await api_tokens.create(sqlite_database, PEPPER, account_id, "one", groups)
+    with pytest.raises(ValueError, match="printable"):
+        await api_tokens.create(sqlite_database, PEPPER, account_id, "", WORKERS_AI_GROUPS)
+    naive = datetime(2030, 1, 1)
+    with pytest.raises(ValueError, match="time zone"):
+        await api_tokens.create(sqlite_database, PEPPER, account_id, "one", WORKERS_AI_GROUPS, naive)
+    assert await api_tokens.list_all(sqlite_database, account_id) == []
+
+
+async def test_no_store_log_or_memory_holds_a_usable_secret(
+    database: Database,
+    account_id: str,
+    redis_url: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("DEBUG")
+    ephemeral = Ephemeral.connect(redis_url, timeout_s=30.0)
+    listener = ephemeral.subscribe("api-tokens-changed")
+    assert await anext(listener) == b""
+    verifier = TokenVerifier(database, PEPPER)
+    created = await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS)
+    assert isinstance(await verifier.verify(created.secret), Principal)
+    memory = repr(verifier._good)
+    await api_tokens.revoke(database, account_id, created.token.api_token_id, ephemeral=ephemeral)
+    published = await anext(listener)
+    await listener.aclose()
+    await ephemeral.close()
+    rows = ""
+    async with database.connection() as connection:
+        for table in metadata.sorted_tables:
+            rows += repr((await connection.execute(select(table))).all())
+    assert created.token.api_token_id in rows
+    everything = (rows + caplog.text + memory + repr(created)).encode() + _bytes_of_files(tmp_path) + published
+    # With its lookup id, which is stored on purpose, half of the rest would still be 89 unknown bits.
+    random_part = created.secret[15:45].encode()
+    for piece in (created.secret.encode(), random_part, random_part[:15], random_part[15:]):
+        assert piece not in everything
+
+
+def _bytes_of_files(folder: Path) -> bytes:
+    """The SQLite file, its log and all else that the test has written."""
+    return b"".join(path.read_bytes() for path in folder.iterdir() if path.is_file())

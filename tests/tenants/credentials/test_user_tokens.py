@@ -1,0 +1,211 @@
+"""user_tokens.py, users.py and accounts.py on both databases: every family is made, listed, found by a process
+that starts later, and deleted; and what a verifier remembers keeps up with each change."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from storage.database import Database
+from storage.errors import Conflict, Missing
+from tenants import accounts, users
+from tenants.accounts import AccountSettings
+from tenants.audit import audit_log as audit
+from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials.conditions import AddressCondition
+from tenants.credentials.policies import Policy
+from tenants.credentials.principal import Principal, Refused, TokenKind
+from tenants.credentials.scopes import ALL_SCOPES
+from tenants.credentials.token_verifier import TokenVerifier
+from tenants.credentials.user_tokens import Holder, TokenSpec, TooManyTokens
+from tests.tenants.conftest import PEPPER
+from tests.tenants.hand_clock import HandClock
+
+READ, WRITE = "a92d2450e05d4e7bb7d0a64968f83d11", "bacc64e0f6c34fc0883a1223f938a104"
+EVERYWHERE = "com.cloudflare.api.account.*"
+
+
+def spec(*policies: Policy, name: str = "ci") -> TokenSpec:
+    return TokenSpec(name, policies or (Policy("p", "allow", (READ,), (EVERYWHERE,)),))
+
+
+async def principal_of(verifier: TokenVerifier, secret: str) -> Principal:
+    verdict = await verifier.verify(secret)
+    assert isinstance(verdict, Principal), verdict
+    return verdict
+
+
+@pytest.fixture
+def verifier(database: Database, clock: HandClock) -> TokenVerifier:
+    return TokenVerifier(database, PEPPER, clock)
+
+
+@pytest.mark.parametrize("kind", ["user", "account"])
+async def test_a_token_lives_through_a_restart_until_it_is_deleted(
+    database: Database, database_url: str, account_id: str, kind: TokenKind
+) -> None:
+    holder = Holder(kind, account_id)
+    condition = AddressCondition(("10.0.0.0/8",), ("10.1.0.0/16",))
+    wanted = TokenSpec("ci", (Policy("p", "allow", (READ,), (EVERYWHERE,)),), condition)
+    made = await held_tokens.create(database, PEPPER, holder, wanted, who="ops")
+    other = Holder(kind, (await accounts.create(database, "Bob")).account_id)
+
+    later = Database.connect(database_url)
+    assert (await held_tokens.page(later, holder, page=1, per_page=5)).tokens == [made.token]
+    assert (await held_tokens.page(later, holder, page=2, per_page=5)).tokens == []
+    assert (await held_tokens.page(later, other, page=1, per_page=5)).total_count == 0
+    assert await held_tokens.find(later, holder, made.token.api_token_id) == made.token
+    assert made.token.condition == condition
+    assert await held_tokens.find(later, other, made.token.api_token_id) is None
+    with pytest.raises(Missing):
+        await held_tokens.delete(later, other, made.token.api_token_id, who="ops")
+    await held_tokens.delete(later, holder, made.token.api_token_id, who="ops")
+    assert await held_tokens.find(later, holder, made.token.api_token_id) is None
+    await later.close()
+    acts = [entry.action for entry in await audit.list_recent(database, account_id)]
+    assert acts[:2] == ["api_token.revoke", "api_token.create"]
+
+
+async def test_what_a_verifier_remembers_keeps_up_with_every_change(
+    database: Database, account_id: str, verifier: TokenVerifier, clock: HandClock
+) -> None:
+    holder = Holder("account", account_id)
+    await verifier.poll()
+    made = await held_tokens.create(database, PEPPER, holder, spec(), who="ops")
+    id_ = made.token.api_token_id
+    assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}
+
+    wider = spec(Policy("p", "allow", (WRITE,), (EVERYWHERE,)), Policy("q", "deny", (READ,), (EVERYWHERE,)))
+    await held_tokens.replace(database, holder, id_, wider, who="ops")
+    assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}  # remembered, until the next poll
+    await verifier.poll()
+    assert (await principal_of(verifier, made.secret)).scopes == {"ai:write"}
+
+    rolled = await held_tokens.roll(database, PEPPER, holder, id_, who="ops")
+    await verifier.poll()
+    assert await verifier.verify(made.secret) == Refused("unknown")
+    assert (await principal_of(verifier, rolled)).scopes == {"ai:write"}
+
+    await held_tokens.delete(database, holder, id_, who="ops")
+    await verifier.poll()
+    verdict = await verifier.verify(rolled)
+    assert isinstance(verdict, Refused)
+    assert verdict.reason == "revoked"
+
+
+async def test_times_go_by_the_clock_though_the_rest_is_remembered(
+    database: Database, account_id: str, verifier: TokenVerifier, clock: HandClock
+) -> None:
+    starts_at, ends_at = clock.now() + timedelta(seconds=5), clock.now() + timedelta(seconds=10)
+    wanted = TokenSpec("ci", spec().policies, not_before=starts_at, expires_at=ends_at)
+    made = await held_tokens.create(database, PEPPER, Holder("user", account_id), wanted, who="ops", clock=clock)
+    told = []
+    for _ in range(3):
+        verdict = await verifier.verify(made.secret)
+        told.append(verdict.reason if isinstance(verdict, Refused) else "good")
+        clock.pass_time(5)
+    assert told == ["not_yet", "good", "expired"]
+
+
+async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
+    database: Database, account_id: str, verifier: TokenVerifier
+) -> None:
+    user_id = (await users.create(database, PEPPER, "ada@example.com", (account_id,))).user.user_id
+    made = await held_tokens.create(database, PEPPER, Holder("user", account_id, user_id), spec(), who="ops")
+    await verifier.poll()
+    assert set((await principal_of(verifier, made.secret)).accounts()) == {account_id}
+
+    second = (await accounts.create(database, "Bob")).account_id
+    await users.join(database, user_id, second)
+    await verifier.poll()
+    principal = await principal_of(verifier, made.secret)
+    there = principal.on(second)
+    assert there is not None
+    assert (there.account_id, there.scopes, there.is_account_blocked) == (second, frozenset({"ai:run"}), False)
+
+    await accounts.block(database, second)
+    await verifier.poll()
+    there = (await principal_of(verifier, made.secret)).on(second)
+    assert there is not None
+    assert there.is_account_blocked
+
+    await users.leave(database, user_id, second)
+    await verifier.poll()
+    assert (await principal_of(verifier, made.secret)).on(second) is None
+    with pytest.raises(Missing):
+        await users.leave(database, user_id, second)
+
+
+async def test_a_global_key_opens_everything_of_its_user_and_nothing_else(
+    database: Database, account_id: str, verifier: TokenVerifier
+) -> None:
+    made = await users.create(database, PEPPER, "Ada@example.com", (account_id,))
+    await verifier.poll()
+    principal = await verifier.verify_global_key("ADA@example.com", made.global_key)
+    assert isinstance(principal, Principal)
+    assert {id_: grant.scopes for id_, grant in principal.accounts().items()} == {account_id: ALL_SCOPES}
+    assert made.global_key not in repr(made)
+    for email, key in (("ada@example.com", made.global_key[:-1]), ("bob@example.com", made.global_key), ("", "x")):
+        assert await verifier.verify_global_key(email, key) == Refused("unknown")
+    assert await verifier.verify(made.global_key) == Refused("unknown")
+
+    again = await users.roll_global_key(database, PEPPER, made.user.user_id)
+    await verifier.poll()
+    assert await verifier.verify_global_key("ada@example.com", made.global_key) == Refused("unknown")
+    assert isinstance(await verifier.verify_global_key("ada@example.com", again), Principal)
+    with pytest.raises(Conflict):
+        await users.create(database, PEPPER, "ada@example.com")
+
+
+async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
+    database: Database, account_id: str, verifier: TokenVerifier
+) -> None:
+    secrets = [
+        (await held_tokens.create(database, PEPPER, Holder(kind, account_id), spec(), who="ops")).secret
+        for kind in ("user", "account")
+    ]
+    await verifier.poll()
+    for secret in secrets:
+        await principal_of(verifier, secret)
+    changed = await accounts.change(database, account_id, "Ada 2", AccountSettings(True, "a@b.c"), who="ops")
+    assert await accounts.find(database, account_id) == changed
+    await accounts.delete(database, account_id, who="ops")
+    await verifier.poll()
+    assert [type(await verifier.verify(secret)) for secret in secrets] == [Refused, Refused]
+    assert await accounts.find(database, account_id) is None
+    assert await accounts.list_all(database) == []
+    for act in (accounts.delete(database, account_id, who="ops"), accounts.unblock(database, account_id)):
+        with pytest.raises(Missing):
+            await act
+    acts = [entry.action for entry in await audit.list_recent(database, account_id)]
+    assert acts[:2] == ["account.delete", "account.update"]
+
+
+async def test_a_holder_has_only_so_many_tokens(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    account_id = (await accounts.create(sqlite_database, "Ada")).account_id
+    monkeypatch.setitem(held_tokens.MAX_TOKENS, "user", 2)
+    holder = Holder("user", account_id)
+    made = [await held_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops") for _ in range(2)]
+    with pytest.raises(TooManyTokens, match="at most 2 user tokens"):
+        await held_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
+    await held_tokens.delete(sqlite_database, holder, made[0].token.api_token_id, who="ops")
+    await held_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
+    await held_tokens.create(sqlite_database, PEPPER, Holder("account", account_id), spec(), who="ops")
+
+
+@pytest.mark.parametrize(
+    ("within", "not_within", "admitted", "kept_out"),
+    [
+        (["192.0.2.0/24"], [], ["192.0.2.1", "::ffff:192.0.2.1"], ["192.0.3.1", "::1", "nonsense", None]),
+        ([], ["192.0.2.0/24", "2001:db8::/32"], ["192.0.3.1", "::1"], ["192.0.2.9", "2001:db8::7", None]),
+        (["10.0.0.0/8"], ["10.1.0.0/16"], ["10.0.0.1"], ["10.1.0.1", "11.0.0.1"]),
+        (["203.0.113.7"], [], ["203.0.113.7"], ["203.0.113.8"]),
+        ([], [], ["10.0.0.1", None, "nonsense"], []),
+    ],
+)
+def test_an_address_is_let_in_or_kept_out(
+    within: list[str], not_within: list[str], admitted: list[str | None], kept_out: list[str | None]
+) -> None:
+    condition = AddressCondition(tuple(within), tuple(not_within))
+    assert [address for address in admitted + kept_out if condition.admits(address)] == admitted

@@ -1,0 +1,146 @@
+"""tenants/jobs/idempotency.py as a machine: whoever asks, answers, is refused, dies or comes late, in any order.
+
+A key has at most one answer until it expires, everyone who comes back is given that one, two never work on it while
+both are believed to live, and whoever takes over from the dead does so under the same request id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule, run_state_machine_as_test
+
+from storage.database import Database, new_id_hex
+from tenants.jobs import idempotency
+from tenants.jobs.idempotency import Kept, Keyed, Mine, Taken
+
+LEASE_S, TTL_S = 10.0, 100.0
+OWNERS = itertools.count()
+
+
+class Keys(RuleBasedStateMachine):
+    """Requests under two keys of one account."""
+
+    database: Database
+    runner: asyncio.Runner
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.account_id = new_id_hex()
+        self.now = datetime(2026, 11, 22, tzinfo=UTC)
+        self.believed: dict[str, tuple[Mine, datetime]] = {}  # key -> its owner, and until when
+        self.lost_id: dict[str, str] = {}  # key -> request id of an owner that may be dead
+        self.answer: dict[str, bytes] = {}
+        self.fingerprint: dict[str, str] = {}
+        self.expires_at: dict[str, datetime] = {}
+
+    held = Bundle("held")
+    keys = st.sampled_from(["a" * 64, "b" * 64])
+
+    @rule(target=held, key=keys, body=st.sampled_from(["1" * 64, "1" * 64, "2" * 64]))
+    def ask(self, key: str, body: str):
+        if key in self.expires_at and self.expires_at[key] <= self.now:
+            self._forget(key)
+        owner = f"owner-{next(OWNERS)}"
+        keyed = Keyed(self.account_id, key, body)
+        times = {"lease_s": LEASE_S, "ttl_s": TTL_S}
+        found = self._run(idempotency.take(self.database, keyed, owner, f"id-{owner}", self.now, **times))
+        is_known = key in self.fingerprint
+        if isinstance(found, Kept):
+            assert found.answer == self.answer[key]
+            assert body == self.fingerprint[key]
+        elif isinstance(found, Taken):
+            assert is_known
+            assert found.is_other == (body != self.fingerprint[key])
+            assert found.is_other or self.believed[key][1] > self.now
+        else:
+            assert key not in self.answer
+            assert not is_known or (body == self.fingerprint[key] and self.believed[key][1] <= self.now)
+            assert found.request_id == self.lost_id.get(key, f"id-{owner}")
+            self.fingerprint[key] = body
+            self.lost_id[key] = found.request_id
+            self.expires_at[key] = self.now + timedelta(seconds=TTL_S)
+            self.believed[key] = (found, self.now + timedelta(seconds=LEASE_S))
+            return found
+        return None
+
+    @rule(mine=consumes(held), is_told_twice=st.booleans())
+    def answered(self, mine: Mine | None, is_told_twice: bool) -> None:
+        if mine is None:
+            return
+        answer = f"by {mine.owner}".encode()
+        was_kept = self._run(idempotency.keep(self.database, mine, answer))
+        assert was_kept == self._is_owner(mine)
+        if was_kept:
+            self.answer[mine.keyed.key_hash] = answer
+        if is_told_twice:  # as after an answer of the database that was lost
+            assert not self._run(idempotency.keep(self.database, mine, b"again"))
+
+    @rule(mine=consumes(held))
+    def refused(self, mine: Mine | None) -> None:
+        if mine is not None:
+            self._run(idempotency.give_up(self.database, mine))
+            if self._is_owner(mine):
+                self._forget(mine.keyed.key_hash)
+
+    @rule(mine=consumes(held))
+    def dies(self, mine: Mine | None) -> None:
+        """And says nothing any more."""
+
+    @rule(mine=held)
+    def renews(self, mine: Mine | None) -> None:
+        if mine is not None:
+            self._run(idempotency.renew(self.database, [mine], self.now, LEASE_S))
+            if self._is_owner(mine):
+                self.believed[mine.keyed.key_hash] = (mine, self.now + timedelta(seconds=LEASE_S))
+
+    @rule(seconds=st.sampled_from([1.0, LEASE_S, TTL_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    @rule()
+    def sweeps(self) -> None:
+        self._run(idempotency.expire(self.database, self.now))
+        for key in [key for key, at in self.expires_at.items() if at <= self.now]:
+            self._forget(key)
+
+    def _is_owner(self, mine: Mine) -> bool:
+        key = mine.keyed.key_hash
+        return key in self.believed and self.believed[key][0] == mine and key not in self.answer
+
+    def _forget(self, key: str) -> None:
+        for table in (self.believed, self.lost_id, self.answer, self.fingerprint, self.expires_at):
+            table.pop(key, None)
+
+    def _run(self, job):
+        return self.runner.run(job)
+
+
+@pytest.mark.parametrize("num_examples", [20, pytest.param(400, marks=pytest.mark.full)])
+def test_no_order_of_events_answers_a_key_twice(sqlite_url: str, num_examples: int):
+    with asyncio.Runner() as runner:
+        database = Database.connect(sqlite_url)
+        Keys.database, Keys.runner = database, runner
+        try:
+            found = settings(max_examples=num_examples, stateful_step_count=20, deadline=None)
+            run_state_machine_as_test(Keys, settings=found)
+        finally:
+            runner.run(database.close())
+
+
+async def test_of_many_at_once_one_is_let_through(database: Database):
+    keyed = Keyed(new_id_hex(), "a" * 64, "f" * 64)
+    now = datetime.now(UTC)
+    found = await asyncio.gather(
+        *(
+            idempotency.take(database, keyed, f"owner-{n}", f"id-{n}", now, lease_s=LEASE_S, ttl_s=TTL_S)
+            for n in range(8)
+        )
+    )
+    assert [type(one) for one in found].count(Mine) == 1
+    assert {type(one) for one in found} == {Mine, Taken}

@@ -1,0 +1,195 @@
+"""allowance.py: which budgets a call is held to, what the ledger says of them, and what a month comes to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from catalog.pricing import micro_neurons_for
+from storage.database import Database
+from telemetry.steady_clock import BELIEVED_AFTER_S
+from tenants.quota import budgets
+from tenants.quota.allowance import Allowance, Budget, forecast
+from tenants.quota.budgets import MonthlyBudget
+from tenants.quota.quota_days import QuotaDays
+from tenants.usage import usage_entries as usage
+from tests.tenants.usage.made_entries import entry
+
+ACCOUNT, TOKEN = "a" * 32, "b" * 32
+FREE = 10_000_000_000
+
+
+@dataclass
+class Clock:
+    """Moved by hand; `wall` may be made to jump."""
+
+    wall: datetime = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+    passed_s: float = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.passed_s
+
+    def now(self) -> datetime:
+        return self.wall
+
+    def wait(self, seconds: float) -> None:
+        self.wall += timedelta(seconds=seconds)
+        self.passed_s += seconds
+
+
+@dataclass(frozen=True)
+class Caller:
+    account_id: str = ACCOUNT
+    api_token_id: str = TOKEN
+    plan: str = "free"
+
+
+class Counts:
+    def __init__(self) -> None:
+        self.used: dict[str, int] = {}
+
+    async def raise_used(self, key: str, micro_neurons: int) -> None:
+        self.used[key] = max(micro_neurons, self.used.get(key, 0))
+
+
+async def _nothing() -> None: ...
+
+
+def allowance_of(database: Database | None, clock: Clock) -> Allowance:
+    return Allowance(
+        database,  # type: ignore[arg-type]
+        clock,
+        free_micro_neurons=FREE,
+        micro_neurons_for=micro_neurons_for,
+        flush=_nothing,
+    )
+
+
+def test_a_free_account_has_so_much_a_day_and_a_paid_one_as_much_as_it_likes() -> None:
+    clock = Clock()
+    allowance = allowance_of(None, clock)
+    [today] = allowance.of(Caller())
+    assert (today.name, today.limit, today.is_closed_when_away) == ("allowance", FREE, True)
+    assert today.until == datetime(2026, 11, 21, tzinfo=UTC)
+    assert allowance.of(Caller(plan="paid")) == ()
+    clock.wait(12 * 3600 - 1)
+    assert allowance.of(Caller()) == (today,)
+    clock.wait(1)
+    [tomorrow] = allowance.of(Caller())
+    assert (tomorrow.since, tomorrow.key != today.key) == (today.until, True)
+
+
+async def test_what_is_used_is_the_ledgers_word_and_counts_are_raised_to_it(database: Database) -> None:
+    clock = Clock()
+    allowance = allowance_of(database, clock)
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 500), who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "usd", 11_000), who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "neurons", 5, refuses=False), who="test")
+    await allowance.refresh()
+    held = {budget.name: budget for budget in allowance.of(Caller())}
+    assert held.keys() == {"allowance", "account budget", "token budget"}
+    assert held["account budget"].limit == 1_000_000_000, "a dollar is a dollar's worth of neurons"
+    await usage.write(
+        database,
+        [
+            entry("r1", micro_neurons=100),
+            entry("r2", micro_neurons=10, api_token_id="d" * 32),
+            entry("r3", micro_neurons=1, started_at=clock.wall - timedelta(days=1)),
+            entry("r4", micro_neurons=1000, started_at=clock.wall - timedelta(days=30)),
+            entry("r5", micro_neurons=1000, account_id="e" * 32),
+        ],
+    )
+    expected = {"allowance": 110, "account budget": 111, "token budget": 101}
+    assert {name: await allowance.used(budget) for name, budget in held.items()} == expected
+    counts = Counts()
+    await allowance.true_up(counts)
+    assert counts.used == {held[name].key: used for name, used in expected.items()}
+    clock.wait(3600)
+    counts.used.clear()
+    await allowance.true_up(counts)
+    assert counts.used == {}, "only who calls is looked after"
+
+
+async def test_each_share_of_a_budget_that_is_passed_warns_once(database: Database) -> None:
+    clock = Clock()
+    allowance = allowance_of(database, clock)
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 200, alert_percents=(50, 100)), who="test")
+    await allowance.refresh()
+    await usage.write(database, [entry("r1", micro_neurons=100)])
+    for _ in range(2):
+        await allowance.alert()
+    [half] = await budgets.list_alerts(database, ACCOUNT)
+    assert (half.percent, half.micro_used, half.month) == (50, 100, "2026-11")
+    await usage.write(database, [entry("r2", micro_neurons=100)])
+    await allowance.alert()
+    assert sorted(alert.percent for alert in await budgets.list_alerts(database, ACCOUNT)) == [50, 100]
+    assert await budgets.list_alerts(database, "f" * 32) == []
+
+
+async def test_a_budget_is_set_changed_listed_and_removed(database: Database) -> None:
+    budget = MonthlyBudget(ACCOUNT, TOKEN, "usd", 5_000_000, refuses=False, alert_percents=())
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "usd", 1), who="test")
+    await budgets.put(database, budget, who="test")
+    assert await budgets.list_all(database, ACCOUNT) == [budget]
+    assert await budgets.remove(database, ACCOUNT, TOKEN, "usd", who="test")
+    assert not await budgets.remove(database, ACCOUNT, TOKEN, "usd", who="test")
+    assert await budgets.list_all(database) == []
+
+
+@pytest.mark.parametrize(
+    "bad", [{"unit": "euro"}, {"micro_amount": 0}, {"micro_amount": 10**16}, {"alert_percents": (0,)}]
+)
+def test_a_budget_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        MonthlyBudget(**{"account_id": ACCOUNT, "api_token_id": "", "unit": "usd", "micro_amount": 1} | bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("jump_s", [3600, -3600, 86_400, -86_400, 61, -61, 1e7])
+def test_a_clock_that_jumps_moves_the_day_neither_back_nor_early(jump_s: float) -> None:
+    clock = Clock(wall=datetime(2026, 11, 20, 23, 30, tzinfo=UTC))
+    days = QuotaDays(clock)
+    clock.wall += timedelta(seconds=jump_s)
+    true = datetime(2026, 11, 20, 23, 30, tzinfo=UTC)
+    for _ in range(14):
+        assert abs((days.now() - true).total_seconds()) <= 60
+        assert days.day() == datetime(2026, 11, 20, tzinfo=UTC)
+        clock.wait(60)
+        true += timedelta(seconds=60)
+    clock.wall -= timedelta(seconds=jump_s)  # set right again
+    before = days.day()
+    for _ in range(40):
+        clock.wait(60)
+        assert before <= days.day() <= datetime(2026, 11, 21, tzinfo=UTC)
+        before = days.day()
+    assert before == datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def test_a_clock_that_was_wrong_and_stays_corrected_is_believed_and_a_day_never_comes_again() -> None:
+    clock = Clock(wall=datetime(2026, 11, 20, 12, tzinfo=UTC))
+    days = QuotaDays(clock)
+    clock.wall -= timedelta(days=1)
+    for _ in range(int(BELIEVED_AFTER_S // 60) + 2):
+        clock.wait(60)
+        assert days.day() == datetime(2026, 11, 20, tzinfo=UTC)
+    assert days.now() == clock.wall
+
+
+def test_a_month_is_expected_to_go_on_as_the_last_week_did() -> None:
+    noon = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    steady = {f"2026-11-{day:02}": 24 for day in range(1, 20)} | {"2026-11-20": 12}
+    found = forecast(steady, noon, free_per_day=10)
+    assert (found.month, found.used, found.days_left) == ("2026-11", 19 * 24 + 12, 10.5)
+    assert found.expected == 30 * 24
+    assert (found.used_beyond_free, found.expected_beyond_free) == (19 * 14 + 2, 30 * 14)
+    assert forecast({}, noon, free_per_day=10).expected == 0
+    at_the_end = forecast(steady, datetime(2026, 11, 30, 23, 59, 59, tzinfo=UTC), 0)
+    assert at_the_end.expected == pytest.approx(at_the_end.used, abs=1)
+
+
+def test_budgets_are_values() -> None:
+    held = allowance_of(None, Clock()).of(Caller())
+    assert held == allowance_of(None, Clock()).of(Caller())
+    assert {*held}
+    assert isinstance(held[0], Budget)

@@ -1,0 +1,164 @@
+"""A variant is the same model in other numbers: close to it, made the same way every time, or refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoints import weights
+from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.reference import ReferenceKernels
+from tests.engine import one_thread  # noqa: F401
+from tests.engine.checkpoints.made import GPTQ, gptq_tensors
+from tests.engine.checkpoints.test_stored_models import Model, in_levels
+from tests.engine.made_checkpoints import Pusher, runner_of, save_random
+from variants.comparison import Pair, TextTooShort, read_tokens, windows_of
+from variants.recipe import Recipe, RecipeError, make_recipe
+from variants.rounding import round_by_group, round_by_output
+from variants.variant import Written, plan_variant, write_variant
+
+INT8, INT4 = Recipe("int8"), Recipe("int4", 32)
+WIDTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 208}
+CHANGES: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 16}, "deepseek v2": {"num_key_value_heads": 4}}
+SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+
+
+def made(base: Path, folder: Path, recipe: Recipe) -> Written:
+    folder.mkdir()
+    return write_variant(base, plan_variant(base, recipe), folder)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("recipe", [INT8, INT4], ids=lambda recipe: recipe.format)
+@pytest.mark.parametrize(
+    "kind", ["tied, with biases", "mistral", "gemma2", "cohere2", "mixtral", "deepseek v2", "phi3", "olmo2"]
+)
+def test_every_kind_of_family_stays_itself_and_is_computed_with_as_it_is_stored(
+    kind: str, recipe: Recipe, tmp_path: Path
+) -> None:
+    base, folder = tmp_path / "base", tmp_path / "variant"
+    save_random(kind, base, **(WIDTHS | CHANGES.get(kind, {})))
+    written = made(base, folder, recipe)
+    assert written.variant_bytes == sum(each.nbytes for each in load_file(folder / "model.safetensors").values())
+    prompt = np.random.default_rng(3).integers(3, 190, 24).tolist()
+    ours = Pusher(runner_of(folder, dtype="bfloat16")).push(prompt)
+    reference = Pusher(runner_of(folder, ReferenceKernels(), dtype="float32")).push(prompt)
+    original = Pusher(runner_of(base, dtype="float32")).push(prompt)
+    assert torch.corrcoef(torch.stack((ours, reference)))[0, 1] > 0.98
+    assert torch.corrcoef(torch.stack((ours, original)))[0, 1] > (0.97 if recipe == INT8 else 0.8)
+
+
+@pytest.mark.parametrize("recipe", [INT8, INT4], ids=lambda recipe: recipe.format)
+def test_the_same_folder_and_recipe_give_the_same_bytes_and_little_is_lost(recipe: Recipe, tmp_path: Path) -> None:
+    written = made(SPARK, tmp_path / "first", recipe)
+    made(SPARK, tmp_path / "second", recipe)
+    assert digests(tmp_path / "first") == digests(tmp_path / "second")
+    assert written.variant_bytes < 0.75 * written.base_bytes  # a quarter of spark is its embedding
+    text = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 6
+    quality = Pair(SPARK, tmp_path / "first").compare(read_tokens(SPARK, text))
+    assert quality.num_tokens > 64
+    assert quality.kl_divergence < (0.01 if recipe == INT8 else 0.2)
+    assert quality.top1_agreement > (0.95 if recipe == INT8 else 0.8)
+    close = 0.02 if find_native_kernels() is not None else 0.04  # torch alone rounds sums that they keep in float32
+    expected = pytest.approx(quality.base_perplexity, rel=close if recipe == INT8 else 0.3)
+    assert quality.variant_perplexity == expected
+
+
+def test_what_is_not_rounded_is_copied_byte_by_byte_and_a_tied_head_becomes_its_own(tmp_path: Path) -> None:
+    written = made(SPARK, tmp_path / "variant", INT4)
+    base, variant_ = load_file(SPARK / "model.safetensors"), load_file(tmp_path / "variant" / "model.safetensors")
+    assert written.kept == tuple(f"model.layers.{index}.mlp.down_proj.weight" for index in range(6))  # 688 inputs
+    for name in base.keys() & variant_.keys():
+        assert torch.equal(base[name], variant_[name])
+    assert {"model.embed_tokens.weight", "model.norm.weight", *written.kept} <= variant_.keys()
+    assert {f"lm_head.weight_{part}" for part in ("packed", "scale", "shape")} <= variant_.keys()
+    assert json.loads((tmp_path / "variant" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert (tmp_path / "variant" / "tokenizer.json").read_bytes() == (SPARK / "tokenizer.json").read_bytes()
+
+
+def test_wide_matrices_that_stay_become_bfloat16_and_the_config_says_so(tmp_path: Path) -> None:
+    save_random("mistral", tmp_path / "base", **WIDTHS)  # float32
+    made(tmp_path / "base", tmp_path / "variant", INT4)
+    tensors = load_file(tmp_path / "variant" / "model.safetensors")
+    assert tensors["model.embed_tokens.weight"].dtype == torch.bfloat16
+    assert tensors["model.norm.weight"].dtype == torch.float32
+    config = json.loads((tmp_path / "variant" / "config.json").read_text())
+    assert config.get("torch_dtype", config.get("dtype")) == "bfloat16"
+    assert runner_of(tmp_path / "variant", dtype="auto").dtype == torch.bfloat16
+
+
+def test_levels_are_the_nearest_ones() -> None:
+    weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(4))
+    weight[3], weight[5, :32] = 0, 0
+    levels, scales = round_by_output(weight)
+    assert (levels * scales - weight).abs().max() <= scales.max() / 2 * 1.001
+    nibbles, group_scales = round_by_group(weight, 32)
+    assert nibbles.max() <= 15
+    back = ((nibbles.float() - 8).view(8, 2, 32) * group_scales.float().unsqueeze(-1)).view(8, 64)
+    plain = weight.view(8, 2, 32).abs().amax(-1, keepdim=True) / 7  # the plain way: ± 7 levels of the largest
+    plain_error = (torch.round(weight.view(8, 2, 32) / plain.clamp(min=1e-9)) * plain - weight.view(8, 2, 32)).square()
+    assert (back - weight).square().sum() < 0.9 * plain_error.sum()
+    assert (back[3] == 0).all()
+
+
+def test_recipes_are_refused_by_field() -> None:
+    for number_format, group_size, message in (
+        ("int5", None, "--format: 'int5' is not known; int8 and int4 are"),
+        ("int8", 32, "--group-size is for int4"),
+        ("int4", 48, "--group-size: 48 is not one of 32, 64, 128, 256"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            make_recipe(number_format, group_size)
+
+
+def test_a_group_size_that_does_not_divide_names_the_matrix() -> None:
+    with pytest.raises(RecipeError, match=r"--group-size: 64 does not divide the 688 inputs of .*down_proj"):
+        plan_variant(SPARK, make_recipe("int4", 64))
+
+
+def test_a_model_that_nothing_fits_or_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
+    save_random("llama 2", tmp_path / "narrow")  # 48 channels
+    with pytest.raises(RecipeError, match="no matrix fits int4, which needs a multiple of 16 outputs and 32 inputs"):
+        plan_variant(tmp_path / "narrow", INT4)
+    Model(tmp_path / "gptq", GPTQ, in_levels(gptq_tensors))
+    with pytest.raises(RecipeError, match=r"q_proj.weight is GPTQ int4 already"):
+        plan_variant(tmp_path / "gptq", INT8)
+
+
+def test_a_disk_without_room_is_told_of_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
+    with pytest.raises(RecipeError, match=r"the variant has \d+ bytes, and 1000 are free"):
+        made(SPARK, tmp_path / "variant", INT8)
+    assert list((tmp_path / "variant").iterdir()) == []
+
+
+def test_a_weight_that_is_no_number_is_found(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(SPARK, base)
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("nan")
+    save_file(tensors, base / "model.safetensors")
+    with pytest.raises(weights.WeightsError, match=r"up_proj\.weight holds NaN"):
+        made(base, tmp_path / "variant", INT8)
+
+
+def test_windows_are_spread_over_the_text_and_too_little_text_is_refused() -> None:
+    windows = windows_of(np.arange(100_000), 256)
+    assert (len(windows), windows[0][0], windows[-1][-1]) == (16, 0, 99_999)
+    assert [len(window) for window in windows_of(np.arange(100), 256)] == [100]
+    with pytest.raises(TextTooShort, match=r"the text has \d tokens; at least 64"):
+        read_tokens(SPARK, "Good day!")

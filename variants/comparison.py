@@ -1,0 +1,157 @@
+"""How far a variant is from the model it was made of, on text; and how fast both decode.
+
+Both see the same windows of text, token by token. Knows folders, not catalogs; runs in this process.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from engine.config import EngineConfig
+from engine.inputs import SamplingInputs, StepInputs
+from engine.loop import Engine
+from engine.protocol.tasks import Sampling
+from engine.runner import Runner
+from engine.scheduling.sequence import SequenceRequest
+from engine.text.tokenizer import Tokenizer
+
+_BLOCK_SIZE = 16
+_MAX_WINDOW = 256
+_NUM_WINDOWS = 16
+_MIN_TOKENS = 64
+_KV_BYTES = 128 * 1024 * 1024
+_SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 16, 32, 3
+
+
+class TextTooShort(Exception):
+    """There is too little text to compare two models on."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Over `num_tokens` predictions: perplexity of both, how often the likeliest token is the same, and the mean
+    Kullback-Leibler divergence of the variant from the base in nats."""
+
+    num_tokens: int
+    base_perplexity: float
+    variant_perplexity: float
+    top1_agreement: float
+    kl_divergence: float
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens per second of both, of one stream and of sixteen at once."""
+
+    base_one: float
+    variant_one: float
+    base_sixteen: float
+    variant_sixteen: float
+
+
+class Pair:
+    """A model and its variant, loaded side by side. Errors as `Runner`'s."""
+
+    def __init__(self, base_dir: Path, variant_dir: Path, num_threads: int = 1) -> None:
+        self._configs = [_config(folder, num_threads) for folder in (base_dir, variant_dir)]
+        self._base, self._variant = (Runner(config) for config in self._configs)
+
+    def compare(self, token_ids: NDArray[np.int64]) -> Quality:
+        """On a text in tokens, see `read_tokens`."""
+        totals = np.zeros(4)  # loss of both, agreement, divergence
+        num_tokens = 0
+        for window in windows_of(token_ids, min(_MAX_WINDOW, self._base.max_model_len)):
+            inputs, targets = _inputs(window), torch.from_numpy(window[1:].copy())
+            base = self._base.forward(inputs)[:-1].log_softmax(-1)  # float32 [t, V]
+            variant = self._variant.forward(inputs)[:-1].log_softmax(-1)
+            rows = torch.arange(len(targets))
+            same = base.argmax(-1) == variant.argmax(-1)
+            divergence = (base.exp() * (base - variant)).sum(-1)
+            losses = (-base[rows, targets], -variant[rows, targets])
+            totals += [float(each.double().sum()) for each in (*losses, same, divergence)]
+            num_tokens += len(targets)
+        base_loss, variant_loss, agreement, divergence_mean = (totals / num_tokens).tolist()
+        perplexities = (math.exp(min(base_loss, 700)), math.exp(min(variant_loss, 700)))
+        return Quality(num_tokens, *perplexities, agreement, divergence_mean)
+
+    def race(self) -> Speed:
+        """Both in turns; the best of a few rounds."""
+        runners = tuple(zip((self._base, self._variant), self._configs, strict=True))
+        one, sixteen = ([0.0, 0.0] for _ in range(2))
+        for _ in range(_SPEED_ROUNDS):
+            for index, (runner, config) in enumerate(runners):
+                one[index] = max(one[index], tokens_per_s(runner, config, 1, _SPEED_IN, _SPEED_OUT))
+                sixteen[index] = max(sixteen[index], tokens_per_s(runner, config, 16, _SPEED_IN, _SPEED_OUT))
+        return Speed(*one, *sixteen)
+
+
+def read_tokens(base_dir: Path, text: str) -> NDArray[np.int64]:
+    """The text as the model's own tokenizer has it. Raises TextTooShort, and TokenizerUnusable."""
+    token_ids = np.array(Tokenizer(base_dir).encode(text, is_raw=True), np.int64)
+    if len(token_ids) < _MIN_TOKENS:
+        raise TextTooShort(f"the text has {len(token_ids)} tokens; at least {_MIN_TOKENS} are needed")
+    return token_ids
+
+
+def windows_of(token_ids: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """At most `_NUM_WINDOWS` of `size` tokens, evenly spread."""
+    size = min(size, len(token_ids))
+    count = min(_NUM_WINDOWS, len(token_ids) // size)
+    starts = np.linspace(0, len(token_ids) - size, count).astype(int)
+    return [token_ids[start : start + size] for start in starts.tolist()]
+
+
+def tokens_per_s(runner: Runner, config: EngineConfig, num_streams: int, num_in: int, num_out: int) -> float:
+    """Of `num_streams` at once, each with its prefill of `num_in` tokens, `num_out` drawn greedily."""
+    engine = Engine(runner, config)
+    sampling = Sampling(max_tokens=num_out, temperature=0.0, ignore_eos=True, seed=1)
+    prompts = np.random.default_rng(0).integers(3, runner.vocab_size, (num_streams, num_in), np.int32)
+    for index, prompt in enumerate(prompts):
+        engine.add(SequenceRequest(time.monotonic_ns() + index, prompt, sampling, b"speed", 0))
+    start = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return num_streams * num_out / (time.perf_counter() - start)
+
+
+def _config(folder: Path, num_threads: int) -> EngineConfig:
+    return EngineConfig(
+        model_dir=folder,
+        dtype="bfloat16",
+        block_size=_BLOCK_SIZE,
+        kv_memory_bytes=_KV_BYTES,
+        num_threads=num_threads,
+        is_prefix_cache_enabled=False,
+    )
+
+
+def _inputs(window: NDArray[np.int64]) -> StepInputs:
+    """One sequence from its beginning, with the logits of every position."""
+    num_tokens = len(window)
+    positions = torch.arange(num_tokens)
+    return StepInputs(
+        token_ids=torch.from_numpy(window.copy()),
+        positions=positions,
+        slot_mapping=positions,
+        logit_rows=positions,
+        query_starts=np.array([0, num_tokens], np.int32),
+        context_lens=np.array([num_tokens], np.int32),
+        block_tables=np.arange(-(-num_tokens // _BLOCK_SIZE), dtype=np.int32).reshape(1, -1),
+        sequence_ids=np.array([0], np.int64),
+        num_decode_rows=0,
+        sampling=_no_sampling(),
+    )
+
+
+def _no_sampling() -> SamplingInputs:
+    reals, ints = np.empty(0, np.float32), np.empty(0, np.int32)
+    return SamplingInputs(
+        reals, ints, reals, reals, reals, reals, reals, np.empty(0, np.uint64), np.empty(0, np.int64), ints, ()
+    )
