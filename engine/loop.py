@@ -57,7 +57,6 @@ class RunsSteps(Protocol):
     eos_token_ids: tuple[int, ...]
     layout_tag: str
     has_cheap_runs: bool  # whether several tokens of a row cost little more than one, beside any number of rows
-    outgrown_at: int  # see `SlotTable`
 
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
     def wipe(self, block_ids: Ints) -> None: ...
@@ -78,7 +77,6 @@ class Engine:
         """`guesses` None: every token is drawn in a step of its own."""
         self.info = _info_of(runner, adapters)
         self.table = SlotTable(config.max_sequences, self.info.max_model_len, runner.block_size)
-        self.table.outgrown_at = runner.outgrown_at
         self.blocks = BlockManager(runner.num_blocks)
         self.scheduler = Scheduler(
             self.table,
@@ -138,7 +136,6 @@ class Engine:
             stop_token_ids=tuple({each for each in end_tokens + request.stop_token_ids if each < self.info.vocab_size}),
             token_ids=request.prompt,
             seed=draw_seed(sampling.seed),
-            twin=self._find_twin(request),
         )
         self._sequences[request.sequence_id] = sequence
         self._num_ephemeral += request.is_ephemeral
@@ -281,13 +278,6 @@ class Engine:
         self.scheduler.remove(sequence)
         self._forget(sequence, code)
 
-    def _find_twin(self, request: SequenceRequest) -> Sequence | None:
-        """The sequence whose prompt it is to share, if that is open and its prompt the very same."""
-        twin = self._sequences.get(request.twin_of)
-        if twin is None or (twin.request.namespace, twin.request.adapter) != (request.namespace, request.adapter):
-            return None
-        return twin if np.array_equal(twin.request.prompt, request.prompt) else None
-
     def _commit(self, step: ScheduledStep, output: inputs.StepOutput) -> StepReport:
         """Write down the step: KV computed, tokens drawn, sequences ended."""
         if step.num_drafts is not None:
@@ -381,7 +371,6 @@ class Engine:
 
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
-        sequence.is_over = True
         self._num_ephemeral -= sequence.request.is_ephemeral
         self.matchers.forget(sequence.sequence_id)
         if self._adapters is not None and sequence.request.adapter is not None:

@@ -175,13 +175,11 @@ class Decoder:
         return logits if cap is None else logits.div(cap).tanh_().mul_(cap)
 
     def _table(self, positions: RopeConfig | QueryTemperature, num_positions: int) -> Rotary | Temperature:
-        kinds = (False, True) if 0 < self.config.outgrown_at < num_positions else (False,)
         if isinstance(positions, QueryTemperature):
-            table = (positions.rate, positions.interval, num_positions, len(kinds))
-            return Temperature(*table, self.dtype, self._device)
+            return Temperature(positions.rate, positions.interval, num_positions, self.dtype, self._device)
         head_dim = self.config.rotated_head_dim
-        sets = [rope_frequencies(positions, head_dim, is_outgrown=each) for each in kinds]
-        return Rotary(sets, head_dim, num_positions, self.dtype, self._device)
+        frequencies, attention_factor = rope_frequencies(positions, head_dim, num_positions)
+        return Rotary(frequencies, attention_factor, head_dim, num_positions, self.dtype, self._device)
 
 
 class Layer:

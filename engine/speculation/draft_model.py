@@ -28,7 +28,6 @@ class RunsForward(Protocol):
 
     block_size: int
     max_model_len: int
-    outgrown_at: int  # see `SlotTable`
 
     def forward(self, inputs: StepInputs) -> torch.Tensor: ...
 
@@ -44,8 +43,6 @@ class DraftModel:
     def __init__(self, runner: RunsForward, num_places: int) -> None:
         self._runner = runner
         self._max_model_len = runner.max_model_len
-        # Where positions depend on how long a sequence gets, all count as long: a guess may be wrong.
-        self._first_position = runner.max_model_len if runner.outgrown_at else 0
         blocks_each = -(-runner.max_model_len // runner.block_size)
         self._first_slot = np.arange(num_places) * blocks_each * runner.block_size
         self._block_tables = np.arange(num_places * blocks_each, dtype=np.int32).reshape(num_places, blocks_each)
@@ -101,13 +98,12 @@ class DraftModel:
         ends = np.cumsum(num_tokens)
         offsets = np.arange(ends[-1]) - np.repeat(ends - num_tokens, num_tokens)
         positions = np.repeat(starts, num_tokens) + offsets  # int64 [T]
-        placed = positions + self._first_position
         token_ids = np.concatenate(parts)
         self._tokens[np.repeat(at, num_tokens), positions] = token_ids
         self._num_written[at] += num_tokens
         step = StepInputs(
             token_ids=torch.from_numpy(token_ids.astype(np.int64)),
-            positions=torch.from_numpy(placed),
+            positions=torch.from_numpy(positions),
             slot_mapping=torch.from_numpy(np.repeat(self._first_slot[at], num_tokens) + positions),
             logit_rows=torch.from_numpy(ends.astype(np.int64) - 1),
             query_starts=np.concatenate([[0], ends]).astype(np.int32),

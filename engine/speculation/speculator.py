@@ -77,7 +77,7 @@ class Speculator:
             self._pause -= 1
             return step
         num_rows = len(step.slots)
-        if not 0 < num_rows <= self._max_rows or step.block_copies is not None:
+        if not 0 < num_rows <= self._max_rows:
             return step
         table, slots = self._table, step.slots.tolist()
         if any(table.num_computed[slot] + 1 < table.length[slot] for slot in slots):

@@ -136,7 +136,6 @@ class ChainRunner:
     eos_token_ids: tuple[int, ...] = ()
     layout_tag = "chain"
     has_cheap_runs = True
-    outgrown_at = 0
 
     def run(self, inputs: StepInputs) -> StepOutput:
         return sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling)
