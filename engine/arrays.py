@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,8 +11,10 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+_Number = TypeVar("_Number", int, Ints, Longs)
 
-def ceil_div[Number: (int, Ints, Longs)](dividend: Number, divisor: int) -> Number:
+
+def ceil_div(dividend: _Number, divisor: int) -> _Number:
     """Return `dividend` / `divisor`, rounded up."""
     return -(-dividend // divisor)
 

@@ -17,13 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.arrays import Floats, Ints, Longs
+
 if TYPE_CHECKING:
     from engine.scheduling.sequence import SlotTable
     from engine.scheduling.step_budget import ScheduledStep
-
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine import inputs
 from engine.adapters.queue import AdapterQueue, KeepsAdapters
+from engine.arrays import Ints, segment_offsets
 from engine.config import EngineConfig
 from engine.report import (
     ABORTED,
@@ -36,7 +37,7 @@ from engine.scheduling.block_manager import BlockManager
 from engine.scheduling.faults import find_fault
 from engine.scheduling.prefix_hash import PrefixHasher
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
+from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.scheduling.step_budget import ScheduledStep
 from engine.speculation.speculator import Guesses, Speculator, count_standing
 from engine.structured.forced_tokens import ForcedTokens
@@ -297,7 +298,7 @@ class Engine:
         assert self.speculator is not None
         table, slots, drawn = self.table, step.slots, output.token_ids
         rows = np.repeat(slots, step.num_tokens)  # [T], the slot of each token drawn
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(step.num_tokens) - step.num_tokens, step.num_tokens)
+        offsets = segment_offsets(step.num_tokens)
         places = table.length[rows] + offsets  # [T], the index of each token drawn
         codes = self._finish_codes(rows, places + 1, output)
         last_place = table.token_ids.shape[1] - 1  # a row's last draw has no guess, and may have no place for one

@@ -13,11 +13,12 @@ from dataclasses import replace
 import torch
 
 from engine.adapters.bank import AdapterBank
+from engine.arrays import Ints
 from engine.checkpoints import weights
 from engine.checkpoints.placement import Placed
 from engine.config import EngineConfig
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, take
-from engine.inputs import Ints, StepInputs, StepOutput, warming_step
+from engine.inputs import StepInputs, StepOutput, warming_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.device import DeviceKernels

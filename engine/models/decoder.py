@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from engine.arrays import ceil_div
 from engine.checkpoints.part import Destination
 from engine.kernels.interface import Add, Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
 from engine.layers.attention import SelfAttention
@@ -103,7 +104,7 @@ class Decoder:
 
     def linear_shapes(self) -> list[tuple[int, int]]:
         """(out, in) of the matrices of the last layer and of the head."""
-        head = (-(-self.config.vocab_size // self._share.size), self.config.hidden_size)
+        head = (ceil_div(self.config.vocab_size, self._share.size), self.config.hidden_size)
         return [*self._layers[-1].linear_shapes, head]
 
     @property

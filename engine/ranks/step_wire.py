@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from engine.adapters.news import Arrival, Departure, News
 from engine.adapters.shelf import Kind
-from engine.inputs import NO_SAMPLING, Ints, Longs, StepInputs
+from engine.arrays import Ints, Longs, ceil_div
+from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly
 
 # Bytes in all, T, K, R, blocks of the longest row, decode rows, whether there are guesses, and adapters.
@@ -32,7 +33,7 @@ _FRAME_BYTES = 8
 
 def encode_step(step: StepInputs, block_size: int) -> bytes:
     """The step as one message."""
-    num_blocks = -(-int(step.context_lens.max()) // block_size)  # what no row reaches is left out
+    num_blocks = ceil_div(int(step.context_lens.max()), block_size)  # what no row reaches is left out
     longs = (step.token_ids, step.positions, step.slot_mapping, step.logit_rows)
     arrays: list[NDArray[np.generic]] = [each.numpy() for each in longs]
     arrays += [step.sequence_ids, step.query_starts, step.context_lens, step.block_tables[:, :num_blocks]]

@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.arrays import Ints, ceil_div, segment_offsets
 from engine.scheduling.block_manager import BlockManager
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.prefix_hash import ROOT, PrefixHasher
-from engine.scheduling.sequence import Ints, Sequence, SequenceRequest, SlotTable
+from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable
 from engine.scheduling.step_budget import ScheduledStep, StepBudget
 from engine.scheduling.waiting import WaitingQueue
 
@@ -142,8 +143,7 @@ class Scheduler:
         """Name the next `num_complete` blocks of each slot, full and computed: from now on others may share them."""
         table, computing = self.table, self._computing
         rows = np.repeat(slots, num_complete)  # [C], a row for each block
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(num_complete) - num_complete, num_complete)
-        indices = table.num_registered[rows] + offsets
+        indices = table.num_registered[rows] + segment_offsets(num_complete)
         blocks = table.block_table[rows, indices].tolist()
         tokens = table.token_blocks[rows, indices].tobytes()
         size = len(tokens) // len(rows)
@@ -164,7 +164,7 @@ class Scheduler:
         how many of the tokens have a place; `take_back` what is left over."""
         table = self.table
         length, num_blocks = int(table.length[slot]), int(table.num_blocks[slot])
-        missing = -(-(length + num_tokens) // table.block_size) - num_blocks
+        missing = ceil_div(length + num_tokens, table.block_size) - num_blocks
         if missing > 0 and not table.is_protected[slot]:
             spare = self.blocks.num_available - self._num_reserved - self._num_growing()
             count = min(missing, max(0, spare))
@@ -175,7 +175,7 @@ class Scheduler:
     def take_back(self, slots: Ints) -> None:
         """Blocks that the known tokens of running sequences do not need."""
         table = self.table
-        needed = -(-table.length[slots] // table.block_size)
+        needed = ceil_div(table.length[slots], table.block_size)
         for slot, first in zip(slots.tolist(), needed.tolist(), strict=True):
             last = int(table.num_blocks[slot])
             if last > first:
@@ -249,7 +249,7 @@ class Scheduler:
 
     def _max_blocks(self, sequence: Sequence) -> int:
         """Blocks of its longest possible answer. The last token drawn needs no KV."""
-        return -(-(sequence.max_total_len - 1) // self.table.block_size)
+        return ceil_div(sequence.max_total_len - 1, self.table.block_size)
 
     # ── admission ──
 
@@ -299,7 +299,7 @@ class Scheduler:
         """Admit `sequence` if the KV of every token known of it fits now; else change nothing."""
         names = self._names(sequence)
         matched = self.blocks.match([] if sequence.is_unscored else names)
-        num_total = -(-len(sequence.token_ids) // self.table.block_size)
+        num_total = ceil_div(len(sequence.token_ids), self.table.block_size)
         num_new = num_total - len(matched)
         num_growth = self._max_blocks(sequence) - num_total
         is_protected = sequence.num_preemptions >= MAX_PREEMPTIONS

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
+from engine.arrays import Ints, ceil_div
 from engine.protocol.tasks import Constraint, Sampling
-
-Ints = NDArray[np.int32]
 
 _SEED_MASK = (1 << 64) - 1
 _LEAST_TEMPERATURE = 1e-4  # colder is greedy
@@ -111,7 +110,7 @@ class SlotTable:
         self.block_size = block_size
         self.sequence_id = np.zeros(num_slots, dtype=np.int64)
         self.tenant = ints(num_slots)  # index into the fairness counters
-        max_blocks = -(-max_model_len // block_size)
+        max_blocks = ceil_div(max_model_len, block_size)
         self.token_blocks = ints(num_slots, max_blocks, block_size)
         self.token_ids = self.token_blocks.reshape(num_slots, -1)  # prompt, then completion; the same memory
         self.length = ints(num_slots)  # tokens known

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.scheduling.sequence import Ints, SlotTable
+from engine.arrays import Ints
+from engine.scheduling.sequence import SlotTable
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.inputs import NO_SAMPLING, Ints, StepInputs
+from engine.arrays import Ints, ceil_div, segment_offsets
+from engine.inputs import NO_SAMPLING, StepInputs
 from engine.speculation.speculator import Asked
 
 _LEAST_SURE = 0.4  # probability below which a guess is not worth its step
@@ -34,7 +35,7 @@ class RunsForward(Protocol):
 
 def blocks_for(num_places: int, max_model_len: int, block_size: int) -> int:
     """The KV pool that a draft model for as many sequences at a time needs."""
-    return num_places * -(-max_model_len // block_size)
+    return num_places * ceil_div(max_model_len, block_size)
 
 
 class DraftModel:
@@ -43,7 +44,7 @@ class DraftModel:
     def __init__(self, runner: RunsForward, num_places: int) -> None:
         self._runner = runner
         self._max_model_len = runner.max_model_len
-        blocks_each = -(-runner.max_model_len // runner.block_size)
+        blocks_each = ceil_div(runner.max_model_len, runner.block_size)
         self._first_slot = np.arange(num_places) * blocks_each * runner.block_size
         self._block_tables = np.arange(num_places * blocks_each, dtype=np.int32).reshape(num_places, blocks_each)
         self._tokens = np.full((num_places, runner.max_model_len), -1, dtype=np.int32)  # whose KV is written
@@ -96,8 +97,7 @@ class DraftModel:
         num_tokens = np.array([len(part) for part in parts], dtype=np.int32)
         starts = self._num_written[at]
         ends = np.cumsum(num_tokens)
-        offsets = np.arange(ends[-1]) - np.repeat(ends - num_tokens, num_tokens)
-        positions = np.repeat(starts, num_tokens) + offsets  # int64 [T]
+        positions = np.repeat(starts, num_tokens) + segment_offsets(num_tokens)  # int64 [T]
         token_ids = np.concatenate(parts)
         self._tokens[np.repeat(at, num_tokens), positions] = token_ids
         self._num_written[at] += num_tokens

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.arrays import Ints
 from engine.inputs import StepInputs, StepOutput
 from engine.protocol.tasks import Sampling
 from engine.sampler import sample
-from engine.scheduling.sequence import Ints
 from engine.speculation.speculator import Asked
 from tests.engine.driver import Driver
 from tests.engine.test_loop import first_prompt_that_draws, prompt_of
