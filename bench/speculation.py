@@ -25,7 +25,7 @@ from engine.loop import Engine
 from engine.protocol.tasks import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
-from engine.speculation.make import make_guesses
+from engine.speculation.make import make_drafter
 from engine.text.tokenizer import Tokenizer
 
 STREAMS = (1, 2, 4, 16)
@@ -77,7 +77,7 @@ class Bench:
         self._runner = Runner(config)
         self._tokenizer = Tokenizer(config.model_dir)
         self._guesses = {
-            mode: make_guesses(dataclasses.replace(config, speculation=mode), self._runner.max_model_len)
+            mode: make_drafter(dataclasses.replace(config, speculation=mode), self._runner.max_model_len)
             for mode in modes
         }
         self._next_id = 1
@@ -124,7 +124,7 @@ class Bench:
             for sequence_id, token_id in zip(report.sequence_ids.tolist(), report.token_ids.tolist(), strict=True):
                 drawn[sequence_id].append(token_id)
         status = engine.status()
-        return time.perf_counter() - start, list(drawn.values()), (status.num_guessed, status.num_guessed_right)
+        return time.perf_counter() - start, list(drawn.values()), (status.num_drafted, status.num_accepted)
 
     def _prompt(self, text: str, number: int) -> list[int]:
         if text == "plain":

@@ -1,4 +1,4 @@
-"""Guesses for sequences of the fake runner: right for a while, then wrong, then nothing, by a fixed pattern."""
+"""Drafter for sequences of the fake runner: right for a while, then wrong, then nothing, by a fixed pattern."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.arrays import Ints
-from engine.speculation.speculator import Asked
+from engine.speculation.speculator import DraftRequest
 from tests.fakes.runner import VOCAB_SIZE, draw
 
 
@@ -18,15 +18,15 @@ class Oracle:
         self._pattern = pattern
         self._num_asked: dict[int, int] = {}
 
-    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
-        return [self._guess(each) for each in asked]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
+        return [self._guess(each) for each in requests]
 
-    def _guess(self, asked: Asked) -> Ints:
-        number = self._num_asked.get(asked.sequence_id, 0)
-        self._num_asked[asked.sequence_id] = number + 1
-        num_right = self._pattern[number % len(self._pattern)]
-        context = np.concatenate([asked.token_ids, np.zeros(asked.most, dtype=np.int32)])
-        for place in range(len(asked.token_ids), len(context)):
+    def _guess(self, requests: DraftRequest) -> Ints:
+        number = self._num_asked.get(requests.sequence_id, 0)
+        self._num_asked[requests.sequence_id] = number + 1
+        num_accepted = self._pattern[number % len(self._pattern)]
+        context = np.concatenate([requests.token_ids, np.zeros(requests.most, dtype=np.int32)])
+        for place in range(len(requests.token_ids), len(context)):
             right = draw(context[:place])
-            context[place] = right if place - len(asked.token_ids) < num_right else (right + 1) % VOCAB_SIZE
-        return context[len(asked.token_ids) :][: asked.most - number % 2]
+            context[place] = right if place - len(requests.token_ids) < num_accepted else (right + 1) % VOCAB_SIZE
+        return context[len(requests.token_ids) :][: requests.most - number % 2]

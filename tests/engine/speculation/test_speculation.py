@@ -13,7 +13,7 @@ from engine.arrays import Ints
 from engine.inputs import StepInputs, StepOutput
 from engine.protocol.tasks import Sampling
 from engine.sampler import sample
-from engine.speculation.speculator import Asked
+from engine.speculation.speculator import DraftRequest
 from tests.engine.driver import Driver
 from tests.engine.test_loop import first_prompt_that_draws, prompt_of
 from tests.fakes.guesses import Oracle
@@ -27,8 +27,8 @@ def test_an_answer_takes_fewer_steps_and_has_the_same_tokens() -> None:
     assert driver.tokens[sequence_id] == answer(prompt_of(20), 100, ignore_end=True)
     assert driver.finishes[sequence_id] == "length"
     status = driver.engine.status()
-    assert 0 < status.num_guessed_right < status.num_guessed
-    assert driver.engine.scheduler.num_steps + status.num_guessed_right == 100
+    assert 0 < status.num_accepted < status.num_drafted
+    assert driver.engine.scheduler.num_steps + status.num_accepted == 100
     assert driver.engine.scheduler.num_steps < 60
 
 
@@ -40,7 +40,7 @@ def test_two_at_once_and_blocks_that_run_out_change_no_token(num_blocks: int, is
     driver.run()
     for seed, sequence_id in enumerate(ids):
         assert driver.tokens[sequence_id] == answer(prompt_of(30, seed), 70, ignore_end=True)
-    assert driver.engine.status().num_guessed_right > 0
+    assert driver.engine.status().num_accepted > 0
     assert driver.engine.blocks.num_held == 0
 
 
@@ -80,14 +80,14 @@ def test_with_more_rows_than_there_is_room_for_nothing_is_guessed() -> None:
     ids = [driver.add(prompt_of(20, seed), max_tokens=30, ignore_eos=True) for seed in range(3)]
     while len(driver.engine.scheduler.running) == 3 or not driver.tokens[ids[0]]:
         driver.step()
-        assert driver.engine.status().num_guessed == 0
+        assert driver.engine.status().num_drafted == 0
     driver.run()
     assert all(driver.tokens[each] == answer(prompt_of(20, seed), 30, ignore_end=True) for seed, each in enumerate(ids))
 
 
 def test_tokens_that_the_model_does_not_have_are_no_guess() -> None:
     class Stranger:
-        def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+        def guess(self, asked: Sequence[DraftRequest]) -> list[Ints]:
             return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.most] for each in asked]
 
     driver = Driver(guesses=Stranger())
@@ -135,16 +135,16 @@ class ChainRunner:
     num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
     eos_token_ids: tuple[int, ...] = ()
     layout_tag = "chain"
-    has_cheap_runs = True
+    has_cheap_multi_token_rows = True
 
     def run(self, inputs: StepInputs) -> StepOutput:
         return sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling)
 
 
 class Likely:
-    """Guesses what a wrong model would: right more often than not."""
+    """Drafter what a wrong model would: right more often than not."""
 
-    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+    def guess(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         found = []
         for each in asked:
             guess = [int(each.token_ids[-1])]
@@ -162,7 +162,7 @@ def drawn(num_sequences: int, guesses: Likely | None, **sampling: object) -> lis
         driver.run()
         answers += [driver.tokens[each] for each in ids]
     if guesses is not None:
-        assert driver.engine.status().num_guessed_right > num_sequences // 4
+        assert driver.engine.status().num_accepted > num_sequences // 4
     return answers
 
 
