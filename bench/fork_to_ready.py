@@ -19,7 +19,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Sampling
-from engine.ranks.replica import SequenceOutput, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.scheduling.sequence import SequenceRequest
 
 

@@ -34,8 +34,8 @@ from engine.report import (
     StepReport,
 )
 from engine.scheduling.block_manager import BlockManager
-from engine.scheduling.faults import check_request
 from engine.scheduling.prefix_hash import PrefixHasher
+from engine.scheduling.request_check import check_request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.scheduling.step_budget import ScheduledStep
@@ -57,7 +57,9 @@ class StepRunner(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     layout_tag: str
-    has_cheap_multi_token_rows: bool  # whether several tokens of a row cost little more than one, beside any number of rows
+    has_cheap_multi_token_rows: (
+        bool  # whether several tokens of a row cost little more than one, beside any number of rows
+    )
 
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
     def wipe(self, block_ids: Ints) -> None: ...
@@ -211,7 +213,9 @@ class Engine:
             self._charged_s = 0.0
         return report
 
-    def _take_scores(self, scored: inputs.PromptLogprobRows, scores: inputs.TokenLogprobs | None) -> tuple[PromptLogprobs, ...]:
+    def _take_scores(
+        self, scored: inputs.PromptLogprobRows, scores: inputs.TokenLogprobs | None
+    ) -> tuple[PromptLogprobs, ...]:
         """What the step found out of prompts, to be told; what is told is counted."""
         assert scores is not None, "a runner scores what it is asked to"
         told, first = [], 0

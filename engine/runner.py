@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.adapters.bank import AdapterCache
+from engine.adapters.cache import AdapterCache
 from engine.arrays import Ints
 from engine.checkpoints import weights
 from engine.checkpoints.placement import Placed

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from engine.arrays import Floats, Ints
-from engine.inputs import ConstrainedRows, SamplingInputs, PromptLogprobRows, StepOutput, TokenHistory, TokenLogprobs
+from engine.inputs import ConstrainedRows, PromptLogprobRows, SamplingInputs, StepOutput, TokenHistory, TokenLogprobs
 from engine.kernels.native.library import find_library
 
 _NUM_CANDIDATES = 64

@@ -24,7 +24,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.waiting import Turns
 
 if TYPE_CHECKING:
-    from engine.adapters.shelf import AdapterSize
+    from engine.adapters.slot_pool import AdapterSize
 
 PATIENCE_S = 1.0
 

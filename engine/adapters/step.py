@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.adapters.shelf import SlotPool
+from engine.adapters.slot_pool import SlotPool
 from engine.adapters.tables import Run, SiteTables
 from engine.kernels.interface import AddLowRank, LowRankTokens, Operator
 

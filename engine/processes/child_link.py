@@ -1,7 +1,7 @@
 """The front's end of one child process: frames to and fro, the news of its end, and a watch on its silence.
 
-A child is hung when it owes an answer and for `hang_timeout_s` says nothing, uses no processor time and waits for none; one
-that computes is given BUSY_TIMEOUT_FACTOR times as long. A hung child is killed, and is from then on a dead one. The watch
+A child is hung when it owes an answer and for `hang_timeout_s` says nothing, uses no processor time and waits for none;
+one that computes is given BUSY_TIMEOUT_FACTOR times as long. A hung child is killed. The watch
 counts looks, not seconds: a front that was itself stopped does not take its own absence for its child's. Knows frames,
 not what they say.
 """

@@ -23,7 +23,7 @@ from functools import partial
 import msgspec
 from msgspec import Struct
 
-from engine.adapters.news import AdapterAdded, AdapterRemoved, AdapterUpdate
+from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.arrays import Ints
 from engine.config import EngineConfig
 from engine.devices.assignment import device_of

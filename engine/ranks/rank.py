@@ -20,7 +20,7 @@ from engine.loop import Engine
 from engine.processes.frames import FrameReader
 from engine.ranks import wire
 from engine.ranks.group import load
-from engine.speculation.make import make_drafter
+from engine.speculation.factory import make_drafter
 
 logger = logging.getLogger(__name__)
 

@@ -36,7 +36,7 @@ class TokenIdLogprob(Struct, frozen=True, gc=False):
 
 
 class SequenceOutput(Struct, frozen=True, gc=False):
-    """AdapterUpdate of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`, or comes
+    """News of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`, or comes
     without tokens where a constraint has nothing left to say. "unclosed": the limit cut a constrained text short.
 
     `num_cached_tokens` is the part of the prompt that came from the prefix cache, `device_us` what it has had of the
@@ -59,7 +59,7 @@ Sink = Callable[[SequenceOutput], None]
 class Replica:
     """The handle of a running rank. Belongs to one event loop; made by `start`.
 
-    Every sequence added gets exactly one SequenceOutput with a finish, whatever happens to the rank. `on_exit` is called once
+    Every sequence added gets exactly one output with a finish, whatever happens to the rank. `on_exit` is called once
     if the rank ends without having been told to, with a line that says how; a rank that hangs is made to end.
     """
 

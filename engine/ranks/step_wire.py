@@ -17,8 +17,8 @@ import torch
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from engine.adapters.news import AdapterAdded, AdapterRemoved, AdapterUpdate
-from engine.adapters.shelf import AdapterShape
+from engine.adapters.slot_pool import AdapterShape
+from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.arrays import Ints, Longs, ceil_div
 from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly

@@ -140,7 +140,7 @@ class SlotTable:
         self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
         # slot -> the length before which it cannot end, its end tokens
         self.held_ends: dict[int, tuple[int, Ints]] = {}
-        self.num_prompt_logprobs: dict[int, int] = {}  # slot -> see Sequence; only of those with prompts still to be scored
+        self.num_prompt_logprobs: dict[int, int] = {}  # slot -> see Sequence
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
         """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""

@@ -30,7 +30,7 @@ class ScheduledStep:
 
 
 class StepBudget:
-    """At most `max_step_tokens` tokens, and `max_prompt_logprob_tokens` of prompts whose log-probabilities are wanted."""
+    """At most `max_step_tokens` tokens, `max_prompt_logprob_tokens` of them for prompt log-probabilities."""
 
     def __init__(self, table: SlotTable, max_step_tokens: int, max_prompt_logprob_tokens: int) -> None:
         self._table = table

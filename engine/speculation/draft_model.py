@@ -53,7 +53,7 @@ class DraftModel:
         self._used_at = [0] * num_places
         self._now = 0
 
-    def guess(self, asked: Sequence[DraftRequest]) -> list[Ints]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         self._now += 1
         guesses: list[list[int]] = [[] for _ in asked]
         places = [self._place_of(each.sequence_id) for each in asked]

@@ -29,7 +29,7 @@ class PromptLookup:
     def __init__(self) -> None:
         self._memories: OrderedDict[int, _Memory] = OrderedDict()
 
-    def guess(self, asked: Sequence[DraftRequest]) -> list[Ints]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         return [self._memory(each.sequence_id).continuation(each.token_ids, each.most) for each in asked]
 
     def _memory(self, sequence_id: int) -> _Memory:

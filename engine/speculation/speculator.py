@@ -21,7 +21,7 @@ import numpy as np
 from engine.arrays import Ints, segment_offsets
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_budget import ScheduledStep
-from engine.speculation.pace import Pace
+from engine.speculation.draft_length import Pace
 
 _LEAST_SHARE = 8  # of a step's free tokens for one row: with less it is not worth while
 _STAY_STEPS = 16
@@ -40,12 +40,12 @@ class DraftRequest:
 class Drafter(Protocol):
     """Who guesses. One answer for each that was asked, of at most `most` tokens; none where nothing comes to mind."""
 
-    def guess(self, asked: Sequence[DraftRequest]) -> list[Ints]: ...
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]: ...
 
 
 class Speculator:
-    """Belongs to one engine. `is_held` says which sequences are held to a constraint; `has_cheap_multi_token_rows` whether a row
-    may have several tokens in one step and one in the next at no cost."""
+    """Belongs to one engine. `is_held` says which sequences are held to a constraint; `has_cheap_multi_token_rows`
+    whether a row may have several tokens in one step and one in the next at no cost."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Speculator:
         self.num_accepted = 0
         self._scheduler = scheduler
         self._table = scheduler.table
-        self._guesses = guesses
+        self._drafter = guesses
         self._free_step_tokens = free_step_tokens
         self._max_rows = max_rows_for(free_step_tokens)
         self._vocab_size = vocab_size
@@ -86,7 +86,7 @@ class Speculator:
         asked = [each for slot in slots if (each := self._ask(slot, share)) is not None]
         if not asked:
             return self._unguessed(step)
-        guesses = self._guesses.guess([each[1] for each in asked])
+        guesses = self._drafter.propose([each[1] for each in asked])
         if not any(map(len, guesses)):
             self._pause = min(self._num_since, _MAX_PAUSE)
             return self._unguessed(step)

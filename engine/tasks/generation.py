@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
-from engine.ranks.replica import SequenceOutput, Replica, TokenIdLogprob
+from engine.ranks.replica import Replica, SequenceOutput, TokenIdLogprob
 from engine.scheduling.sequence import SequenceRequest
 from engine.tasks.answer import Answer
 from engine.tasks.prompt_echo import PromptEcho

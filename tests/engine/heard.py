@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.tasks import Constraint, Sampling
-from engine.ranks.replica import SequenceOutput, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer
 from tests.engine.structured.speaker import NAMESPACE, SPARK

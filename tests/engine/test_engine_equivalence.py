@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Constraint, Sampling
-from engine.ranks.replica import SequenceOutput, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver

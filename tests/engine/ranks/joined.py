@@ -16,7 +16,7 @@ import torch
 from msgspec import Struct
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.news import AdapterUpdate
+from engine.adapters.updates import AdapterUpdate
 from engine.checkpoints.weights import WeightsError
 from engine.config import EngineConfig
 from engine.inputs import StepInputs

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from engine import inputs
-from engine.adapters.news import AdapterAdded, AdapterRemoved
-from engine.adapters.shelf import AdapterShape
+from engine.adapters.slot_pool import AdapterShape
+from engine.adapters.updates import AdapterAdded, AdapterRemoved
 from engine.inputs import StepInputs
 from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.scheduling.sequence import SlotTable

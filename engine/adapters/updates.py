@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.adapters.shelf import AdapterShape
+from engine.adapters.slot_pool import AdapterShape
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.adapters import queue
-from engine.adapters.bank import AdapterCache
+from engine.adapters.cache import AdapterCache
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.shelf import SlotPool
+from engine.adapters.slot_pool import SlotPool
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
 from engine.kernels.reference import ReferenceKernels

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.news import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.adapters.queue import Reading
-from engine.adapters.shelf import AdapterShape, AdapterSize, SlotPool, padded_rank, slot_bytes
+from engine.adapters.slot_pool import AdapterShape, AdapterSize, SlotPool, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, Place
+from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.checkpoints.stored import Files, StoredTensor, WeightsError
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
@@ -62,7 +62,7 @@ class AdapterCache:
         self._used_bytes = 0
         self._next_handle = 1
         self._lock = threading.Lock()  # of the four above
-        self.news: deque[AdapterUpdate] | None = None  # what the other ranks' banks have not been told yet, where there are any
+        self.news: deque[AdapterUpdate] | None = None  # updates not yet sent to other ranks
         places: dict[int, Place] = {}
         self._step = AdaptedStep(places)
         self._kernels = kernels or CpuKernels()

@@ -75,7 +75,13 @@ class SlotPool:
     """Room for adapters of one kind. `sites` are the maps that can be changed, with what their parts' names begin."""
 
     def __init__(
-        self, kind: AdapterShape, sites: Sites, dtype: torch.dtype, budget_bytes: int, kernels: Kernels, num_slots: int = 0
+        self,
+        kind: AdapterShape,
+        sites: Sites,
+        dtype: torch.dtype,
+        budget_bytes: int,
+        kernels: Kernels,
+        num_slots: int = 0,
     ) -> None:
         """As many slots as `budget_bytes` hold, or `num_slots`."""
         self.kind, self.itemsize = kind, dtype.itemsize
