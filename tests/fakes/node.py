@@ -78,7 +78,7 @@ class FakeNode:
         self.executes: list[wire.Execute] = []
         self.cancels: list[str] = []  # request ids
         self.is_deaf = False  # hears everything and answers nothing, pings included
-        self.state = "hot"
+        self.state: status.ReplicaState = "ready"
         self.queued_tokens = 0
         self.num_waiting = 0
         self._models = models
