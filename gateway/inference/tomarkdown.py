@@ -30,7 +30,7 @@ async def convert(services: Services, request: Request) -> Response:
         if announced.isdigit() and int(announced) > limit + _FORM_OVERHEAD_BYTES:
             raise Refusal(Reason.BODY_TOO_LARGE, str(limit))
         form = await multipart.read_form(
-            multipart.chunks_of(request.receive),
+            multipart.body_chunks(request.receive),
             request.headers.get("content-type", ""),
             None,
             max_bytes=limit + _FORM_OVERHEAD_BYTES,
