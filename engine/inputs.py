@@ -131,8 +131,7 @@ class TokenLogprobs:
 class StepInputs:
     """Everything one forward pass needs beside weights and KV cache. Rows keep the order of the scheduled step.
 
-    The first `num_decode_rows` rows have one token each. `sequence_ids` never repeat during an engine's life: a runner
-    may remember by them what it has computed.
+    The first `num_decode_rows` rows have one token each.
     """
 
     token_ids: torch.Tensor  # int64 [T]
@@ -146,7 +145,6 @@ class StepInputs:
     num_decode_rows: int
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
-    has_drafts: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
     scored: PromptLogprobRows | None = None
 
     @property
@@ -252,7 +250,6 @@ def build(step: ScheduledStep, table: SlotTable, constraints: ConstraintSource |
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
-        has_drafts=step.num_drafts is not None,
         scored=scored,
     )
 

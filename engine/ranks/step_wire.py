@@ -24,7 +24,7 @@ from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly
 
 # Bytes in all, T, K, R, blocks of the longest row, decode rows, whether there are guesses, and adapters.
-_NUM_SIZES = 8
+_NUM_SIZES = 7
 HEADER_BYTES = 8 * _NUM_SIZES
 _IS_WIPE, _IS_ARRIVAL, _IS_DEPARTURE = -1, -2, -3  # as T
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -40,7 +40,7 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
     if step.adapters is not None:
         arrays.append(step.adapters)
     sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows]
-    sizes += [step.has_drafts, step.adapters is not None]
+    sizes.append(step.adapters is not None)
     data = b"".join([each.tobytes() for each in arrays])
     return np.array([len(data), *sizes], np.int64).tobytes() + data
 
@@ -95,7 +95,7 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | 
     if header is None:
         return None
     num_bytes, *sizes = np.frombuffer(header, np.int64).tolist()
-    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, has_drafts, has_adapters = sizes
+    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, has_adapters = sizes
     data = receive_exactly(channel, num_bytes)
     if data is None:
         return None
@@ -121,7 +121,6 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | 
         num_decode_rows=num_decode_rows,
         sampling=NO_SAMPLING,
         adapters=adapters if has_adapters else None,
-        has_drafts=bool(has_drafts),
     )
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from engine.kernels.cpu import CpuKernels
-from engine.kernels.interface import Kernels
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeAttention, NativeKernels
+from engine.kernels.reference import Kernels
 from engine.runner import Runner
 from tests.engine.driver import OTHER_NAMESPACE, Driver
 from tests.engine.made_checkpoints import runner_of, save_random
