@@ -34,7 +34,7 @@ from bench.gateway_cpu import cpu_seconds
 from bench.platform_under_test import machine
 from catalog.pricing import micro_neurons_for
 from engine.protocol.events import Event, Finished, Started, Token, Usage
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway import authentication, quotas
 from gateway.__main__ import settle_interpreter
 from gateway.call import Call

@@ -15,7 +15,9 @@ from msgspec import Struct
 from catalog.card import ModelCard
 from engine.protocol.outcome import Outcome
 from engine.protocol.responses import ResponseRequest
-from engine.protocol.tasks import TaskInput, TextEmbeddings, TextGeneration
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.http import json_body
 from gateway.http.exchange import Exchange
 from gateway.shapes.shape import Shape

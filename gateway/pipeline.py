@@ -16,7 +16,7 @@ import msgspec
 from msgspec import structs
 
 from catalog.registry import Resolved
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway import authentication, echo_tenant, envelope, placement, quotas, streaming
 from gateway.admission import Place
 from gateway.call import Call, Door

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from msgspec import Struct, structs
 
 from catalog.registry import Resolved
-from engine.protocol.tasks import ChatMessage, TextGeneration
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway import placement
 from gateway.call import Asked, Call, Door, estimated_tokens_of, opening_of
 from gateway.errors import Reason, Refusal

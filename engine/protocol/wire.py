@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.protocol.events import Event
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 
 VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024

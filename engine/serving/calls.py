@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta, Usage
-from engine.protocol.tasks import Adapter, TaskInput
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_generation import Adapter
 from engine.protocol.wire import Execute
 from engine.serving.adapters import NodeAdapters
 from engine.serving.replicas import Replicas, Resident

@@ -24,7 +24,7 @@ import msgspec
 from engine.protocol import openai
 from engine.protocol.completions import completions as read_completions
 from engine.protocol.fields import BadInput, boolean
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 from engine.serving.asgi import (
     BodyTooLarge,
     ClientLeft,

@@ -13,7 +13,7 @@ from typing import Any
 
 from engine.protocol import alone, completions, openai, tools, vllm_fields
 from engine.protocol.fields import BadInput, boolean
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.standalone.shapes import ChatShape
 from engine.tasks.text_generation import TextGenerator
 

@@ -15,7 +15,7 @@ import msgspec
 
 from engine.protocol.events import Event, Failed, Finished, Started, Usage, total_usage
 from engine.protocol.outcome import Outcome
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute
 from engine.serving.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
 from engine.serving.calls import Call, Calls

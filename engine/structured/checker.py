@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import ConstraintRefused, name_of, refuse_oversized
 from engine.structured.worker import Check, Verdict, encode_frame
 

@@ -22,7 +22,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.closing import Closing
 from engine.structured.compile import ConstraintRefused, grammar_for, matcher_of
 from engine.structured.hold import REFUSED, Hold

@@ -24,7 +24,7 @@ import numpy as np
 from msgspec import Struct
 
 from engine.processes.frames import FrameReader, framed
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.closing import find_close
 from engine.structured.compile import (
     ConstraintRefused,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.report import EngineInfo
 from engine.tasks.work import Refused
 from engine.text.chat_template import TemplateRefused

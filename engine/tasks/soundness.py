@@ -5,7 +5,7 @@ Knows the bounds of sampling; nothing of prompts, tools or constraints.
 
 from __future__ import annotations
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.tasks.work import Refused, Work
 
 _NAMESPACE_BYTES = 32

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as Vocabulary
 from engine.embeddings.single_pass import Overloaded, Row, SinglePass, WorkerGone
 from engine.processes.zygote import Zygote
 from engine.protocol.events import Embeddings, Failed, Finished, Result, Started, Usage
-from engine.protocol.tasks import TextEmbeddings
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
 from engine.report import EngineStatus
 from engine.tasks.work import Emit, Refused, Work
 from engine.text.files import TokenizerUnusable

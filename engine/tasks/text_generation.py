@@ -18,7 +18,8 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.events import Finished, Started, Usage
-from engine.protocol.tasks import Constraint, TextGeneration
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks.replica import Replica
 from engine.report import EngineInfo, EngineStatus
 from engine.scheduling.sequence import SequenceRequest

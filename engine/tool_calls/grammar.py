@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.tasks import Constraint, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tools import Tool
 from engine.structured.compile import JSON_OPTIONS, as_lark, slashed, terminal_of
 from engine.structured.json_schema import ANY_OBJECT, in_plain_words, with_finite_numbers
 from engine.structured.one_of import said_with_any_of

@@ -16,7 +16,7 @@ from catalog.card import ModelCard
 from catalog.finetunes import Finetune, Limits
 from catalog.listed_finetunes import find_listed
 from catalog.registry import Registry
-from engine.protocol.tasks import Adapter
+from engine.protocol.tasks.text_generation import Adapter
 from gateway.errors import Reason, Refusal
 from storage.database import Database
 from storage.errors import StoreUnavailable

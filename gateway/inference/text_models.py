@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from catalog.card import ModelCard
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.errors import Reason, Refusal
 
 

@@ -20,9 +20,10 @@ from msgspec import structs
 
 from engine.protocol.events import Event, Finished
 from engine.protocol.fields import BadInput
+from engine.protocol.messages import ChatMessage
 from engine.protocol.outcome import Outcome
 from engine.protocol.responses import response_of
-from engine.protocol.tasks import ChatMessage, ToolCall
+from engine.protocol.tools import ToolCall
 from gateway.call import Asked, Record
 from gateway.jobs.sealed_content import Sealer
 from storage.database import Database

@@ -17,7 +17,7 @@ from catalog.schemas import Face, input_schema
 from engine.protocol import openai, tools
 from engine.protocol.fields import boolean
 from engine.protocol.messages import chat_messages
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.vllm_fields import refuse_unsupported
 
 MAX_REMEMBERED = 256  # of one card and face

@@ -14,7 +14,7 @@ import msgspec
 from engine.protocol import openai
 from engine.protocol.events import ChoiceEnded, Finished, TokenLogprob, ToolCallDelta
 from engine.protocol.outcome import Outcome
-from engine.protocol.tasks import ToolCall
+from engine.protocol.tools import ToolCall
 from gateway import envelope
 from gateway.errors import Reason, Refusal
 from gateway.shapes.shape import DONE, Plain

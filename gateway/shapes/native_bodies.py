@@ -12,7 +12,8 @@ from typing import Any
 from engine.protocol import openai
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.output_format import output_constraint
-from engine.protocol.tasks import TextEmbeddings, TextGeneration
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
 
 
 def text_generation(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> TextGeneration:

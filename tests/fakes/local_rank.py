@@ -14,7 +14,7 @@ import numpy as np
 from engine.loop import Engine
 from engine.processes.frames import FrameReader
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks import rank, wire
 from engine.ranks.replica import Output, Replica
 from engine.report import EngineStatus

@@ -19,7 +19,8 @@ import msgspec
 
 from engine.protocol import events, wire
 from engine.protocol.status import NodeStatus, ReplicaStatus
-from engine.protocol.tasks import TaskInput, TextEmbeddings
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from tests.waiting import PATIENCE_S

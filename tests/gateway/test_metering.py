@@ -9,7 +9,7 @@ import pytest
 
 from catalog.card import Prices
 from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta, Usage
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.call import Call
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.metering import MeteredEvents

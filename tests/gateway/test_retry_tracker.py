@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.call import Call
 from gateway.retry_tracker import UsefulReplies, body_hash
 from storage.embedded_redis import EmbeddedRedis

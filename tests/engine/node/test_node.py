@@ -22,8 +22,10 @@ from catalog.builtin import builtin_models, find_folder
 from engine.node.presence import KIND
 from engine.protocol import wire
 from engine.protocol.events import Failed, Finished, Result, Started, Token
+from engine.protocol.sampling import Sampling
 from engine.protocol.status import NodeStatus
-from engine.protocol.tasks import Sampling, TextEmbeddings, TextGeneration
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.wire import Execute
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral

@@ -14,7 +14,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.protocol.events import Event, Failed, Finished
-from engine.protocol.tasks import Sampling, TextGeneration
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.wire import Execute
 from engine.serving import replicas as replicas_module
 from engine.serving.calls import Call, Calls

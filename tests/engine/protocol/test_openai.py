@@ -9,8 +9,8 @@ import pytest
 from engine.protocol import openai
 from engine.protocol.events import Embeddings, TokenLogprob, Usage
 from engine.protocol.fields import BadInput
+from engine.protocol.messages import ChatMessage
 from engine.protocol.outcome import Choice
-from engine.protocol.tasks import ChatMessage
 
 USER = {"role": "user", "content": "Hi"}
 

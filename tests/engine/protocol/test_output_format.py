@@ -5,8 +5,7 @@ import json
 import pytest
 
 from engine.protocol.fields import BadInput
-from engine.protocol.output_format import output_constraint
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint, output_constraint
 
 SCHEMA = {"type": "object", "properties": {"schema": {"type": "object"}, "name": {"type": "string"}}}
 

@@ -7,8 +7,8 @@ import pytest
 
 from engine.protocol import openai
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.protocol.tools import MAX_TOOLS_BYTES, ToolUse, is_legacy, tool_use
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import MAX_TOOLS_BYTES, Tool, ToolCall, ToolUse, is_legacy, tool_use
 
 USER = {"role": "user", "content": "Hi"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.inputs import StepInputs, StepOutput
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.sampler import sample
 from engine.scheduling.sequence import Ints
 from engine.speculation.speculator import Asked

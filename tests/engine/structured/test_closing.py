@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.closing import Closing, closes, find_close
 from engine.structured.closing_bound import bound_of, growth
 from engine.structured.compile import compile_matcher, ends_itself, num_endings_of, probe_of, words_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.complaints import in_own_words
 from engine.structured.token_view import read_token_view
 from engine.structured.worker import judge

@@ -10,7 +10,7 @@ import jsonschema_rs
 import llguidance
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.closing import find_close
 from engine.structured.compile import compile_matcher, words_of
 from engine.structured.json_schema import (

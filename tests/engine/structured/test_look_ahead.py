@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.closing import find_close
 from engine.structured.compile import ConstraintRefused, compile_matcher, words_of
 from engine.structured.look_ahead import in_parts, without_look_ahead

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import ConstraintRefused, compile_matcher
 from engine.structured.one_of import said_with_any_of
 from tests.engine.structured.test_closing import VIEW

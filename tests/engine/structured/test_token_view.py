@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import compile_matcher
 from engine.structured.token_view import Tail, _tail, read_token_view
 from tests.engine.structured.speaker import SPARK

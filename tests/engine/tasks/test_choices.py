@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol.events import ChoiceEnded, Failed, Finished, Started, Token, Usage
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.tasks.choices import of_choice
 from tests.engine.tasks.test_text_generation import Bench, refused
 

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from engine.protocol.events import Event, Finished, Token
-from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration
+from engine.protocol.messages import ChatMessage
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks.replica import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Work

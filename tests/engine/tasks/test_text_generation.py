@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from engine.protocol.events import Event, Failed, Finished, Started, Token
-from engine.protocol.tasks import ChatMessage, Sampling, TextGeneration
+from engine.protocol.messages import ChatMessage
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks.replica import TokenIdLogprob
 from engine.tasks.generation import Generation
 from engine.tasks.text_generation import TextGenerator

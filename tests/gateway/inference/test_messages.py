@@ -5,7 +5,8 @@ import json
 import httpx
 import pytest
 
-from engine.protocol.tasks import ChatMessage, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import ToolCall
 from tests.fakes.node import WORDS
 from tests.gateway.process import ALIAS, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running

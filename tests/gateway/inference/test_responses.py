@@ -11,7 +11,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage
 
-from engine.protocol.tasks import ChatMessage, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import ToolCall
 from gateway.shapes.response import request_id_of
 from tests.fakes.node import WORDS
 from tests.gateway.process import HANDY, PARROT, VECTORS

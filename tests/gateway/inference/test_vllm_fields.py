@@ -12,7 +12,8 @@ from msgspec import structs
 from catalog.errors import SchemaViolation
 from engine.protocol.completions import completions
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import Constraint, TextGeneration
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.vllm_fields import REFUSED_OF, TAKEN
 from engine.standalone import bodies
 from gateway.inference.completions import read_completion
