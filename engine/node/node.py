@@ -101,7 +101,7 @@ class Node:
         """Until stopped, drained, and everything is put away."""
         async with self._put_away:
             announcing = asyncio.create_task(self._presence.run())
-            loading = asyncio.create_task(self._replicas.keep_hot())
+            loading = asyncio.create_task(self._replicas.keep_ready())
             await self._until_stopped(announcing, loading)
             await self._leave(loading)
             announcing.cancel()
@@ -122,7 +122,7 @@ class Node:
         self._presence.changed()
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
-        self._replicas.end_idle_loading()
+        self._replicas.cancel_idle_loading()
         hurried = asyncio.create_task(self._is_hurried.wait())
         await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-ReplicaState = Literal["loading", "hot", "draining", "failed"]
+ReplicaState = Literal["cold", "loading", "ready", "draining", "failed"]
 
 
 class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -109,7 +109,7 @@ class Nodes:
                 Candidate(
                     link=link,
                     pop=status.pop,
-                    is_hot=replica is not None and replica.state == "hot",
+                    is_hot=replica is not None and replica.state == "ready",
                     is_loading=replica is not None and replica.state == "loading",
                     reported_tokens=0 if replica is None else replica.queued_tokens,
                     proven_pop=link.proven_pop,
@@ -195,7 +195,7 @@ class Nodes:
             for node_id, status in self._statuses.items()
             if not status.is_draining and self._links[node_id].is_open
             for replica in status.replicas
-            if replica.state == "hot"
+            if replica.state == "ready"
         )
 
     async def close(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any, cast
 import msgspec
 
 from engine.protocol import events, wire
-from engine.protocol.status import NodeStatus, ReplicaStatus
+from engine.protocol.status import NodeStatus, ReplicaState, ReplicaStatus
 from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.tasks.text_embeddings import TextEmbeddings
 from storage.ephemeral import Ephemeral
@@ -79,7 +79,7 @@ class FakeNode:
         self.executes: list[wire.Execute] = []
         self.cancels: list[str] = []  # request ids
         self.is_deaf = False  # hears everything and answers nothing, pings included
-        self.state = "hot"
+        self.state: ReplicaState = "ready"
         self.queued_tokens = 0
         self.num_waiting = 0
         self._models = models

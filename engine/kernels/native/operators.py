@@ -55,11 +55,13 @@ class NativeKernels(CpuKernels):
         self._facts: Facts = ()  # of positions, that a rotation got last, and where they are
         self._facts_at: tuple[int, ...] = ()
         self._half = 0
+        self.has_linear = bool(library.hearth_has_linear())  # bfloat16 products, on CPUs with AVX-512 BF16
+        self.has_packed = bool(library.hearth_has_packed())  # packed products, on CPUs with AVX-512 BF16 and VNNI
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         num_out, num_in = weight.shape
         library = self._library
-        if weight.dtype != torch.bfloat16 or num_in % 2 or not library.hearth_has_linear():
+        if weight.dtype != torch.bfloat16 or num_in % 2 or not self.has_linear:
             return super().linear(weight, bias)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         packed = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=torch.bfloat16)

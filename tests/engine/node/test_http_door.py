@@ -147,7 +147,7 @@ async def test_readiness_and_health_are_told_apart(door: Door, http: httpx.Async
 
 async def test_status_and_metrics_say_what_is_loaded(door: Door, http: httpx.AsyncClient) -> None:
     door.replicas.release(await door.replicas.acquire("a", "r"))
-    assert (await http.get("/status")).json()["replicas"][0]["state"] == "hot"
+    assert (await http.get("/status")).json()["replicas"][0]["state"] == "ready"
     text = (await http.get("/metrics")).text
     assert 'hearth_replica_running{model="a"} 0.0' in text
     assert "hearth_node_calls 0.0" in text

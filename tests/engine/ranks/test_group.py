@@ -100,7 +100,8 @@ async def test_a_variant_stays_packed_on_each_rank(
     write_variant(SPARK, plan_variant(SPARK, recipe), tmp_path)
     parity = await compare(tmp_path, dtype="auto")
     assert parity.error == ""
-    if find_native_kernels() is not None:
+    kernels = find_native_kernels()
+    if kernels is not None and kernels.has_packed:
         assert parity.num_packed == num_packed
     assert 0 < parity.largest_difference < parity.largest_logit / 15
 
