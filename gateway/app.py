@@ -13,9 +13,9 @@ from typing import BinaryIO
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.protocol.api_format import ApiFormat
 from gateway import authentication, pipeline, quotas
 from gateway.call import Door
-from gateway.envelope import Dialect
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.http import binding
 from gateway.http.cors import Cors, preflight_headers
@@ -27,12 +27,9 @@ from gateway.inference.binding_run import BINDING_RUN
 from gateway.inference.chat_completions import CHAT_COMPLETIONS
 from gateway.inference.completions import COMPLETIONS
 from gateway.inference.embeddings import EMBEDDINGS
-from gateway.inference.message_tokens import MESSAGE_TOKENS
-from gateway.inference.messages import MESSAGES
-from gateway.inference.response_tokens import RESPONSE_TOKENS
-from gateway.inference.responses import RESPONSES
-from gateway.inference.run import RUN
-from gateway.inference.run_named import RUN_NAMED
+from gateway.inference.messages import MESSAGE_TOKENS, MESSAGES
+from gateway.inference.responses import RESPONSE_TOKENS, RESPONSES
+from gateway.inference.run import RUN, RUN_NAMED
 from gateway.management import (
     accounts,
     api_tokens,
@@ -159,7 +156,6 @@ ROUTES = (
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
     Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
 )
-_ID_HEADERS: dict[Dialect, bytes] = {"binding": b"cf-ai-req-id", "anthropic": b"request-id"}
 _OPENAI_PATH = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(?:/(messages)?|$)")
 
 
@@ -177,19 +173,15 @@ def _listed(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _dialect_of(scope: Scope) -> Dialect:
-    """Known before the route is: refusals are told in it."""
-    if binding.is_of_binding(scope):
-        return "binding"
-    found = _OPENAI_PATH.match(scope["raw_path"])
-    return "native" if found is None else "anthropic" if found[1] else "openai"
-
-
-def _first_headers(exchange: Exchange) -> Headers:
-    """A binding and Anthropic's clients read their request's id from every answer, each under a name of its own; others
-    find it where a model was reached."""
-    name = _ID_HEADERS.get(exchange.dialect)
-    return [] if name is None else [(name, exchange.request_id.encode())]
+def _detect_format(scope: Scope, exchange: Exchange) -> None:
+    """Set the format in which the client expects errors, before the route is known. Bindings and Anthropic's clients
+    read the request id from every response, under different header names; other clients get it once a model is found."""
+    exchange.is_binding = binding.is_of_binding(scope)
+    found = None if exchange.is_binding else _OPENAI_PATH.match(scope["raw_path"])
+    if found is not None:
+        exchange.api_format = ApiFormat.ANTHROPIC if found[1] else ApiFormat.OPENAI
+    name = b"cf-ai-req-id" if exchange.is_binding else b"request-id" if found is not None and found[1] else None
+    exchange.response_headers = [] if name is None else [(name, exchange.request_id.encode())]
 
 
 def _check_has_no_null(query: bytes, parameters: Mapping[str, str]) -> None:
@@ -234,15 +226,13 @@ class _Front:
             exchange.close()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        exchange.dialect = _dialect_of(scope)
-        exchange.response_headers = _first_headers(exchange)
+        _detect_format(scope, exchange)
         self._guard.check(scope)
         if binding.unwrap(scope):
             exchange.replace_request(scope)
-            exchange.dialect = _dialect_of(scope)
-            exchange.response_headers = _first_headers(exchange)
+            _detect_format(scope, exchange)
         account_id: str | None = scope.get("hearth.account_id")
-        if exchange.dialect == "binding":
+        if exchange.is_binding:
             scope["query_string"] = exchange.query_string = binding.without_undefined(scope["query_string"])
         preflight = preflight_headers(scope)
         if preflight is not None:

@@ -59,7 +59,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     each call. `logit_bias` has (token id, value added to the logit) pairs, each id once.
 
     `logprobs` None returns no log probabilities; k >= 0 returns those of the sampled token and of the k most likely
-    tokens. With `scores_prompt` they are returned for the prompt's tokens as well.
+    tokens. With `wants_prompt_logprobs` they are returned for the prompt's tokens as well.
 
     `has_explicit_max_tokens` is True if the caller set `max_tokens`: such a call is rejected if its prompt leaves less
     room in the context, whereas the default is shortened. `stop_token_ids` end the text like the model's own end
@@ -83,7 +83,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
-    scores_prompt: bool = False
+    wants_prompt_logprobs: bool = False
 
 
 def read_sampling(

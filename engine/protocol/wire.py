@@ -47,7 +47,7 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     """Do one call. `call_id` is unique on its connection. `namespace` (32 bytes) keys the prefix cache; equal
     namespaces may share blocks, different ones never do. `tenant` is a number for fairness only. `deadline_s` is the
     time left when sent. Of an `is_ephemeral` call nothing stays once it has ended: what it computed is wiped. A retry
-    says in `num_deaths` how many processes ended while they worked on this call, and in `died_after` how many tokens it
+    says in `num_crashes` how many processes ended while they worked on this call, and in `tokens_before_crash` how many tokens it
     had had in the last of them."""
 
     call_id: int
@@ -58,8 +58,8 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     tenant: int
     task: TaskInput
     deadline_s: float
-    num_deaths: int = 0
-    died_after: int = 0
+    num_crashes: int = 0
+    tokens_before_crash: int = 0
     is_ephemeral: bool = False
 
 

@@ -87,7 +87,7 @@ class Sequence:
     @property
     def is_unscored(self) -> bool:
         """Whether log-probabilities of its prompt are still to be told: those positions cannot come from a cache."""
-        return self.request.sampling.scores_prompt and self.num_scored < self.num_prompt
+        return self.request.sampling.wants_prompt_logprobs and self.num_scored < self.num_prompt
 
 
 def draw_seed(seed: int | None) -> int:

@@ -119,7 +119,7 @@ class Call:
         if self._is_over:
             return
         if isinstance(event, Finished | Failed):
-            self._end(self._count_death(event) if isinstance(event, Failed) and event.num_deaths else event)
+            self._end(self._count_death(event) if isinstance(event, Failed) and event.num_crashes else event)
             return
         if self._retry_lock is not None and isinstance(event, Token | ToolCallDelta):
             self._num_tokens += event.num_tokens

@@ -119,7 +119,7 @@ def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_dri
 
 
 def test_a_preempted_sequence_tells_each_log_probability_of_its_prompt_once(new_driver, cases: list[Case]):
-    scored = {"max_tokens": 40, "temperature": 0.0, "logprobs": 2, "scores_prompt": True, "ignore_eos": True}
+    scored = {"max_tokens": 40, "temperature": 0.0, "logprobs": 2, "wants_prompt_logprobs": True, "ignore_eos": True}
     alone = new_driver(num_blocks=60)
     expected = alone.add(cases[5].prompt, **scored)
     alone.run()

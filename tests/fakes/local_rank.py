@@ -165,7 +165,7 @@ class TokenRun:
             end = Finished(output.finish, self._usage())
         elif output.finish is not None:
             failed = _FAILURES[output.finish]
-            end = Failed(failed.reason, failed.message, failed.is_retryable, self._usage(), failed.num_deaths)
+            end = Failed(failed.reason, failed.message, failed.is_retryable, self._usage(), failed.num_crashes)
         if end is not None:
             self._is_over = True
             self._emit(end)

@@ -49,7 +49,8 @@ class TextGeneration(Task, frozen=True, tag="text-generation", omit_defaults=Tru
     a seed, each further choice uses the next seed.
 
     `echoes_prompt`: each choice begins with the prompt's text, and its log probabilities, if requested, with those of
-    the prompt; `max_tokens` may then be 0. With `only_counts` nothing is generated; Started has the number of prompt tokens.
+    the prompt; `max_tokens` may then be 0. With `only_counts` nothing is generated; Started has the number of prompt
+    tokens.
 
     `template_kwargs` are chat template variables that a caller may set (`enable_thinking`). With `separates_reasoning`
     reasoning is marked as such; otherwise it is ordinary text unless tools or a format are requested.

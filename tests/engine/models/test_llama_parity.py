@@ -70,7 +70,7 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers_cached_or_not_an
     driver = Driver(runner_of(model.folder, num_blocks=64), max_step_tokens=budget)
     driver.add(model.prompt, max_tokens=1, temperature=0.0)
     driver.run()
-    wanted = {"max_tokens": 2, "temperature": 1.0, "logprobs": 3, "scores_prompt": True, "ignore_eos": True}
+    wanted = {"max_tokens": 2, "temperature": 1.0, "logprobs": 3, "wants_prompt_logprobs": True, "ignore_eos": True}
     scored = [driver.add(ids, **wanted), driver.add(ids[:50], **wanted), driver.add(ids[:1], **wanted)]
     for length in (9, 30, 41):
         driver.add(ids[:length], max_tokens=8, temperature=1.0, ignore_eos=True)

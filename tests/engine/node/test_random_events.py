@@ -177,7 +177,7 @@ def check_a_run(seed: int, num_events: int) -> World:
     gc.collect()
     assert open_files() <= before
     blocked = [end for end in world.ends.values() if isinstance(end, Failed) and end.is_blocked]
-    assert all(end.num_deaths >= MAX_DEATHS for end in blocked)
+    assert all(end.num_crashes >= MAX_DEATHS for end in blocked)
     return world
 
 

@@ -21,7 +21,7 @@ from engine.protocol.completions import (
 )
 from engine.protocol.events import TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.fields import BadInput
-from engine.protocol.outcome import joined_calls
+from engine.protocol.outcome import join_tool_calls
 
 LOGPROBS = [TokenLogprob("Once", -0.5, (("Once", -0.5), ("The", -1.0))), TokenLogprob(" a", -2.0, ((" the", -0.1),))]
 USAGE = Usage(prompt_tokens=3, cached_tokens=1, completion_tokens=2)
@@ -175,6 +175,6 @@ def test_the_pieces_of_calls_are_joined_in_the_order_of_their_index():
         ToolCallDelta(index=1, arguments="}"),
         ToolCallDelta(index=0, arguments=":1}"),
     ]
-    first, second = joined_calls(deltas)
+    first, second = join_tool_calls(deltas)
     assert (first.id, first.name, first.arguments) == ("a", "first", '{"x":1}')
     assert (second.id, second.name, second.arguments) == ("b", "second", "{}")

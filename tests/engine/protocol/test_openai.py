@@ -53,7 +53,7 @@ def test_every_field_reaches_the_sampler():
 
 def test_what_is_asked_of_the_thinking_reaches_the_template():
     assert read().template_kwargs == {}
-    assert read().tells_reasoning
+    assert read().separates_reasoning
     assert read(reasoning_effort="high").template_kwargs == {"reasoning_effort": "high"}
     off = {"enable_thinking": False, "thinking": False}
     assert read(reasoning_effort="none").template_kwargs == off

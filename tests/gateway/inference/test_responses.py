@@ -106,7 +106,7 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
     }  # fmt: skip
     task = task_of(client, running, body)
     sampling = task.sampling
-    assert (sampling.max_tokens, sampling.must_fit, sampling.temperature, sampling.top_p) == (7, True, 0, 0.5)
+    assert (sampling.max_tokens, sampling.has_explicit_max_tokens, sampling.temperature, sampling.top_p) == (7, True, 0, 0.5)
     assert sampling.logprobs == 2
     assert (task.named_tool, task.is_parallel_tool_calls) == ("get_weather", False)
     assert json.loads(task.constraint.text) == schema

@@ -14,7 +14,7 @@ from engine.protocol.completions import completions
 from engine.protocol.fields import BadInput
 from engine.protocol.output_format import Constraint
 from engine.protocol.tasks.text_generation import TextGeneration
-from engine.protocol.vllm_fields import REFUSED_OF, TAKEN
+from engine.protocol.vllm_fields import CHECKED_FIELDS, TAKEN
 from engine.standalone import bodies
 from gateway.inference.completions import read_completion
 from gateway.inference.responses import read_response
@@ -128,7 +128,7 @@ def test_what_can_be_done_is_done(read: Callable[..., TextGeneration]) -> None:
     plain = read().sampling
     for field, value, expected in DONE:
         sampling = read(**{field: value}).sampling
-        changed = {name: getattr(sampling, name) for name in plain.__struct_fields__ if name not in ("must_fit",)}
+        changed = {name: getattr(sampling, name) for name in plain.__struct_fields__ if name not in ("has_explicit_max_tokens",)}
         assert changed == {name: getattr(plain, name) for name in changed} | expected, field
     for field in TAKEN:
         assert read(**{field: "x"}) == read()
@@ -171,8 +171,8 @@ def test_formats_are_held_to_or_refused_where_they_have_another_name(route: str)
 
 def test_every_field_is_tried_here_and_told_to_readers() -> None:
     page = (Path(__file__).parents[3] / "docs/api.md").read_text()
-    refused = REFUSED_OF["chat"] | REFUSED_OF["completions"]
+    refused = CHECKED_FIELDS["chat"] | CHECKED_FIELDS["completions"]
     assert refused == {field for field, *_ in (*REFUSED, *OF_CHAT)}
-    assert REFUSED_OF["responses"] - refused <= FORMATS.keys()
+    assert CHECKED_FIELDS["responses"] - refused <= FORMATS.keys()
     for field in (*refused, *TAKEN, *FORMATS, *(field for field, *_ in DONE)):
         assert f"`{field}`" in page, field
