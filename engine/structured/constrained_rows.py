@@ -25,9 +25,7 @@ class ConstrainedRows:
     filters depend on the mask, and sample again under a mask if the matcher rejects the token.
     """
 
-    def __init__(
-        self, rows: list[tuple[int, GrammarMatcher]], remaining: NDArray[np.int32], num_tokens: int
-    ) -> None:
+    def __init__(self, rows: list[tuple[int, GrammarMatcher]], remaining: NDArray[np.int32], num_tokens: int) -> None:
         """`rows`: indices among the K rows, and their matchers. `remaining` [K]: tokens left before the limit.
         `num_tokens`: bits of a mask."""
         self.has_jump_forward = False  # after `accept`: a matcher has jump-forward tokens
@@ -60,8 +58,8 @@ class ConstrainedRows:
         return [self._sampling[index][0] for index in indices], self._masks_of(indices)
 
     def accept(self, token_ids: NDArray[np.int32], is_failed: NDArray[np.bool_]) -> list[int]:
-        """Offer the sampled tokens [K] to the matchers. Writes jump-forward and closing tokens to `token_ids`, and marks
-        rows whose matcher failed in `is_failed` [K]. Returns the rows that must sample again."""
+        """Offer the sampled tokens [K] to the matchers. Writes jump-forward and closing tokens to `token_ids`, and
+        marks rows whose matcher failed in `is_failed` [K]. Returns the rows that must sample again."""
         for row, matcher in self._jumping:
             token_ids[row] = matcher.jump_forward[0]
             matcher.advance(1)

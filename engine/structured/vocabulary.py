@@ -1,8 +1,9 @@
 """A model's vocabulary in the form llguidance needs: the bytes of each token, the control tokens and the end tokens.
 
-Read from the same files as the text tokenizer (`engine/text/files.py`). Control tokens (`engine/text/control_tokens.py`)
-are removed from the text vocabulary; otherwise llguidance would spell a forced text that contains a control token's name
-with the control token itself. Only a grammar that names a control token by id allows it.
+Read from the same files as the text tokenizer (`engine/text/files.py`). Control tokens
+(`engine/text/control_tokens.py`) are removed from the text vocabulary; otherwise llguidance would spell a forced text
+that contains a control token's name with the control token itself. Only a grammar that names a control token by id
+allows it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from engine.text.files import TokenizerUnusable, read_definition
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
-# llguidance sorts larger vocabularies beforehand, which makes masks cheaper; for smaller ones it costs more than it saves.
+# llguidance sorts larger vocabularies beforehand, which makes masks cheaper; for small ones the cost exceeds the gain.
 _SMALL_VOCABULARY = 16_384
 _SPECIAL_TO_LLGUIDANCE = re.compile(r"<.*>", re.DOTALL)  # names that llguidance treats as special tokens
 

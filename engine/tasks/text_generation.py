@@ -23,7 +23,7 @@ from engine.ranks.replica import Replica
 from engine.report import EngineInfo, EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.structured.checker import ConstraintChecker
-from engine.structured.compile import ConstraintRefused
+from engine.structured.refusal import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
@@ -200,7 +200,6 @@ class TextGenerator:
                 self._tokenizer.detokenizer(is_own_text=is_own_text, keep=plan.marks),
                 Answer(StopFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
-                may_be_cut=task.constraint is None,
                 choice=choice,
                 echo=echo,
                 is_silent=not task.sampling.max_tokens,
@@ -223,7 +222,6 @@ class TextGenerator:
             request,
             sequence_id=next(self._sequence_ids),
             sampling=msgspec.structs.replace(of_choice(request.sampling, choice), scores_prompt=False),
-            twin_of=request.sequence_id,
         )
 
     async def _echo(self, task: TextGeneration, prompt: Sequence[int]) -> PromptEcho:
