@@ -27,6 +27,7 @@ _REPLACEMENTS = [
         (r"(Expected [\w ]+ for '[\w$]+'(?: item)?), got .*", r"\1"),
         (r"unknown field `.*`, expected .*", "'x-guidance' has an unknown field"),
         (r"Regex is empty: .*", "no text is left"),
+        (r"NoExtension.*", "no text matches it"),
         (r"(has too many digits|not JSON serializable): .*", r"\1"),
         (r"Failed to generate regex for float range: .*", "a range of numbers is too large"),
         (r"(at line \d+), .*", r"\1"),

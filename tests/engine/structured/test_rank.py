@@ -21,6 +21,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 PERSON = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
 
 
@@ -88,7 +89,7 @@ async def test_constraint_that_does_not_compile_ends_with_an_error_and_the_rank_
 
 
 async def test_hundred_constrained_sequences_at_once(spark: PersonReplica) -> None:
-    constraints = [Constraint("json_schema", json.dumps(record(**{f"key {i}": INTEGER}))) for i in range(100)]
+    constraints = [Constraint("json_schema", json.dumps(record(**{f"key {i}": DIGIT}))) for i in range(100)]
     results = await asyncio.gather(*(spark.ask(one, max_tokens=20, temperature=1.0) for one in constraints))
     for index, (text, outputs) in enumerate(results):
         assert outputs[-1].finish == "stop"
