@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record
-from cli.target import Target
+from cli.target import DataOption, Target
 
 
 def node_key(
@@ -31,7 +30,7 @@ def node_key(
 
 
 async def _note(target: Target, pop: str) -> None:
-    from cli.noted import note_alone
+    from cli.audit_entries import append_entry
 
     async with target.database() as database:
-        await note_alone(database, "node_key.tell", pop, pop)
+        await append_entry(database, "node_key.tell", pop, pop)
