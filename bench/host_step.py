@@ -36,7 +36,6 @@ class NullRunner:
         self.eos_token_ids: tuple[int, ...] = (2,)
         self.layout_tag = "null"
         self.has_cheap_runs = True
-        self.outgrown_at = 0
 
     def run(self, inputs: StepInputs) -> StepOutput:
         return StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32))

@@ -17,13 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.arrays import Floats, Ints, Longs
+
 if TYPE_CHECKING:
     from engine.scheduling.sequence import SlotTable
     from engine.scheduling.step_budget import ScheduledStep
-
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,8 +132,7 @@ class StepInputs:
     """Everything one forward pass needs beside weights and KV cache. Rows keep the order of the scheduled step.
 
     The first `num_decode_rows` rows have one token each. `sequence_ids` never repeat during an engine's life: a runner
-    may remember by them what it has computed. A sequence that has outgrown its positions has an id of its own from then
-    on, and its positions come behind all the others: position p is max_model_len + p.
+    may remember by them what it has computed.
     """
 
     token_ids: torch.Tensor  # int64 [T]
@@ -150,7 +147,6 @@ class StepInputs:
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
     is_guessed: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
-    block_copies: Ints | None = None  # [C, 2], from and to: done before anything is read or written
     scored: ScoredTokens | None = None
 
     @property
@@ -246,18 +242,17 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         sampling = _sampling(token_slots, (positions + 1).astype(np.int32), table, constraints)
     return StepInputs(
         token_ids=torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
-        positions=torch.from_numpy(_placed(positions, token_slots, table)),
+        positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slot_mapping),
         logit_rows=torch.from_numpy(logit_rows),
         query_starts=query_starts,
         context_lens=context_lens,
         block_tables=table.block_table[slots],
-        sequence_ids=_ids(slots, table),
+        sequence_ids=table.sequence_id[slots],
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
         is_guessed=step.num_drafts is not None,
-        block_copies=step.block_copies,
         scored=scored,
     )
 
@@ -285,18 +280,6 @@ def _scored(
     every = np.sort(np.concatenate([sampled, scored]))  # [L]
     places = np.searchsorted(every, sampled), np.searchsorted(every, scored)
     return every, ScoredTokens(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
-
-
-def _placed(positions: Longs, token_slots: Ints, table: SlotTable) -> Longs:
-    """[T], where each is found in the tables of positions."""
-    if not table.outgrown_at:
-        return positions
-    return positions + np.where(table.is_outgrown[token_slots], table.max_model_len, 0)
-
-
-def _ids(slots: Ints, table: SlotTable) -> Longs:
-    ids = table.sequence_id[slots]
-    return np.where(table.is_outgrown[slots], ~ids, ids) if table.outgrown_at else ids
 
 
 def _adapters(slots: Ints, table: SlotTable) -> Ints | None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from engine import inputs
 from engine.adapters.queue import AdapterQueue, KeepsAdapters
+from engine.arrays import Ints, segment_offsets
 from engine.config import EngineConfig
 from engine.report import (
     ABORTED,
@@ -36,7 +37,7 @@ from engine.scheduling.block_manager import BlockManager
 from engine.scheduling.faults import find_fault
 from engine.scheduling.prefix_hash import PrefixHasher
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Ints, Sequence, SequenceRequest, SlotTable, draw_seed
+from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.scheduling.step_budget import ScheduledStep
 from engine.speculation.speculator import Guesses, Speculator, count_standing
 from engine.structured.forced_tokens import ForcedTokens
@@ -57,7 +58,6 @@ class RunsSteps(Protocol):
     eos_token_ids: tuple[int, ...]
     layout_tag: str
     has_cheap_runs: bool  # whether several tokens of a row cost little more than one, beside any number of rows
-    outgrown_at: int  # see `SlotTable`
 
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
     def wipe(self, block_ids: Ints) -> None: ...
@@ -78,7 +78,6 @@ class Engine:
         """`guesses` None: every token is drawn in a step of its own."""
         self.info = _info_of(runner, adapters)
         self.table = SlotTable(config.max_sequences, self.info.max_model_len, runner.block_size)
-        self.table.outgrown_at = runner.outgrown_at
         self.blocks = BlockManager(runner.num_blocks)
         self.scheduler = Scheduler(
             self.table,
@@ -138,7 +137,6 @@ class Engine:
             stop_token_ids=tuple({each for each in end_tokens + request.stop_token_ids if each < self.info.vocab_size}),
             token_ids=request.prompt,
             seed=draw_seed(sampling.seed),
-            twin=self._find_twin(request),
         )
         self._sequences[request.sequence_id] = sequence
         self._num_ephemeral += request.is_ephemeral
@@ -281,13 +279,6 @@ class Engine:
         self.scheduler.remove(sequence)
         self._forget(sequence, code)
 
-    def _find_twin(self, request: SequenceRequest) -> Sequence | None:
-        """The sequence whose prompt it is to share, if that is open and its prompt the very same."""
-        twin = self._sequences.get(request.twin_of)
-        if twin is None or (twin.request.namespace, twin.request.adapter) != (request.namespace, request.adapter):
-            return None
-        return twin if np.array_equal(twin.request.prompt, request.prompt) else None
-
     def _commit(self, step: ScheduledStep, output: inputs.StepOutput) -> StepReport:
         """Write down the step: KV computed, tokens drawn, sequences ended."""
         if step.num_drafts is not None:
@@ -307,7 +298,7 @@ class Engine:
         assert self.speculator is not None
         table, slots, drawn = self.table, step.slots, output.token_ids
         rows = np.repeat(slots, step.num_tokens)  # [T], the slot of each token drawn
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(step.num_tokens) - step.num_tokens, step.num_tokens)
+        offsets = segment_offsets(step.num_tokens)
         places = table.length[rows] + offsets  # [T], the index of each token drawn
         codes = self._finish_codes(rows, places + 1, output)
         last_place = table.token_ids.shape[1] - 1  # a row's last draw has no guess, and may have no place for one
@@ -381,7 +372,6 @@ class Engine:
 
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
-        sequence.is_over = True
         self._num_ephemeral -= sequence.request.is_ephemeral
         self.matchers.forget(sequence.sequence_id)
         if self._adapters is not None and sequence.request.adapter is not None:

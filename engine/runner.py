@@ -13,11 +13,12 @@ from dataclasses import replace
 import torch
 
 from engine.adapters.bank import AdapterBank
+from engine.arrays import Ints
 from engine.checkpoints import weights
 from engine.checkpoints.placement import Placed
 from engine.config import EngineConfig
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, take
-from engine.inputs import Ints, StepInputs, StepOutput, warming_step
+from engine.inputs import StepInputs, StepOutput, warming_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.device import DeviceKernels
@@ -77,9 +78,9 @@ class Runner:
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
         self.has_cheap_runs = kernels.has_cheap_runs
-        outgrown_at = self.model_config.outgrown_at
-        self.outgrown_at = outgrown_at if outgrown_at < self.max_model_len else 0  # see `SlotTable`
         self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{share.size}-block{self.block_size}"
+        if self.model_config.has_long_rope(self.max_model_len):
+            self.layout_tag += "-long"
         self.num_forward_tokens = 0
         self.num_steps = 0
         self._load(checkpoint, kernels, is_whole=share.is_whole)
@@ -117,8 +118,6 @@ class Runner:
             self._announce(inputs)
         if self._upload is not None:
             inputs = self._uploaded(inputs, self._upload)
-        if inputs.block_copies is not None:
-            self._pool.copy_blocks(inputs.block_copies)
         adapted = None
         if inputs.adapters is not None:
             assert self.adapters is not None, "no row has an adapter where there are none"

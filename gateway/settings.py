@@ -147,8 +147,8 @@ class GatewaySettings:
     head_timeout_s: float = setting(
         "HEARTH_HEAD_TIMEOUT_S", "time for a request's head to arrive", default=10.0, check=at_least(0.1)
     )
-    max_strangers: int = setting(
-        "HEARTH_MAX_STRANGERS",
+    max_unauthenticated_connections: int = setting(
+        "HEARTH_MAX_UNAUTHENTICATED_CONNECTIONS",
         "connections of one address that have shown no credential; the oldest beyond it are turned away",
         default=100,
         check=at_least(1),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.adapters.tables import SiteTables, Table, first_outputs, order_within
+from engine.arrays import ceil_div
 from engine.kernels.interface import AddLowRank, Kernels, LowRank, LowRankShape, LowRankTokens
 from engine.layers.linear import Linear
 
@@ -93,7 +94,7 @@ class Shelf:
         whole = {index: kernel for index, kernel in found.items() if kernel is not None}
         if len(whole) == len(changed):
             alignment = _ALIGNMENT_BYTES // dtype.itemsize
-            stride = -(-sum(kernel.size for kernel in whole.values()) // alignment) * alignment
+            stride = ceil_div(sum(kernel.size for kernel in whole.values()), alignment) * alignment
             self._memory = Table(num_slots, 1, stride, dtype, are_pages_large=True)
             first = 0
             for index, kernel in whole.items():

@@ -163,12 +163,6 @@ class KvPool:
     def num_blocks(self) -> int:
         return self.data.shape[1] // self.block_size
 
-    def copy_blocks(self, copies: NDArray[np.int32]) -> None:
-        """copies [C, 2]: what a block holds, to another block, in every layer."""
-        blocks = self.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
-        source, target = torch.from_numpy(copies.astype(np.int64)).unbind(1)
-        blocks.index_copy_(1, target.to(blocks.device), blocks.index_select(1, source.to(blocks.device)))
-
 
 class AttentionStep(Protocol):
     """The facts of one step that attention needs; `engine.inputs.StepInputs` has them."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from engine.arrays import ceil_div
 from engine.checkpoints.part import Destination, Span, part_of
 from engine.kernels.interface import Kernels, Operator
 from engine.layers.linear import Linear
@@ -14,7 +15,7 @@ from engine.layers.share import WHOLE, Share
 
 def vocabulary_span(share: Share, vocab_size: int) -> tuple[Span, int]:
     """A rank's range of the vocabulary, and how many rows every rank has: those of the last may be empty."""
-    num_rows = -(-vocab_size // share.size)
+    num_rows = ceil_div(vocab_size, share.size)
     first = min(share.rank * num_rows, vocab_size)
     return (first, min(first + num_rows, vocab_size)), num_rows
 

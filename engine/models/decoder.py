@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from engine.arrays import ceil_div
 from engine.checkpoints.part import Destination
 from engine.kernels.interface import Add, Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
 from engine.layers.attention import SelfAttention
@@ -103,7 +104,7 @@ class Decoder:
 
     def linear_shapes(self) -> list[tuple[int, int]]:
         """(out, in) of the matrices of the last layer and of the head."""
-        head = (-(-self.config.vocab_size // self._share.size), self.config.hidden_size)
+        head = (ceil_div(self.config.vocab_size, self._share.size), self.config.hidden_size)
         return [*self._layers[-1].linear_shapes, head]
 
     @property
@@ -175,13 +176,11 @@ class Decoder:
         return logits if cap is None else logits.div(cap).tanh_().mul_(cap)
 
     def _table(self, positions: RopeConfig | QueryTemperature, num_positions: int) -> Rotary | Temperature:
-        kinds = (False, True) if 0 < self.config.outgrown_at < num_positions else (False,)
         if isinstance(positions, QueryTemperature):
-            table = (positions.rate, positions.interval, num_positions, len(kinds))
-            return Temperature(*table, self.dtype, self._device)
+            return Temperature(positions.rate, positions.interval, num_positions, self.dtype, self._device)
         head_dim = self.config.rotated_head_dim
-        sets = [rope_frequencies(positions, head_dim, is_outgrown=each) for each in kinds]
-        return Rotary(sets, head_dim, num_positions, self.dtype, self._device)
+        frequencies, attention_factor = rope_frequencies(positions, head_dim, num_positions)
+        return Rotary(frequencies, attention_factor, head_dim, num_positions, self.dtype, self._device)
 
 
 class Layer:

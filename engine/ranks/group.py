@@ -24,9 +24,10 @@ import msgspec
 from msgspec import Struct
 
 from engine.adapters.news import Arrival, Departure, News
+from engine.arrays import Ints
 from engine.config import EngineConfig
 from engine.devices.assignment import device_of
-from engine.inputs import Ints, StepInputs
+from engine.inputs import StepInputs
 from engine.kernels.collectives import Meeting, backend_of
 from engine.layers.share import Share
 from engine.models.config import UnsupportedModel

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 
 from engine.adapters.news import Arrival, Departure, News
 from engine.adapters.shelf import Kind
-from engine.inputs import NO_SAMPLING, Ints, Longs, StepInputs
+from engine.arrays import Ints, Longs, ceil_div
+from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly
 
-# Bytes in all, T, K, R, blocks of the longest row, decode rows, block copies, whether there are guesses, and adapters.
-_NUM_SIZES = 9
+# Bytes in all, T, K, R, blocks of the longest row, decode rows, whether there are guesses, and adapters.
+_NUM_SIZES = 8
 HEADER_BYTES = 8 * _NUM_SIZES
 _IS_WIPE, _IS_ARRIVAL, _IS_DEPARTURE = -1, -2, -3  # as T
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -32,17 +33,13 @@ _FRAME_BYTES = 8
 
 def encode_step(step: StepInputs, block_size: int) -> bytes:
     """The step as one message."""
-    num_blocks = -(-int(step.context_lens.max()) // block_size)  # what no row reaches is left out
+    num_blocks = ceil_div(int(step.context_lens.max()), block_size)  # what no row reaches is left out
     longs = (step.token_ids, step.positions, step.slot_mapping, step.logit_rows)
     arrays: list[NDArray[np.generic]] = [each.numpy() for each in longs]
     arrays += [step.sequence_ids, step.query_starts, step.context_lens, step.block_tables[:, :num_blocks]]
     if step.adapters is not None:
         arrays.append(step.adapters)
-    copies = step.block_copies
-    if copies is not None:
-        arrays.append(copies)
-    num_copies = 0 if copies is None else len(copies)
-    sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows, num_copies]
+    sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows]
     sizes += [step.is_guessed, step.adapters is not None]
     data = b"".join([each.tobytes() for each in arrays])
     return np.array([len(data), *sizes], np.int64).tobytes() + data
@@ -98,7 +95,7 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
     if header is None:
         return None
     num_bytes, *sizes = np.frombuffer(header, np.int64).tolist()
-    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, num_copies, is_guessed, has_adapters = sizes
+    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, is_guessed, has_adapters = sizes
     data = receive_exactly(channel, num_bytes)
     if data is None:
         return None
@@ -110,8 +107,8 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
         return Departure(num_sampled)
     longs = (num_tokens, num_tokens, num_tokens, num_sampled, num_rows)
     token_ids, positions, slot_mapping, logit_rows, sequence_ids = _split(data, 0, longs)
-    ints = (num_rows + 1, num_rows, num_rows * num_blocks, num_rows * has_adapters)
-    query_starts, context_lens, block_tables, adapters, copies = _split32(data, 8 * sum(longs), ints)
+    ints = (num_rows + 1, num_rows, num_rows * num_blocks)
+    query_starts, context_lens, block_tables, adapters = _split32(data, 8 * sum(longs), ints)
     return StepInputs(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
@@ -125,7 +122,6 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
         sampling=NO_SAMPLING,
         adapters=adapters if has_adapters else None,
         is_guessed=bool(is_guessed),
-        block_copies=copies.reshape(num_copies, 2) if num_copies else None,
     )
 
 

@@ -81,7 +81,6 @@ class _Add(Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...]
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
-    twin_of: int = 0
     is_ephemeral: bool = False
 
 
@@ -132,7 +131,6 @@ def encode_request(request: SequenceRequest) -> Raw:
         request.stop_token_ids,
         request.constraint,
         request.adapter,
-        request.twin_of,
         request.is_ephemeral,
     )
     return Raw(_encoder.encode(add))
@@ -150,7 +148,6 @@ def decode_request(raw: Raw) -> SequenceRequest:
         stop_token_ids=add.stop_token_ids,
         constraint=add.constraint,
         adapter=add.adapter,
-        twin_of=add.twin_of,
         is_ephemeral=add.is_ephemeral,
     )
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.scheduling.sequence import Ints, SlotTable
+from engine.arrays import Ints
+from engine.scheduling.sequence import SlotTable
 
 
 @dataclass(frozen=True, eq=False)
 class ScheduledStep:
-    """R rows, those with one token first. A row samples iff its known tokens all have KV after the step. Blocks are
-    copied before anything else is done. A row's last `num_drafts` tokens are guesses: it samples at each of them."""
+    """R rows, those with one token first. A row samples iff its known tokens all have KV after the step. A row's
+    last `num_drafts` tokens are guesses: it samples at each of them."""
 
     slots: Ints  # [R]
     num_tokens: Ints  # [R], at least 1 each
-    block_copies: Ints | None = None  # [C, 2], blocks whose content others begin with, and those others
     num_drafts: Ints | None = None  # [R]; None: no row has guesses
 
     @property

@@ -16,7 +16,8 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.inputs import NO_SAMPLING, Ints, StepInputs
+from engine.arrays import Ints, ceil_div, segment_offsets
+from engine.inputs import NO_SAMPLING, StepInputs
 from engine.speculation.speculator import Asked
 
 _LEAST_SURE = 0.4  # probability below which a guess is not worth its step
@@ -28,14 +29,13 @@ class RunsForward(Protocol):
 
     block_size: int
     max_model_len: int
-    outgrown_at: int  # see `SlotTable`
 
     def forward(self, inputs: StepInputs) -> torch.Tensor: ...
 
 
 def blocks_for(num_places: int, max_model_len: int, block_size: int) -> int:
     """The KV pool that a draft model for as many sequences at a time needs."""
-    return num_places * -(-max_model_len // block_size)
+    return num_places * ceil_div(max_model_len, block_size)
 
 
 class DraftModel:
@@ -44,9 +44,7 @@ class DraftModel:
     def __init__(self, runner: RunsForward, num_places: int) -> None:
         self._runner = runner
         self._max_model_len = runner.max_model_len
-        # Where positions depend on how long a sequence gets, all count as long: a guess may be wrong.
-        self._first_position = runner.max_model_len if runner.outgrown_at else 0
-        blocks_each = -(-runner.max_model_len // runner.block_size)
+        blocks_each = ceil_div(runner.max_model_len, runner.block_size)
         self._first_slot = np.arange(num_places) * blocks_each * runner.block_size
         self._block_tables = np.arange(num_places * blocks_each, dtype=np.int32).reshape(num_places, blocks_each)
         self._tokens = np.full((num_places, runner.max_model_len), -1, dtype=np.int32)  # whose KV is written
@@ -99,15 +97,13 @@ class DraftModel:
         num_tokens = np.array([len(part) for part in parts], dtype=np.int32)
         starts = self._num_written[at]
         ends = np.cumsum(num_tokens)
-        offsets = np.arange(ends[-1]) - np.repeat(ends - num_tokens, num_tokens)
-        positions = np.repeat(starts, num_tokens) + offsets  # int64 [T]
-        placed = positions + self._first_position
+        positions = np.repeat(starts, num_tokens) + segment_offsets(num_tokens)  # int64 [T]
         token_ids = np.concatenate(parts)
         self._tokens[np.repeat(at, num_tokens), positions] = token_ids
         self._num_written[at] += num_tokens
         step = StepInputs(
             token_ids=torch.from_numpy(token_ids.astype(np.int64)),
-            positions=torch.from_numpy(placed),
+            positions=torch.from_numpy(positions),
             slot_mapping=torch.from_numpy(np.repeat(self._first_slot[at], num_tokens) + positions),
             logit_rows=torch.from_numpy(ends.astype(np.int64) - 1),
             query_starts=np.concatenate([[0], ends]).astype(np.int32),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.scheduling.sequence import Ints
+from engine.arrays import Ints
 from engine.speculation.speculator import Asked
 
 RUNS = (8, 4)  # tokens that must be the same, the better first

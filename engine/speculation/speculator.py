@@ -18,8 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.arrays import Ints, segment_offsets
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Ints
 from engine.scheduling.step_budget import ScheduledStep
 from engine.speculation.pace import Pace
 
@@ -77,7 +77,7 @@ class Speculator:
             self._pause -= 1
             return step
         num_rows = len(step.slots)
-        if not 0 < num_rows <= self._max_rows or step.block_copies is not None:
+        if not 0 < num_rows <= self._max_rows:
             return step
         table, slots = self._table, step.slots.tolist()
         if any(table.num_computed[slot] + 1 < table.length[slot] for slot in slots):
@@ -151,7 +151,7 @@ def count_standing(step: ScheduledStep, drawn: Ints, guessed: Ints, is_end: Ints
     """
     assert step.num_drafts is not None
     starts = np.cumsum(step.num_tokens) - step.num_tokens
-    offsets = np.arange(len(drawn)) - np.repeat(starts, step.num_tokens)
+    offsets = segment_offsets(step.num_tokens)
     goes_on = (drawn == guessed) & ~is_end.astype(np.bool_) & (offsets < np.repeat(step.num_drafts, step.num_tokens))
     last: Ints = np.minimum.reduceat(np.where(goes_on, len(drawn), offsets), starts)
     return (last + 1).astype(np.int32)

@@ -223,7 +223,6 @@ class TextGenerator:
             request,
             sequence_id=next(self._sequence_ids),
             sampling=msgspec.structs.replace(of_choice(request.sampling, choice), scores_prompt=False),
-            twin_of=request.sequence_id,
         )
 
     async def _echo(self, task: TextGeneration, prompt: Sequence[int]) -> PromptEcho:

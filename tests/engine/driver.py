@@ -54,7 +54,6 @@ class Driver:
         stop_token_ids: tuple[int, ...] = (),
         constraint: Constraint | None = None,
         adapter: LocalAdapter | None = None,
-        twin_of: int = 0,
         is_ephemeral: bool = False,
         **sampling: object,
     ) -> int:
@@ -71,7 +70,6 @@ class Driver:
             stop_token_ids=stop_token_ids,
             constraint=constraint,
             adapter=adapter,
-            twin_of=twin_of,
             is_ephemeral=is_ephemeral,
         )
         self.engine.add(request)

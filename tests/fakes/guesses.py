@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.scheduling.sequence import Ints
+from engine.arrays import Ints
 from engine.speculation.speculator import Asked
 from tests.fakes.runner import VOCAB_SIZE, draw
 

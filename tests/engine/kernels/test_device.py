@@ -200,7 +200,7 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(
 
 
 def mixed_step() -> StepInputs:
-    """A decode row and a chunk of a prompt, with a block copied before."""
+    """A decode row and a chunk of a prompt."""
     return StepInputs(
         token_ids=torch.from_numpy(np.arange(6)),
         positions=torch.from_numpy(np.array([17, 0, 1, 2, 3, 4])),
@@ -212,7 +212,6 @@ def mixed_step() -> StepInputs:
         sequence_ids=np.array([1, 2]),
         num_decode_rows=1,
         sampling=NO_SAMPLING,
-        block_copies=np.array([[3, 1]], np.int32),
     )
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.arrays import Ints
 from engine.inputs import StepInputs, StepOutput
 from engine.protocol.tasks import Sampling
 from engine.sampler import sample
-from engine.scheduling.sequence import Ints
 from engine.speculation.speculator import Asked
 from tests.engine.driver import Driver
 from tests.engine.test_loop import first_prompt_that_draws, prompt_of
@@ -136,7 +136,6 @@ class ChainRunner:
     eos_token_ids: tuple[int, ...] = ()
     layout_tag = "chain"
     has_cheap_runs = True
-    outgrown_at = 0
 
     def run(self, inputs: StepInputs) -> StepOutput:
         return sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling)

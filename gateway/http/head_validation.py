@@ -21,7 +21,7 @@ _HOST = re.compile(rb"([A-Za-z0-9_][A-Za-z0-9_.-]{0,253}|\[[0-9A-Fa-f:.]{2,45}\]
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 
 
-class HeadGuard:
+class HeadValidator:
     """Checks heads. `allowed_hosts` are the names a Host may have, without ports; none allows all."""
 
     def __init__(self, allowed_hosts: Iterable[str] = ()) -> None:

@@ -34,13 +34,13 @@ class Visitor(Protocol):
     def abort(self) -> None: ...
 
 
-class Doorkeeper:
+class ConnectionLimiter:
     """Watches the connections of one server."""
 
-    def __init__(self, head_timeout_s: float, max_strangers: int) -> None:
+    def __init__(self, head_timeout_s: float, max_unauthenticated_connections: int) -> None:
         self._head_timeout_s = head_timeout_s
         self._grace_s = head_timeout_s * GRACE_SHARE
-        self._max_strangers = max_strangers
+        self._max_strangers = max_unauthenticated_connections
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[Visitor, float] = {}  # for a whole head, since; the oldest first
         self._strangers: dict[str, dict[Visitor, float]] = {}  # by address, since; the oldest first
@@ -65,7 +65,7 @@ class Doorkeeper:
         """The head is there."""
         self._waiting.pop(visitor, None)
 
-    def trust(self, visitor: Visitor) -> None:
+    def mark_authenticated(self, visitor: Visitor) -> None:
         """The connection has shown a credential that is good."""
         strangers = self._strangers.get(visitor.address)
         if strangers is not None:
@@ -77,7 +77,7 @@ class Doorkeeper:
         """The connection is closed."""
         self._turned_away.pop(visitor, None)
         self._waiting.pop(visitor, None)
-        self.trust(visitor)
+        self.mark_authenticated(visitor)
 
     def _turn_away(self, visitor: Visitor) -> None:
         """It counts no more; it is told so, unless too many are."""

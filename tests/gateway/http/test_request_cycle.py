@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from gateway.http.cycle import Cycle
 from gateway.http.exchange import Exchange
+from gateway.http.request_cycle import RequestCycle
 
 
 class Transport:
@@ -30,9 +30,9 @@ class Transport:
         return self.is_closed
 
 
-def cycle(**scope: Any) -> tuple[Cycle, Transport]:
+def cycle(**scope: Any) -> tuple[RequestCycle, Transport]:
     transport: Any = Transport()
-    made = Cycle(
+    made = RequestCycle(
         scope={"method": "POST", "http_version": "1.1", **scope},
         transport=transport,
         flow=FlowControl(transport),
@@ -57,7 +57,7 @@ def body(data: bytes, *, more: bool = False) -> dict[str, Any]:
 
 
 async def test_a_whole_answer_is_one_write_with_what_the_scope_says_each_carries():
-    made, transport = cycle(**{"hearth.answer_headers": [(b"x-request-id", b"7")]})
+    made, transport = cycle(**{"hearth.response_headers": [(b"x-request-id", b"7")]})
     await made.send(start((b"content-length", b"2")))
     await made.send(body(b"ok"))
     await asyncio.sleep(0)
@@ -104,7 +104,7 @@ async def test_an_answer_is_as_long_as_its_head_says(sent: list[bytes]):
     await made.send(start((b"content-length", b"2")))
     for piece in sent[:-1]:
         await made.send(body(piece, more=True))
-    with pytest.raises(RuntimeError, match="long"):
+    with pytest.raises(RuntimeError, match="content-length"):
         await made.send(body(sent[-1]))
 
 
@@ -135,26 +135,26 @@ async def test_a_body_is_taken_at_once_when_all_of_it_is_here_and_once_only():
 
 async def test_a_whole_answer_goes_at_once_or_not_at_all():
     made, transport = cycle()
-    assert made.write_whole(200, [(b"content-length", b"2")], b"ok")
+    assert made.write_response(200, [(b"content-length", b"2")], b"ok")
     assert transport.writes == [b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 2\r\n\r\nok"]
     assert made.response_complete
-    assert not made.write_whole(200, [(b"content-length", b"2")], b"ok"), "there is one answer"
+    assert not made.write_response(200, [(b"content-length", b"2")], b"ok"), "there is one answer"
     for refuses in ("is read slowly", "has no reader"):
         made, transport = cycle()
         made.disconnected = refuses == "has no reader"
         if not made.disconnected:
             made.flow.pause_writing()
-        assert not made.write_whole(200, [(b"content-length", b"2")], b"ok")
+        assert not made.write_response(200, [(b"content-length", b"2")], b"ok")
         assert (transport.writes, made.response_started) == ([], False)
 
 
 async def test_an_answered_request_is_gone_at_once_and_waits_for_no_garbage_collection():
     made, transport = cycle(headers=[], query_string=b"")
     remembered = weakref.ref(made)
-    made.scope |= {"hearth.request_id": "x", "hearth.connection": None, "hearth.cycle": made}
+    made.scope |= {"hearth.request_id": "x", "hearth.connection": None, "hearth.request_cycle": made}
     gc.disable()
     try:
-        await Exchange(made.scope, made.receive, made.send).answer(200, b"{}", [])
+        await Exchange(made.scope, made.receive, made.send).send_json(200, b"{}", [])
         del made
         assert remembered() is None
     finally:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from cloudflare import AsyncCloudflare, Cloudflare
 
-from gateway.management.token_bodies import shown_token
+from gateway.management.api_token_bodies import shown_token
 from tenants.credentials.api_tokens import ApiToken
 from tests.gateway.process import PARROT
 from tests.gateway.site import USER_EMAIL, Running, Site
