@@ -171,7 +171,12 @@ def test_python_examples_run_unmodified(running: Up, page: str):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(
     "page",
-    ["api", "openai", "structured_output", *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage"))],
+    [
+        "api",
+        "openai",
+        "structured_output",
+        *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage")),
+    ],
 )
 def test_a_page_s_commands_run_as_they_are(running: Up, page: str, tmp_path: Path):
     """All of one page in one shell, at the top of a checkout that has made its environment and its data."""
