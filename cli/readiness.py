@@ -75,7 +75,7 @@ def progress_of(nodes: Mapping[str, NodeStatus], awaited: Sequence[str], model: 
     for node_id in awaited:
         status = nodes.get(node_id)
         replicas = [replica for replica in status.replicas if replica.model == model] if status else []
-        if any(replica.state == "hot" for replica in replicas):
+        if any(replica.state == "ready" for replica in replicas):
             hot.add(node_id)
         elif replicas and all(replica.state == "failed" for replica in replicas):
             failed[node_id] = replicas[0].detail or "no reason given"

@@ -26,6 +26,9 @@ from telemetry.child_process import die_with_parent
 ROOT = Path(__file__).parent.parent
 # Files and folders; whatever is not below one of these runs with the others: nothing is run twice, or not at all.
 APART = ("tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry")
+# Tests of CPU kernels. On a CPU with AVX-512 `make test` runs them a second time limited to AVX2 instructions.
+KERNEL_TESTS = ("tests/engine/kernels", "tests/engine/models/test_packed_weights.py", "tests/variants")
+AVX2_ENVIRON = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SOME_FAILED, NONE_COLLECTED = 1, 5  # pytest's exit statuses
 MOST_FILES_AGAIN = 5  # more than that did not fail by chance; one fixture fails all tests of its file
 LOOK_S = 0.1
@@ -60,6 +63,24 @@ def run_all(marker: str, apart: Sequence[str]) -> int:
         failed = failed_tests.read(path)
     may_be_chance = status == SOME_FAILED and 0 < len({_file_of(test) for test in failed}) <= MOST_FILES_AGAIN
     return run_again(failed) if may_be_chance else status
+
+
+def run_kernel_tests_as_avx2(marker: str) -> int:
+    """Run the kernel tests with torch, oneDNN and the compiled kernels limited to AVX2. Return pytest's exit status."""
+    print("\ntests: the kernel tests again, as on a CPU with AVX2 only", flush=True)
+    environ = {**_environ(), **AVX2_ENVIRON}
+    command = _command(marker, ["-q", "-o", "cache_dir=.pytest_cache/avx2", *KERNEL_TESTS])
+    with _started([sys.executable, "-m", "engine.kernels.native.build"], environ) as build:
+        build.wait()
+    with _started(command, environ) as process:
+        return process.wait()
+
+
+def has_avx512() -> bool:
+    try:
+        return " avx512f " in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def _file_of(test: str) -> str:
@@ -160,6 +181,8 @@ def main(arguments: Sequence[str]) -> int:
         status = run_one(marker, of_pytest)
     else:
         status = run_all(marker, APART if is_in_two and _num_cores() > 1 else ())
+        if is_in_two and has_avx512():
+            status = status or run_kernel_tests_as_avx2(marker)
     if status == NONE_COLLECTED:
         print(f'no test is marked "{marker}"')
         return 0

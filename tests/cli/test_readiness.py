@@ -52,13 +52,13 @@ async def test_nobody_there_counts_as_no_answer():
 
 
 def test_a_node_is_done_when_it_holds_the_model_hot_and_has_failed_when_it_says_so():
-    nodes = {"a": node("hot"), "b": node("loading"), "c": node("failed", detail="no weights"), "d": node()}
+    nodes = {"a": node("ready"), "b": node("loading"), "c": node("failed", detail="no weights"), "d": node()}
     now = progress_of(nodes, ["a", "b", "c", "d", "absent"], MODEL)
     assert now.hot == {"a"}
     assert now.failed == {"c": "no weights"}
 
 
 def test_a_model_that_failed_once_and_is_hot_now_is_hot():
-    now = progress_of({"a": node("failed", "hot"), "b": node("failed", "loading")}, ["a", "b"], MODEL)
+    now = progress_of({"a": node("failed", "ready"), "b": node("failed", "loading")}, ["a", "b"], MODEL)
     assert now.hot == {"a"}
     assert now.failed == {}

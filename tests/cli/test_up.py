@@ -18,9 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.data_dir import DataDir
-from cli.embedded import CHAT_MODEL, EmbeddedPlatform, Plan
-from cli.progress import Progress
+from cli.embedded import CHAT_MODEL
 from tests.ports import free_port
 from tests.processes import is_running
 from tests.waiting import wait_until_blocking
@@ -125,22 +123,11 @@ def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(
 def test_no_process_holds_a_secret_that_it_does_not_need(running: Up):
     def held(pid: int) -> set[str]:
         names = {entry.partition(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
-        return names & {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET", "HEARTH_SERVICE_KEYS"}
+        return names & {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
 
     pids = running.dev["pids"]
     assert held(pids["gateway"]) == {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
     assert [held(pid) for pid in pids["nodes"].values()] == [{"HEARTH_SERVICE_KEYS"}] * 2
-
-
-@pytest.mark.parametrize(("tokens", "has_secret"), [("required", False), ("accepted", True)])
-def test_a_gateway_that_takes_peers_without_keys_knows_what_they_prove(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tokens: str, has_secret: bool
-):
-    monkeypatch.setenv("HEARTH_SERVICE_TOKENS", tokens)
-    data_dir = DataDir(folder / tokens)
-    data_dir.create()
-    platform = EmbeddedPlatform(Plan("127.0.0.1", 1, {"local-1": "local"}), data_dir, Progress())
-    assert ("HEARTH_CLUSTER_SECRET" in platform._gateway.spec.environ) == has_secret
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed; the same calls are made without it")
