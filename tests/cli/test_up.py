@@ -140,11 +140,12 @@ def test_the_printed_calls_answer_as_they_are(running: Up):
     assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
-def test_the_readme_s_programs_run_as_they_are(running: Up):
-    """Only the port is another one; account and token come from the environment, as the README has it."""
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
-    programs = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    assert len(programs) == 3
+@pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
+def test_python_examples_run_unmodified(running: Up, page: str):
+    """Only the port differs; account and token come from the environment, as the page says."""
+    text = (Path(__file__).parent.parent.parent / page).read_text()
+    programs = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(programs) == 2
     environ = {**os.environ, "ACCOUNT": running.dev["account_id"], "TOKEN": running.dev["api_token"]}
     for program in programs:
         assert "127.0.0.1:8787" in program
@@ -157,7 +158,12 @@ def test_the_readme_s_programs_run_as_they_are(running: Up):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(
     "page",
-    ["api", "structured_output", *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage"))],
+    [
+        "api",
+        "openai",
+        "structured_output",
+        *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage")),
+    ],
 )
 def test_a_page_s_commands_run_as_they_are(running: Up, page: str, tmp_path: Path):
     """All of one page in one shell, at the top of a checkout that has made its environment and its data."""
