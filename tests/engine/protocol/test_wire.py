@@ -54,7 +54,7 @@ _tasks: st.SearchStrategy[tasks.TaskInput] = st.one_of(
     st.builds(tasks.TextEmbeddings, texts=st.lists(_texts, max_size=3).map(tuple), pooling=st.none() | st.just("cls")),
 )
 _messages_on_the_wire: st.SearchStrategy[wire.Message] = st.one_of(
-    st.builds(wire.Hello, version=_counts, sender=_texts, nonce=st.binary(max_size=32), proof=st.binary(max_size=32)),
+    st.builds(wire.Hello, version=_counts, sender=_texts, nonce=st.binary(max_size=32), token=_texts),
     st.builds(
         wire.Execute,
         call_id=_counts,
