@@ -176,7 +176,7 @@ class TextGenerator:
             sampling=msgspec.structs.replace(
                 sampling,
                 max_tokens=max(1, min(sampling.max_tokens, room)),
-                scores_prompt=task.echoes and sampling.logprobs is not None,
+                wants_prompt_logprobs=task.echoes and sampling.logprobs is not None,
             ),
             namespace=work.namespace,
             tenant=work.tenant,
@@ -222,7 +222,7 @@ class TextGenerator:
         return dataclasses.replace(
             request,
             sequence_id=next(self._sequence_ids),
-            sampling=msgspec.structs.replace(of_choice(request.sampling, choice), scores_prompt=False),
+            sampling=msgspec.structs.replace(of_choice(request.sampling, choice), wants_prompt_logprobs=False),
         )
 
     async def _echo(self, task: TextGeneration, prompt: Sequence[int]) -> PromptEcho:
