@@ -17,7 +17,6 @@ from cli.doctor import doctor
 from cli.finetune import app as finetune
 from cli.migrate import migrate
 from cli.model import app as model
-from cli.node_key import node_key
 from cli.output import CommandFailed, print_failure
 from cli.service import app as service
 from cli.settings import settings
@@ -46,7 +45,6 @@ app.add_typer(worker, name="worker")
 app.add_typer(service, name="service")
 app.command()(usage)
 app.command()(doctor)
-app.command("node-key")(node_key)
 app.command()(settings)
 app.command()(migrate)
 

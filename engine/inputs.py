@@ -17,13 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.arrays import Floats, Ints, Longs
+
 if TYPE_CHECKING:
     from engine.scheduling.sequence import SlotTable
     from engine.scheduling.step_budget import ScheduledStep
-
-Ints = NDArray[np.int32]
-Longs = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +65,7 @@ class ConstrainedRows(Protocol):
         """See `settle`."""
 
 
-class BeginsConstraints(Protocol):
+class ConstraintSource(Protocol):
     """Who knows the constrained sequences."""
 
     def begin(self, sequence_ids: Longs, remaining: Ints) -> ConstrainedRows | None:
@@ -109,7 +107,7 @@ class SamplingInputs:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredTokens:
+class PromptLogprobRows:
     """P tokens of prompts whose log-probabilities are wanted: the logits of the tokens before them are computed beside
     those of the K rows that sample, L = K + P in all, in the order of the step's tokens."""
 
@@ -121,7 +119,7 @@ class ScoredTokens:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenScores:
+class TokenLogprobs:
     """The log-probabilities of P tokens, and the likeliest at each of their places."""
 
     logprobs: Floats  # [P]
@@ -134,8 +132,7 @@ class StepInputs:
     """Everything one forward pass needs beside weights and KV cache. Rows keep the order of the scheduled step.
 
     The first `num_decode_rows` rows have one token each. `sequence_ids` never repeat during an engine's life: a runner
-    may remember by them what it has computed. A sequence that has outgrown its positions has an id of its own from then
-    on, and its positions come behind all the others: position p is max_model_len + p.
+    may remember by them what it has computed.
     """
 
     token_ids: torch.Tensor  # int64 [T]
@@ -149,9 +146,8 @@ class StepInputs:
     num_decode_rows: int
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
-    is_guessed: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
-    block_copies: Ints | None = None  # [C, 2], from and to: done before anything is read or written
-    scored: ScoredTokens | None = None
+    has_drafts: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
+    scored: PromptLogprobRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -176,7 +172,7 @@ class StepOutput:
     logprobs: Floats | None = None  # [K]
     top_ids: Ints | None = None  # [K, most asked]
     top_logprobs: Floats | None = None  # [K, most asked]
-    scores: TokenScores | None = None  # of the step's `scored`
+    scores: TokenLogprobs | None = None  # of the step's `scored`
 
     def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> StepOutput:
         """Of those of the K rows that are marked or listed; a copy."""
@@ -217,7 +213,7 @@ def warming_step(num_tokens: int) -> StepInputs:
     )
 
 
-def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints | None = None) -> StepInputs:
+def build(step: ScheduledStep, table: SlotTable, constraints: ConstraintSource | None = None) -> StepInputs:
     """Index arrays for `step`. Costs a handful of NumPy calls whatever the batch is."""
     slots, num_tokens = step.slots, step.num_tokens
     starts = table.num_computed[slots]  # int32 [R]
@@ -239,36 +235,35 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is in here
         logit_rows = query_starts[sampled + 1].astype(np.int64) - 1
         sampling = _sampling(slots[sampled], table.length[slots[sampled]], table, constraints)
-        if table.num_scored:
+        if table.num_prompt_logprobs:
             logit_rows, scored = _scored(step, query_starts, logit_rows, table)
     else:  # every row decodes, and draws at each of its tokens
         logit_rows = np.arange(len(positions))
         sampling = _sampling(token_slots, (positions + 1).astype(np.int32), table, constraints)
     return StepInputs(
         token_ids=torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
-        positions=torch.from_numpy(_placed(positions, token_slots, table)),
+        positions=torch.from_numpy(positions),
         slot_mapping=torch.from_numpy(slot_mapping),
         logit_rows=torch.from_numpy(logit_rows),
         query_starts=query_starts,
         context_lens=context_lens,
         block_tables=table.block_table[slots],
-        sequence_ids=_ids(slots, table),
+        sequence_ids=table.sequence_id[slots],
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
-        is_guessed=step.num_drafts is not None,
-        block_copies=step.block_copies,
+        has_drafts=step.num_drafts is not None,
         scored=scored,
     )
 
 
 def _scored(
     step: ScheduledStep, query_starts: Ints, sampled: Longs, table: SlotTable
-) -> tuple[Longs, ScoredTokens | None]:
+) -> tuple[Longs, PromptLogprobRows | None]:
     """The rows of T whose logits are needed, `sampled` [K] and those before wanted tokens, and what they are for."""
     rows, token_ids, sequences, num_tops = [], [], [], 0
     for index, slot in enumerate(step.slots.tolist()):
-        known = table.num_scored.get(slot)
+        known = table.num_prompt_logprobs.get(slot)
         if known is None:
             continue
         start = int(table.num_computed[slot])
@@ -284,19 +279,7 @@ def _scored(
     scored = np.concatenate(rows)
     every = np.sort(np.concatenate([sampled, scored]))  # [L]
     places = np.searchsorted(every, sampled), np.searchsorted(every, scored)
-    return every, ScoredTokens(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
-
-
-def _placed(positions: Longs, token_slots: Ints, table: SlotTable) -> Longs:
-    """[T], where each is found in the tables of positions."""
-    if not table.outgrown_at:
-        return positions
-    return positions + np.where(table.is_outgrown[token_slots], table.max_model_len, 0)
-
-
-def _ids(slots: Ints, table: SlotTable) -> Longs:
-    ids = table.sequence_id[slots]
-    return np.where(table.is_outgrown[slots], ~ids, ids) if table.outgrown_at else ids
+    return every, PromptLogprobRows(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
 
 
 def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
@@ -304,7 +287,7 @@ def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
     return handles if handles.any() else None
 
 
-def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: BeginsConstraints | None) -> SamplingInputs:
+def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: ConstraintSource | None) -> SamplingInputs:
     """The sampling columns of the K rows in `slots`, each of which draws its token number `lengths` [K]."""
     constrained = None
     if constraints is not None:

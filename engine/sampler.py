@@ -18,16 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from engine.inputs import (
-    ConstrainedRows,
-    Floats,
-    Ints,
-    SamplingInputs,
-    ScoredTokens,
-    StepOutput,
-    TokenHistory,
-    TokenScores,
-)
+from engine.arrays import Floats, Ints
+from engine.inputs import ConstrainedRows, PromptLogprobRows, SamplingInputs, StepOutput, TokenHistory, TokenLogprobs
 from engine.kernels.native.library import find_library
 
 _NUM_CANDIDATES = 64
@@ -36,7 +28,6 @@ _MOST_CHOSEN = 8192  # tokens that a constraint leaves, up to which they are dra
 _ROWS_AT_ONCE = 64  # of which prompts' tokens are scored
 _SPAN = 128  # ids summed together when the whole vocabulary is drawn from
 _SECOND = np.uint64(0x5851F42D4C957F2D)  # makes the seed of a second draw
-_ALL_BITS = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _LEAST_REPETITION = np.float32(1e-3)  # it divides
 _LEAST_TEMPERATURE = 1e-5  # below, the division overflows and the draw is the greedy one anyway
@@ -88,10 +79,10 @@ def sample_from_device(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutp
     return StepOutput(token_ids.astype(np.int32), is_failed if is_failed.any() else None)
 
 
-def score(logits: torch.Tensor, wanted: ScoredTokens) -> TokenScores:
+def score(logits: torch.Tensor, wanted: PromptLogprobRows) -> TokenLogprobs:
     """Of float32 logits [L, V], the log-probabilities of the tokens that are wanted."""
     num_wanted, most = len(wanted.rows), min(wanted.num_tops, logits.shape[1])
-    found = TokenScores(
+    found = TokenLogprobs(
         np.empty(num_wanted, np.float32),
         np.empty((num_wanted, most), np.int32),
         np.empty((num_wanted, most), np.float32),
@@ -174,11 +165,11 @@ def _draw_few(logits: Floats, inputs: SamplingInputs, rows: list[int], bits: NDA
     """What `rows` draw where few tokens are allowed, filters left aside; -1 elsewhere."""
     allows = np.unpackbits(bits, axis=1, count=logits.shape[1], bitorder="little").view(np.bool_)  # [rows, V]
     token_ids = np.full(len(rows), -1, np.int32)
+    numbers = uniform(inputs.seeds[rows] ^ _SECOND, inputs.positions[rows]).tolist()
     for place, row in enumerate(rows):
         allowed = allows[place].nonzero()[0]
         if 0 < len(allowed) <= _MOST_CHOSEN:
-            number = _second_number(int(inputs.seeds[row]), int(inputs.positions[row]))
-            token_ids[place] = allowed[_choose(logits[row, allowed], float(inputs.temperature[row]), number)]
+            token_ids[place] = allowed[_choose(logits[row, allowed], float(inputs.temperature[row]), numbers[place])]
     return token_ids
 
 
@@ -202,18 +193,6 @@ def _draw_few_natively(
         _LEAST_TEMPERATURE,
     )
     return token_ids
-
-
-def _second_number(seed: int, position: int) -> float:
-    """What `uniform` gives for the seed of a second draw, of one row."""
-
-    def mix(state: int) -> int:
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _ALL_BITS
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _ALL_BITS
-        return state ^ (state >> 31)
-
-    start = mix(((seed ^ int(_SECOND)) + _STEP) & _ALL_BITS)
-    return float(mix((start + (position + 1) * _STEP) & _ALL_BITS) >> 11) * 2.0**-53
 
 
 def _choose(logits: Floats, temperature: float, number: float) -> int:

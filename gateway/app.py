@@ -20,7 +20,7 @@ from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.http import binding
 from gateway.http.cors import Cors, preflight_headers
 from gateway.http.exchange import App, Exchange, Headers, Receive, Scope, Send
-from gateway.http.guard import HeadGuard
+from gateway.http.head_validation import HeadValidator
 from gateway.inference import stored_responses as kept_responses
 from gateway.inference import tomarkdown
 from gateway.inference.binding_run import BINDING_RUN
@@ -40,9 +40,9 @@ from gateway.management import (
     docs,
     finetunes,
     health,
-    held_tokens,
     models,
     sign_in,
+    token_verification,
     usage,
     users,
     webhooks,
@@ -65,13 +65,13 @@ ACCOUNT = BASE + "/accounts/{account_id}"
 def _token_routes(base: str, reading: Access, writing: Access) -> tuple[Route, ...]:
     """The same for a user's API tokens and an account's: an account in the path says whose."""
     return (
-        Route("GET", base, reading, held_tokens.list_),
-        Route("POST", base, writing, held_tokens.create),
-        Route("GET", base + "/permission_groups", reading, held_tokens.list_groups),
-        Route("GET", base + "/{api_token_id}", reading, held_tokens.get),
-        Route("PUT", base + "/{api_token_id}", writing, held_tokens.update),
-        Route("DELETE", base + "/{api_token_id}", writing, held_tokens.delete),
-        Route("PUT", base + "/{api_token_id}/value", writing, held_tokens.roll),
+        Route("GET", base, reading, api_tokens.list_),
+        Route("POST", base, writing, api_tokens.create),
+        Route("GET", base + "/permission_groups", reading, api_tokens.list_groups),
+        Route("GET", base + "/{api_token_id}", reading, api_tokens.get),
+        Route("PUT", base + "/{api_token_id}", writing, api_tokens.update),
+        Route("DELETE", base + "/{api_token_id}", writing, api_tokens.delete),
+        Route("PUT", base + "/{api_token_id}/value", writing, api_tokens.roll),
     )
 
 
@@ -134,8 +134,8 @@ _ROUTES = (
         finetunes.upload,
         may_end_in_slash=True,
     ),
-    Route("GET", BASE + "/user/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_user_token),
-    Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, api_tokens.verify_account_token),
+    Route("GET", BASE + "/user/tokens/verify", Access.PROVES_ITSELF, token_verification.verify_user_token),
+    Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, token_verification.verify_account_token),
     *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),
     *_token_routes(ACCOUNT + "/tokens", Access.READ_ACCOUNT_TOKENS, Access.WRITE_ACCOUNT_TOKENS),
     # What a Worker's AI binding asks of its one origin; `http/binding.py` says how it comes here.
@@ -210,7 +210,7 @@ class _Front:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._router = Router(ROUTES, services.echo_tenant.words_for_accounts)
-        self._guard = HeadGuard(_listed(services.settings.allowed_hosts))
+        self._guard = HeadValidator(_listed(services.settings.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
@@ -227,26 +227,26 @@ class _Front:
             elif isinstance(error, StoreError):
                 log.warning("refused for want of a store", extra={"request_id": exchange.request_id, "why": str(error)})
             if exchange.has_started:
-                await exchange.break_off(refusal)
+                await exchange.abort_response(refusal)
             else:
-                await exchange.refuse(refusal)
+                await exchange.send_error(refusal)
         finally:
             exchange.close()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
         exchange.dialect = _dialect_of(scope)
-        exchange.answer_headers = _first_headers(exchange)
+        exchange.response_headers = _first_headers(exchange)
         self._guard.check(scope)
         if binding.unwrap(scope):
-            exchange.readdress(scope)
+            exchange.replace_request(scope)
             exchange.dialect = _dialect_of(scope)
-            exchange.answer_headers = _first_headers(exchange)
+            exchange.response_headers = _first_headers(exchange)
         account_id: str | None = scope.get("hearth.account_id")
         if exchange.dialect == "binding":
             scope["query_string"] = exchange.query_string = binding.without_undefined(scope["query_string"])
         preflight = preflight_headers(scope)
         if preflight is not None:
-            await exchange.answer_empty(204, preflight)
+            await exchange.send_empty(204, preflight)
             return
         route, parameters = self._router.match(scope["method"], scope["raw_path"])
         scope["hearth.route"] = route.path
@@ -266,14 +266,14 @@ class _Front:
         scope["hearth.exchange"] = exchange
         endpoint: Endpoint = route.endpoint
         response = await endpoint(self._services, Request(scope, receive))
-        response.raw_headers.extend(exchange.answer_headers)
+        response.raw_headers.extend(exchange.response_headers)
         exchange.has_started = True
         await response(scope, receive, send)
 
     async def _admit(self, method: str, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
         """Who is calling, as one of the account in the path, if this is open to them. Raises Refusal."""
         principal = await self._prove(method, exchange)
-        exchange.trust_client()
+        exchange.mark_authenticated()
         if access is Access.PROVEN:
             return principal
         if account_id is None and access is Access.RUN_MODELS:

@@ -46,7 +46,7 @@ class RequestIdentity:
             if name == b"x-request-id" and _CLIENT_REQUEST_ID.fullmatch(value):
                 shown = value
         ray = (request_id[:8] + request_id[9:13] + request_id[-4:]).encode() + self._suffix
-        scope["hearth.answer_headers"] = [(b"x-request-id", shown), (b"x-hearth-request-id", ours), (b"cf-ray", ray)]
+        scope["hearth.response_headers"] = [(b"x-request-id", shown), (b"x-hearth-request-id", ours), (b"cf-ray", ray)]
         return self._app(scope, receive, send)
 
 

@@ -55,7 +55,7 @@ async def serve(
 
     principal = services.places.hold(await _admitted(services, exchange, account_id), exchange)
     session = _session_of(exchange)
-    exchange.check_announced_body(settings.max_body_bytes)
+    exchange.check_content_length(settings.max_body_bytes)
 
     with services.admission.enter(principal.account_id) as place:
         if not services.ledger.has_room:
@@ -67,7 +67,7 @@ async def serve(
         body = door.open_body(exchange, raw)
         resolved = resolved or await find_model(services.registry, _model_in(body))
         authentication.permit_model(principal, resolved.requested_name, resolved.card.name)
-        exchange.answer_headers = _headers_of(exchange, resolved)
+        exchange.response_headers = _headers_of(exchange, resolved)
         retry = exchange.header(RETRY_HEADER)
         order = Order(
             exchange.request_id,
@@ -124,7 +124,7 @@ async def echo(services: Services, _door: Door, exchange: Exchange, account_id: 
     settings = services.settings
     await _admitted(services, exchange, account_id)
     body = json_body.parse(await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s))
-    await exchange.answer(200, echo_tenant.echo(body), [(b"cf-ai-req-id", exchange.request_id.encode())])
+    await exchange.send_json(200, echo_tenant.echo(body), [(b"cf-ai-req-id", exchange.request_id.encode())])
 
 
 async def _admitted(services: Services, exchange: Exchange, account_id: str | None) -> Principal:
@@ -132,7 +132,7 @@ async def _admitted(services: Services, exchange: Exchange, account_id: str | No
     there. Raises Refusal, StoreUnavailable."""
     address = services.client_address(exchange.peer)
     principal = await authentication.prove(services.verifier, exchange.headers, address)
-    exchange.trust_client()
+    exchange.mark_authenticated()
     return authentication.permit(principal, account_id or principal.account_id, authentication.RUN_MODELS_SCOPE)
 
 
@@ -147,15 +147,15 @@ async def _answer_once(
     held = await services.idempotency_keys.take(asked, order.request_id)
     if isinstance(held, idempotency.Answer):
         assert held.body is not None
-        await exchange.repeat(held.headers, held.body)
+        await exchange.send_stored(held.headers, held.body)
         return
     exchange.request_id = held.request_id
-    exchange.answer_headers = _headers_of(exchange, order.resolved)
-    exchange.keep = held.keep
+    exchange.response_headers = _headers_of(exchange, order.resolved)
+    exchange.store_response = held.keep
     try:
         await answer(structs.replace(order, request_id=held.request_id))
     finally:
-        exchange.keep = None
+        exchange.store_response = None
         await held.close()
 
 
@@ -166,7 +166,7 @@ async def _queue(services: Services, exchange: Exchange, order: Order, batch: Qu
         check_can_be_sent(batch.webhook, order.resolved.card.task_slug, services.outgoing)
     await quotas.pass_by(services, exchange, order.principal)
     queued = await services.batches.submit(batch, order.request_id, order.principal, order.resolved)
-    await exchange.answer(200, queued, [])
+    await exchange.send_json(200, queued, [])
 
 
 async def _answer_together(
@@ -175,8 +175,8 @@ async def _answer_together(
     """A batch's calls, and their one answer."""
     group = Group()
     place.stop = group.stop
-    if exchange.keep is None:
-        exchange.when_client_leaves(group.abandon)
+    if exchange.store_response is None:
+        exchange.on_disconnect(group.abandon)
 
     async def run_one(number: int, body: dict[str, Any]) -> ItemAnswer:
         own = structs.replace(order, request_id=f"{order.request_id}-{number}", num_bytes_in=0)
@@ -185,7 +185,7 @@ async def _answer_together(
     try:
         await synchronous.answer(batch, run_one, exchange, group)
     finally:
-        exchange.when_client_leaves(None)
+        exchange.on_disconnect(None)
 
 
 async def _answer(
@@ -198,10 +198,10 @@ async def _answer(
     if asked.thread is not None and asked.thread.is_background:
         await _answer_later(services, door, exchange, order, body, prepared, place)
         return
-    async with quotas.Held(services, calls, exchange.answer_headers) as cost:
+    async with quotas.Held(services, calls, exchange.response_headers) as cost:
         with _OnTheirWay(services, calls, services.ledger, cost.begun) as (dispatch, events):
-            if exchange.keep is None:  # else the client means to come back
-                exchange.when_client_leaves(dispatch.abandon)
+            if exchange.store_response is None:  # else the client means to come back
+                exchange.on_disconnect(dispatch.abandon)
             place.stop = dispatch.stop
             shape = asked.make_shape(call)
             told: streaming.Events = events
@@ -214,7 +214,7 @@ async def _answer(
                 else:
                     await streaming.answer_whole(told, shape, exchange)
             finally:
-                exchange.when_client_leaves(None)
+                exchange.on_disconnect(None)
                 await events.close()
                 cost.was(events.num_tokens, events.micro_neurons)
 
@@ -235,7 +235,7 @@ async def _answer_later(
     await background.begin(services, order.principal, order.resolved, order.request_id, body, record)
     if not asked.is_stream:
         told = record.response if door.is_openai else envelope.success(msgspec.Raw(record.response))
-        await exchange.answer(200, told, [])
+        await exchange.send_json(200, told, [])
         return
     await background.stream(services, exchange, place, response_id_of(order.request_id), order.principal.account_id)
 

@@ -78,9 +78,9 @@ async def pass_by(services: Services, exchange: Exchange, principal: Principal) 
     try:
         entered = await services.quota.pass_by(plan, exchange.request_id)
     except QuotaExceeded as error:
-        exchange.answer_headers += headers_of(error.standings)
+        exchange.response_headers += headers_of(error.standings)
         raise _refusal_of(services, error) from None
-    exchange.answer_headers += headers_of(entered.standings)
+    exchange.response_headers += headers_of(entered.standings)
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 
 from gateway.http.connection import Connection
-from gateway.http.doorkeeper import Doorkeeper
+from gateway.http.connection_limiter import ConnectionLimiter
 from gateway.http.exchange import App
 from gateway.services import Services
 
@@ -73,10 +73,10 @@ class Stopper:
 async def serve(app: App, services: Services, listener: Any) -> None:
     """Serve on a bound socket until a signal has been obeyed."""
     settings = services.settings
-    doorkeeper = Doorkeeper(settings.head_timeout_s, settings.max_strangers)
+    limiter = ConnectionLimiter(settings.head_timeout_s, settings.max_unauthenticated_connections)
     config = uvicorn.Config(
         app,
-        http=functools.partial(Connection, doorkeeper),  # type: ignore[arg-type]
+        http=functools.partial(Connection, limiter),  # type: ignore[arg-type]
         interface="asgi3",  # else guessed: what is no coroutine function is taken for the older kind
         ws="none",
         lifespan="off",

@@ -43,7 +43,7 @@ async def answer_whole(events: Events, shape: Shape, exchange: Exchange) -> None
     """One JSON body. Raises Refusal before anything is sent."""
     outcome = await whole_of(events)
     neurons = f"{events.micro_neurons / 1e6:.2f}".encode()
-    await exchange.answer(200, shape.whole(outcome), [(b"cf-ai-neurons", neurons)])
+    await exchange.send_json(200, shape.whole(outcome), [(b"cf-ai-neurons", neurons)])
 
 
 async def answer_stream(events: Events, shape: Shape, exchange: Exchange, *, client_stall_timeout_s: float) -> None:

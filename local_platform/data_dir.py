@@ -27,7 +27,7 @@ DEFAULT_DATA = Path(".hearth")
 _MAX_RUN_DIR_BYTES = 107 - 40
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/_.-]+")
 URL_FIELDS = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL", "objects_url": "OBJECTS_URL"}
-KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET")
+KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET")
 
 
 class DataDirInUse(Exception):

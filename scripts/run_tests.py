@@ -24,6 +24,9 @@ from telemetry.child_process import die_with_parent
 ROOT = Path(__file__).parent.parent
 # Folders of the second process. Tests in all other folders run in the first process, so each test runs exactly once.
 COMPUTE_TESTS = ("tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry")
+# Tests of CPU kernels. On a CPU with AVX-512, `make test` runs them a second time limited to AVX2 instructions.
+KERNEL_TESTS = ("tests/engine/kernels", "tests/engine/models/test_packed_weights.py", "tests/variants")
+AVX2_ENVIRON = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SOME_FAILED, NONE_COLLECTED = 1, 5  # pytest's exit statuses
 PROCESS_NAMES = ("the first process", "the second")
 POLL_S = 0.1
@@ -67,6 +70,25 @@ def run_two(marker: str, second: Sequence[str]) -> int:
     failed = [status for status in statuses if status not in (0, NONE_COLLECTED)]
     # A status other than "some tests failed" means that pytest itself failed, which is worse.
     return next((status for status in failed if status != SOME_FAILED), SOME_FAILED) if failed else min(statuses)
+
+
+def run_kernel_tests_as_avx2(marker: str) -> int:
+    """Run the kernel tests with torch, oneDNN and the compiled kernels limited to AVX2. Return pytest's exit status."""
+    print("\ntests: the kernel tests again, limited to AVX2", flush=True)
+    environ = {**_environ(), **AVX2_ENVIRON}
+    command = _command(marker, ["-q", "-o", "cache_dir=.pytest_cache/avx2", *KERNEL_TESTS])
+    with _started([sys.executable, "-m", "engine.kernels.native.build"], environ) as build:
+        build.wait()
+    with _started(command, environ) as process:
+        return process.wait()
+
+
+def has_avx512() -> bool:
+    """Return True if this CPU has AVX-512."""
+    try:
+        return " avx512f " in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
 
 
 def _meaning(status: int) -> str:
@@ -131,10 +153,10 @@ def main(arguments: Sequence[str]) -> int:
     """Run the tests and return the exit status."""
     in_two = arguments[0] == "--in-two"
     marker, *pytest_arguments = arguments[in_two:]
-    if in_two and not pytest_arguments and _num_cores() > 1:
-        status = run_two(marker, COMPUTE_TESTS)
-    else:
-        status = run_one(marker, pytest_arguments)
+    is_complete = in_two and not pytest_arguments
+    status = run_two(marker, COMPUTE_TESTS) if is_complete and _num_cores() > 1 else run_one(marker, pytest_arguments)
+    if is_complete and has_avx512():
+        status = status or run_kernel_tests_as_avx2(marker)
     if status == NONE_COLLECTED:
         print(f'no test has the marker "{marker}"')
         return 0

@@ -99,7 +99,8 @@ def test_decisions_are_numbered_without_a_gap_and_say_when_they_were_taken():
         title, status = [line for line in file.read_text().splitlines() if line][:2]
         assert file.name.startswith(f"{number:04}-"), f"{file.name}: the next number is {number:04}"
         assert title.startswith(f"# {number:04}: "), file.name
-        assert not number or re.fullmatch(r"\d{4}-\d\d-\d\d, (accepted|replaced by \d{4})\.", status), file.name
+        pattern = r"\d{4}-\d\d-\d\d, (accepted|superseded by \d{4}|accepted; supersedes \d{4})\."
+        assert not number or re.fullmatch(pattern, status), file.name
 
 
 def test_every_make_verb_that_prose_names_exists():

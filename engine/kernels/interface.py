@@ -163,12 +163,6 @@ class KvPool:
     def num_blocks(self) -> int:
         return self.data.shape[1] // self.block_size
 
-    def copy_blocks(self, copies: NDArray[np.int32]) -> None:
-        """copies [C, 2]: what a block holds, to another block, in every layer."""
-        blocks = self.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
-        source, target = torch.from_numpy(copies.astype(np.int64)).unbind(1)
-        blocks.index_copy_(1, target.to(blocks.device), blocks.index_select(1, source.to(blocks.device)))
-
 
 class AttentionStep(Protocol):
     """The facts of one step that attention needs; `engine.inputs.StepInputs` has them."""
@@ -186,7 +180,7 @@ class AttentionStep(Protocol):
     @property
     def num_decode_rows(self) -> int: ...
     @property
-    def is_guessed(self) -> bool: ...
+    def has_drafts(self) -> bool: ...
 
 
 class Attention(Protocol):
@@ -205,7 +199,7 @@ class Attention(Protocol):
 class Kernels(Protocol):
     """The factories. Residual streams are float32 [T, C]; everything between norms and residuals has `dtype`."""
 
-    has_cheap_runs: bool
+    has_cheap_multi_token_rows: bool
     """Whether attention takes several tokens of a decode row at little more than the cost of one, beside any others."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.arrays import ceil_div, segment_offsets
 from engine.kernels.interface import AttentionShape, Reach
 
 _MOST_HEADS = 16  # of one KV head that one program answers for
@@ -60,10 +61,9 @@ def tokens_per_block(shape: AttentionShape, dtype: torch.dtype, *, is_decode: bo
 def plan_blocks(query_starts: NDArray[np.int32], context_lens: NDArray[np.int32], size: int) -> NDArray[np.int32]:
     """[B, 4], see `StepBlocks`. No block has tokens of two rows."""
     num_tokens = np.diff(query_starts)  # [R]
-    num_blocks = -(-num_tokens // size)
+    num_blocks = ceil_div(num_tokens, size)
     rows = np.repeat(np.arange(len(num_tokens), dtype=np.int32), num_blocks)  # [B]
-    within = np.arange(len(rows)) - np.repeat(np.cumsum(num_blocks) - num_blocks, num_blocks)  # which of its row
-    offsets = within * size
+    offsets = segment_offsets(num_blocks) * size
     plan = np.empty((len(rows), 4), np.int32)
     plan[:, _ROW] = rows
     plan[:, _FIRST_TOKEN] = query_starts[rows] + offsets

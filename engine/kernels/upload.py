@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.arrays import ceil_div
+
 _ALIGNED_BYTES = 16  # where each array begins: kernels are compiled for pointers that do
 
 
@@ -27,7 +29,7 @@ class Upload:
         if self._device.type == "cpu":
             return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         step = _ALIGNED_BYTES // arrays[0].itemsize
-        starts = np.cumsum([0, *(-(-array.size // step) * step for array in arrays)]).tolist()
+        starts = np.cumsum([0, *(ceil_div(array.size, step) * step for array in arrays)]).tolist()
         flat = np.empty(starts[-1], arrays[0].dtype)
         for array, start in zip(arrays, starts, strict=False):
             flat[start : start + array.size] = array.ravel()

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 
 class Rotary:
-    """Cosines and sines from `sets` of float32 frequencies [rotary size / 2], in radians per position, and a factor.
+    """Cosines and sines of `frequencies`, float32 [rotary size / 2] in radians per position, times `attention_factor`.
 
-    A position is found behind those of the sets before its own. The numbers of a head that have no frequency do not
-    turn.
+    The elements of a head that have no frequency are not rotated.
     """
 
     def __init__(
         self,
-        sets: Sequence[tuple[torch.Tensor, float]],
+        frequencies: torch.Tensor,
+        attention_factor: float,
         head_dim: int,
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        tables = [_table(*each, head_dim, num_positions).to(dtype) for each in sets]
-        table = tables[0] if len(tables) == 1 else torch.cat(tables)
-        self._table = table.to(device)  # [sets × P, 1, 3, D/2]
+        table = _table(frequencies, attention_factor, head_dim, num_positions)
+        self._table = table.to(dtype).to(device)  # [P, 1, 3, D/2]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """int64 [T] -> cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half negated."""
@@ -50,14 +47,12 @@ class Temperature:
         rate: float,
         interval: float,
         num_positions: int,
-        num_sets: int,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """`num_sets`: how often the same is there, as `Rotary` has it."""
         intervals = torch.floor((torch.arange(num_positions).float() + 1) / interval)  # [P]
         factors = (torch.log1p(intervals) * rate + 1).unsqueeze(1).to(dtype)  # [P, 1]
-        self._table = factors.repeat(num_sets, 1).to(device)  # [sets × P, 1]
+        self._table = factors.to(device)  # [P, 1]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor]:
         """int64 [T] -> factors [T, 1]."""

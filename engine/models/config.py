@@ -42,6 +42,10 @@ class RopeConfig:
     rotary_dim: int = 0
     is_interleaved: bool = False
 
+    def is_long_for(self, max_model_len: int) -> bool:
+        """Return True if a context of `max_model_len` tokens needs the long factors of long RoPE."""
+        return self.kind == "longrope" and max_model_len > self.original_max_positions
+
 
 @dataclass(frozen=True)
 class QueryTemperature:
@@ -107,11 +111,10 @@ class ModelConfig:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @property
-    def outgrown_at(self) -> int:
-        """A sequence of more tokens than this has other positions from its first token on; 0 where none ever has."""
+    def has_long_rope(self, max_model_len: int) -> bool:
+        """Return True if positions use the long factors of long RoPE with this context length."""
         ropes = [layer.positions for layer in self.layers if isinstance(layer.positions, RopeConfig)]
-        return max((rope.original_max_positions for rope in ropes if rope.kind == "longrope"), default=0)
+        return any(rope.is_long_for(max_model_len) for rope in ropes)
 
     @property
     def rotated_head_dim(self) -> int:

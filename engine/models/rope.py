@@ -9,10 +9,10 @@ import torch
 from engine.models.config import RopeConfig
 
 
-def rope_frequencies(rope: RopeConfig, head_dim: int, *, is_outgrown: bool) -> tuple[torch.Tensor, float]:
-    """Radians per position, float32 [rotary size / 2], and what cosines and sines are multiplied by.
+def rope_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> tuple[torch.Tensor, float]:
+    """Return radians per position, float32 [rotary size / 2], and the factor of cosines and sines.
 
-    longrope has two sets: the long one is for every position of a sequence that has outgrown the original context.
+    Long RoPE has two sets of factors: the long set is used if `max_model_len` exceeds the original context.
     """
     width = rope.rotary_dim or head_dim
     wavelengths = rope.theta ** (torch.arange(0, width, 2).float() / width)  # over 2 pi, [D/2]
@@ -23,7 +23,7 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, *, is_outgrown: bool) -> t
     if rope.kind == "yarn":
         return _yarn(rope, wavelengths, width), _yarn_attention_factor(rope)
     if rope.kind == "longrope":
-        factors = torch.tensor(rope.long_factors if is_outgrown else rope.short_factors)
+        factors = torch.tensor(rope.long_factors if rope.is_long_for(max_model_len) else rope.short_factors)
         return 1.0 / (factors * wavelengths), _longrope_attention_factor(rope)
     return 1.0 / wavelengths, 1.0
 

@@ -17,13 +17,14 @@ import torch
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from engine.adapters.news import Arrival, Departure, News
-from engine.adapters.shelf import Kind
-from engine.inputs import NO_SAMPLING, Ints, Longs, StepInputs
+from engine.adapters.slot_pool import AdapterShape
+from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
+from engine.arrays import Ints, Longs, ceil_div
+from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly
 
-# Bytes in all, T, K, R, blocks of the longest row, decode rows, block copies, whether there are guesses, and adapters.
-_NUM_SIZES = 9
+# Bytes in all, T, K, R, blocks of the longest row, decode rows, whether there are guesses, and adapters.
+_NUM_SIZES = 8
 HEADER_BYTES = 8 * _NUM_SIZES
 _IS_WIPE, _IS_ARRIVAL, _IS_DEPARTURE = -1, -2, -3  # as T
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -32,18 +33,14 @@ _FRAME_BYTES = 8
 
 def encode_step(step: StepInputs, block_size: int) -> bytes:
     """The step as one message."""
-    num_blocks = -(-int(step.context_lens.max()) // block_size)  # what no row reaches is left out
+    num_blocks = ceil_div(int(step.context_lens.max()), block_size)  # what no row reaches is left out
     longs = (step.token_ids, step.positions, step.slot_mapping, step.logit_rows)
     arrays: list[NDArray[np.generic]] = [each.numpy() for each in longs]
     arrays += [step.sequence_ids, step.query_starts, step.context_lens, step.block_tables[:, :num_blocks]]
     if step.adapters is not None:
         arrays.append(step.adapters)
-    copies = step.block_copies
-    if copies is not None:
-        arrays.append(copies)
-    num_copies = 0 if copies is None else len(copies)
-    sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows, num_copies]
-    sizes += [step.is_guessed, step.adapters is not None]
+    sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows]
+    sizes += [step.has_drafts, step.adapters is not None]
     data = b"".join([each.tobytes() for each in arrays])
     return np.array([len(data), *sizes], np.int64).tobytes() + data
 
@@ -64,9 +61,9 @@ class _ArrivalFacts(Struct, frozen=True, array_like=True):
     modules: list[tuple[str, int, int, int]]
 
 
-def encode_news(news: News) -> bytes:
+def encode_adapter_update(news: AdapterUpdate) -> bytes:
     """An adapter that comes or goes, as a message in a step's place."""
-    if isinstance(news, Departure):
+    if isinstance(news, AdapterRemoved):
         return np.array([0, _IS_DEPARTURE, news.handle, *[0] * (_NUM_SIZES - 3)], np.int64).tobytes()
     pairs = list(news.matrices.items())
     modules = [(name, *a.shape, len(b)) for name, (a, b) in pairs]
@@ -77,7 +74,7 @@ def encode_news(news: News) -> bytes:
     return np.array([len(data), _IS_ARRIVAL, *[0] * (_NUM_SIZES - 2)], np.int64).tobytes() + data
 
 
-def _decode_arrival(data: bytearray) -> Arrival:
+def _decode_arrival(data: bytearray) -> AdapterAdded:
     at = _FRAME_BYTES + int.from_bytes(data[:_FRAME_BYTES], "little")
     facts = msgspec.msgpack.decode(data[_FRAME_BYTES:at], type=_ArrivalFacts)
     dtype, matrices = _DTYPES[facts.dtype], {}
@@ -88,17 +85,17 @@ def _decode_arrival(data: bytearray) -> Arrival:
             pair[-1] = pair[-1].clone().view(dtype).view(shape)  # where numbers of any size may lie
             at += math.prod(shape) * dtype.itemsize
         matrices[name] = (pair[0], pair[1])
-    kind = Kind(facts.rank, tuple(sorted(matrices)))
-    return Arrival(facts.handle, kind, facts.num_slots, matrices)
+    kind = AdapterShape(facts.rank, tuple(sorted(matrices)))
+    return AdapterAdded(facts.handle, kind, facts.num_slots, matrices)
 
 
-def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
+def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | None:
     """The next step, waited for, or blocks to wipe, or an adapter's coming or going; None once the leader is gone."""
     header = receive_exactly(channel, HEADER_BYTES)
     if header is None:
         return None
     num_bytes, *sizes = np.frombuffer(header, np.int64).tolist()
-    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, num_copies, is_guessed, has_adapters = sizes
+    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, has_drafts, has_adapters = sizes
     data = receive_exactly(channel, num_bytes)
     if data is None:
         return None
@@ -107,11 +104,11 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
     if num_tokens == _IS_ARRIVAL:
         return _decode_arrival(data)
     if num_tokens == _IS_DEPARTURE:
-        return Departure(num_sampled)
+        return AdapterRemoved(num_sampled)
     longs = (num_tokens, num_tokens, num_tokens, num_sampled, num_rows)
     token_ids, positions, slot_mapping, logit_rows, sequence_ids = _split(data, 0, longs)
-    ints = (num_rows + 1, num_rows, num_rows * num_blocks, num_rows * has_adapters)
-    query_starts, context_lens, block_tables, adapters, copies = _split32(data, 8 * sum(longs), ints)
+    ints = (num_rows + 1, num_rows, num_rows * num_blocks)
+    query_starts, context_lens, block_tables, adapters = _split32(data, 8 * sum(longs), ints)
     return StepInputs(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
@@ -124,8 +121,7 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
         num_decode_rows=num_decode_rows,
         sampling=NO_SAMPLING,
         adapters=adapters if has_adapters else None,
-        is_guessed=bool(is_guessed),
-        block_copies=copies.reshape(num_copies, 2) if num_copies else None,
+        has_drafts=bool(has_drafts),
     )
 
 

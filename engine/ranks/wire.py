@@ -23,12 +23,12 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.processes.frames import framed
 from engine.protocol.tasks import Constraint, Sampling
-from engine.report import EngineInfo, EngineStatus, ScoredPrompt, StepReport
+from engine.report import EngineInfo, EngineStatus, PromptLogprobs, StepReport
 from engine.scheduling.sequence import SequenceRequest
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """`follower_pids` are the other processes of a model that several ranks share."""
+    """`follower_pids` are the other processes of a model that several ranks shard."""
 
     info: EngineInfo
     status: EngineStatus
@@ -47,7 +47,7 @@ class Work(Struct, frozen=True, tag="work"):
 
 
 class _Scored(Struct, frozen=True, array_like=True):
-    """A ScoredPrompt's arrays, little-endian."""
+    """A PromptLogprobs's arrays, little-endian."""
 
     sequence_id: int
     logprobs: bytes
@@ -81,7 +81,6 @@ class _Add(Struct, frozen=True, array_like=True):
     stop_token_ids: tuple[int, ...]
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
-    twin_of: int = 0
     is_ephemeral: bool = False
 
 
@@ -132,7 +131,6 @@ def encode_request(request: SequenceRequest) -> Raw:
         request.stop_token_ids,
         request.constraint,
         request.adapter,
-        request.twin_of,
         request.is_ephemeral,
     )
     return Raw(_encoder.encode(add))
@@ -150,7 +148,6 @@ def decode_request(raw: Raw) -> SequenceRequest:
         stop_token_ids=add.stop_token_ids,
         constraint=add.constraint,
         adapter=add.adapter,
-        twin_of=add.twin_of,
         is_ephemeral=add.is_ephemeral,
     )
 
@@ -208,10 +205,10 @@ def decode_report(message: Stepped) -> StepReport:
     )
 
 
-def _scored_prompt(message: _Scored) -> ScoredPrompt:
+def _scored_prompt(message: _Scored) -> PromptLogprobs:
     logprobs = np.frombuffer(message.logprobs, dtype=np.float32)
     shape = (len(logprobs), -1 if message.top_ids else 0)
-    return ScoredPrompt(
+    return PromptLogprobs(
         message.sequence_id,
         logprobs,
         np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),

@@ -20,9 +20,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.arrays import Ints
 from engine.scheduling.cached_blocks import CachedBlocks
-
-Ints = NDArray[np.int32]
 
 
 class BlockManager:

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int32]
+from engine.arrays import Ints
 
 STAY_TURNOVERS = 4  # evictions, in pools, after which a block that nobody asked for is anybody's
 

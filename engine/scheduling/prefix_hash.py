@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 DIGEST_BYTES = 16
 
 ROOT = bytes(DIGEST_BYTES)  # what a first block has for a parent
-OUTGROWN = b"\1" * DIGEST_BYTES  # the same, where a sequence has outgrown the positions that shorter ones have
 _NO_ADAPTER = b"none"
 
 
@@ -31,15 +30,15 @@ class PrefixHasher:
         self._block_size = block_size
 
     def name(self, parent: bytes, tokens: bytes) -> bytes:
-        """The name of the block with these tokens (int32 as bytes) after the block named `parent`, or a root."""
+        """The name of the block with these tokens (int32 as bytes) after the block named `parent`, or ROOT."""
         keyed = self._keyed.copy()
         keyed.update(parent + tokens)
         return keyed.digest()
 
-    def extend(self, names: list[bytes], token_ids: NDArray[np.int32], root: bytes = ROOT) -> None:
+    def extend(self, names: list[bytes], token_ids: NDArray[np.int32]) -> None:
         """Append to `names`, those of a sequence's first blocks, the names of the full blocks in `token_ids`, which
         are the tokens after them."""
         step = self._block_size * token_ids.itemsize
         data = token_ids.tobytes()
         for end in range(step, len(data) + 1, step):
-            names.append(self.name(names[-1] if names else root, data[end - step : end]))
+            names.append(self.name(names[-1] if names else ROOT, data[end - step : end]))

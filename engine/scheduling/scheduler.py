@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine.arrays import Ints, ceil_div, segment_offsets
 from engine.scheduling.block_manager import BlockManager
 from engine.scheduling.fairness import TenantCounters
-from engine.scheduling.prefix_hash import OUTGROWN, ROOT, PrefixHasher
-from engine.scheduling.sequence import Ints, Sequence, SequenceRequest, SlotTable
+from engine.scheduling.prefix_hash import ROOT, PrefixHasher
+from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable
 from engine.scheduling.step_budget import ScheduledStep, StepBudget
 from engine.scheduling.waiting import WaitingQueue
 
@@ -39,7 +40,7 @@ class Scheduler:
         max_step_tokens: int,
         max_waiting: int,
         make_hasher: Callable[[SequenceRequest], PrefixHasher] | None,
-        max_scored_tokens: int = 512,
+        max_prompt_logprob_tokens: int = 512,
     ) -> None:
         self.table = table
         self.blocks = blocks
@@ -47,7 +48,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self.counters, max_waiting)
         self.num_preemptions = 0
         self.num_steps = 0
-        self._budget = StepBudget(table, max_step_tokens, max_scored_tokens)
+        self._budget = StepBudget(table, max_step_tokens, max_prompt_logprob_tokens)
         self._make_hasher = make_hasher
         self._sequences: list[Sequence | None] = [None] * table.num_slots
         self._hashers: list[PrefixHasher | None] = [None] * table.num_slots
@@ -57,7 +58,6 @@ class Scheduler:
         self._preempted: dict[int, Sequence] = {}
         self._computing: dict[bytes, int] = {}  # names of blocks that a running sequence is about to compute -> slot
         self._num_reserved = 0  # blocks promised to protected sequences and not yet theirs
-        self._copies: list[tuple[int, int]] = []  # for the next step
         self._to_wipe: list[Ints] = []
 
     # ── what it holds ──
@@ -102,7 +102,7 @@ class Scheduler:
         elif self._preempted.pop(sequence.sequence_id, None) is None:
             self.waiting.remove(sequence)
 
-    def take_wiped(self) -> Ints | None:
+    def take_blocks_to_wipe(self) -> Ints | None:
         """Blocks that ephemeral sequences left since the last call; None where there are none. Some may have a new
         holder, who has written nothing yet."""
         if not self._to_wipe:
@@ -118,17 +118,12 @@ class Scheduler:
 
     def plan(self) -> ScheduledStep:
         """The next step; no rows if nothing can run."""
-        if self.table.outgrown_at:
-            self._start_over()
         self._extend()
         self._admit()
         step = self._budget.share(self.running)
         if step.num_rows:
             self.num_steps += 1
             self.table.last_step[step.slots] = self.num_steps
-        if self._copies:
-            step = ScheduledStep(step.slots, step.num_tokens, np.array(self._copies, dtype=np.int32))
-            self._copies = []
         return step
 
     def commit(self, step: ScheduledStep) -> None:
@@ -148,8 +143,7 @@ class Scheduler:
         """Name the next `num_complete` blocks of each slot, full and computed: from now on others may share them."""
         table, computing = self.table, self._computing
         rows = np.repeat(slots, num_complete)  # [C], a row for each block
-        offsets = np.arange(len(rows)) - np.repeat(np.cumsum(num_complete) - num_complete, num_complete)
-        indices = table.num_registered[rows] + offsets
+        indices = table.num_registered[rows] + segment_offsets(num_complete)
         blocks = table.block_table[rows, indices].tolist()
         tokens = table.token_blocks[rows, indices].tobytes()
         size = len(tokens) // len(rows)
@@ -157,8 +151,7 @@ class Scheduler:
             names, hasher = self.sequence_at(slot).prefix_hashes, self._hashers[slot]
             if len(names) == index:
                 assert hasher is not None
-                root = OUTGROWN if table.is_outgrown[slot] else ROOT
-                names.append(hasher.name(names[-1] if names else root, tokens[number * size : (number + 1) * size]))
+                names.append(hasher.name(names[-1] if names else ROOT, tokens[number * size : (number + 1) * size]))
             name = names[index]
             self.blocks.register(block, name)
             if computing and computing.get(name) == slot:
@@ -171,9 +164,7 @@ class Scheduler:
         how many of the tokens have a place; `take_back` what is left over."""
         table = self.table
         length, num_blocks = int(table.length[slot]), int(table.num_blocks[slot])
-        if table.outgrown_at and not table.is_outgrown[slot]:  # the tokens after that have other positions
-            num_tokens = min(num_tokens, max(0, table.outgrown_at - length))
-        missing = -(-(length + num_tokens) // table.block_size) - num_blocks
+        missing = ceil_div(length + num_tokens, table.block_size) - num_blocks
         if missing > 0 and not table.is_protected[slot]:
             spare = self.blocks.num_available - self._num_reserved - self._num_growing()
             count = min(missing, max(0, spare))
@@ -184,7 +175,7 @@ class Scheduler:
     def take_back(self, slots: Ints) -> None:
         """Blocks that the known tokens of running sequences do not need."""
         table = self.table
-        needed = -(-table.length[slots] // table.block_size)
+        needed = ceil_div(table.length[slots], table.block_size)
         for slot, first in zip(slots.tolist(), needed.tolist(), strict=True):
             last = int(table.num_blocks[slot])
             if last > first:
@@ -224,22 +215,10 @@ class Scheduler:
         """Take its blocks back; it keeps every token it has and computes their KV again later."""
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._set_back(sequence)
-
-    def _set_back(self, sequence: Sequence) -> None:
         slot = sequence.slot
         sequence.token_ids = self.table.token_ids[slot, : self.table.length[slot]].copy()
         self._release(sequence)
         self._preempted[sequence.sequence_id] = sequence
-
-    def _start_over(self) -> None:
-        """Sequences that have just outgrown their positions need the KV of all their tokens anew."""
-        table, running = self.table, self.running
-        has_outgrown = (table.length[running] > table.outgrown_at) & ~table.is_outgrown[running]
-        for slot in running[has_outgrown].tolist():
-            sequence = self.sequence_at(slot)
-            self._set_back(sequence)
-            sequence.prefix_hashes.clear()
 
     def _release(self, sequence: Sequence) -> None:
         """Its slot and blocks are free. What it had computed stays in the prefix cache until evicted."""
@@ -257,7 +236,7 @@ class Scheduler:
                 del self._computing[name]
         table.logit_biases.pop(slot, None)
         table.held_ends.pop(slot, None)
-        sequence.num_scored = table.num_scored.pop(slot, sequence.num_prompt)
+        sequence.num_prompt_logprobs = table.num_prompt_logprobs.pop(slot, sequence.num_prompt)
         sequence.device_us = float(table.device_us[slot])
         self._sequences[slot] = None
         self._hashers[slot] = None
@@ -270,7 +249,7 @@ class Scheduler:
 
     def _max_blocks(self, sequence: Sequence) -> int:
         """Blocks of its longest possible answer. The last token drawn needs no KV."""
-        return -(-(sequence.max_total_len - 1) // self.table.block_size)
+        return ceil_div(sequence.max_total_len - 1, self.table.block_size)
 
     # ── admission ──
 
@@ -295,38 +274,16 @@ class Scheduler:
             self.waiting.remove(candidate)
 
     def _is_being_computed(self, sequence: Sequence) -> bool:
-        """Whether its twin has its prompt still to compute, or the next block of it is just being computed by another
-        of its own namespace: then waiting saves both the work and the memory of doing it twice."""
+        """Whether the next block of it is just being computed by another of its own namespace: then waiting saves both
+        the work and the memory of doing it twice."""
         if sequence.num_deferrals >= MAX_DEFERRALS:
             return False
-        twin = sequence.twin
-        if twin is not None and not twin.is_over and not self._has_prompt(twin):
-            return True
-        if self._make_hasher is None or not self._computing or sequence.is_unscored:
+        if self._make_hasher is None or not self._computing or sequence.needs_prompt_logprobs:
             return False
         for name in self._names(sequence):
             if self.blocks.find(name) is None:
                 return name in self._computing
         return False
-
-    def _has_prompt(self, sequence: Sequence) -> bool:
-        """Whether its slot holds the KV of its whole prompt."""
-        return sequence.slot >= 0 and int(self.table.num_computed[sequence.slot]) >= sequence.num_prompt
-
-    def _find_known(self, sequence: Sequence) -> tuple[Ints, int, int]:
-        """Blocks that it can share, how many of its tokens have their KV with them, and the block of which it needs a
-        copy for the last of those, -1 for none. Its last known token is always computed, to draw from."""
-        table, twin = self.table, sequence.twin
-        is_alike = twin is not None and len(sequence.token_ids) == sequence.num_prompt and self._has_prompt(twin)
-        if twin is None or not is_alike or table.is_outgrown[twin.slot] != table.has_outgrown(sequence.num_prompt):
-            names = self._names(sequence)
-            matched = self.blocks.match([] if sequence.is_unscored else names)
-            return matched, len(matched) * table.block_size, -1
-        num_known = sequence.num_prompt - 1
-        num_full, num_more = divmod(num_known, table.block_size)
-        self._names(sequence)
-        shared = table.block_table[twin.slot, : num_full + 1]
-        return shared[:num_full].copy(), num_known, int(shared[num_full]) if num_more else -1
 
     def _names(self, sequence: Sequence) -> list[bytes]:
         """The names of its full blocks that may be shared. Its last known token is always computed, to draw from."""
@@ -335,14 +292,14 @@ class Scheduler:
         size, length = self.table.block_size, len(sequence.token_ids)
         if len(sequence.prefix_hashes) < length // size:
             rest = sequence.token_ids[len(sequence.prefix_hashes) * size :]
-            root = OUTGROWN if self.table.has_outgrown(length) else ROOT
-            self._make_hasher(sequence.request).extend(sequence.prefix_hashes, rest, root)
+            self._make_hasher(sequence.request).extend(sequence.prefix_hashes, rest)
         return sequence.prefix_hashes[: (length - 1) // size]
 
     def _fits_and_runs(self, sequence: Sequence) -> bool:
         """Admit `sequence` if the KV of every token known of it fits now; else change nothing."""
-        matched, num_known, copied = self._find_known(sequence)
-        num_total = -(-len(sequence.token_ids) // self.table.block_size)
+        names = self._names(sequence)
+        matched = self.blocks.match([] if sequence.needs_prompt_logprobs else names)
+        num_total = ceil_div(len(sequence.token_ids), self.table.block_size)
         num_new = num_total - len(matched)
         num_growth = self._max_blocks(sequence) - num_total
         is_protected = sequence.num_preemptions >= MAX_PREEMPTIONS
@@ -352,9 +309,7 @@ class Scheduler:
             return False
         self.blocks.hold(matched)
         fresh = self.blocks.allocate(num_new)
-        self._run(sequence, matched, fresh, num_known)
-        if copied >= 0:
-            self._copies.append((copied, int(fresh[0])))
+        self._run(sequence, matched, fresh)
         if is_protected:
             self.table.is_protected[sequence.slot] = True
             self._num_reserved += num_growth
@@ -367,9 +322,10 @@ class Scheduler:
         may_grow = table.max_total_len[running] - 1 > table.num_blocks[running] * table.block_size
         return int(np.count_nonzero(may_grow & ~table.is_protected[running]))
 
-    def _run(self, sequence: Sequence, matched: Ints, fresh: Ints, num_matched: int) -> None:
-        """Give `sequence` a slot with these blocks, in which its first `num_matched` tokens have their KV already."""
+    def _run(self, sequence: Sequence, matched: Ints, fresh: Ints) -> None:
+        """Give `sequence` a slot with these blocks, of which `matched` are computed already."""
         table, slot = self.table, self._free_slots.pop()
+        num_matched = len(matched) * table.block_size
         if sequence.num_cached < 0:
             sequence.num_cached = num_matched
             self.counters.charge_prompt(sequence.tenant_index, sequence.num_prompt - num_matched, num_matched)

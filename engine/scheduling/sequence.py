@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
+from engine.arrays import Ints, ceil_div
 from engine.protocol.tasks import Constraint, Sampling
-
-Ints = NDArray[np.int32]
 
 _SEED_MASK = (1 << 64) - 1
 _LEAST_TEMPERATURE = 1e-4  # colder is greedy
@@ -38,10 +37,7 @@ class SequenceRequest:
     the limit came while the text was not yet a match; with "too_complex" if following it took more than its limits.
     With an `adapter` every token goes through it; one that cannot be had ends the sequence with "bad_adapter".
 
-    `twin_of` names an open sequence with the same prompt, namespace and adapter: this one waits until that prompt is
-    computed and then shares its blocks. Where there is no such sequence, it means nothing.
-
-    What an `is_ephemeral` sequence computed is wiped when it leaves its blocks, but for what its twins still hold.
+    What an `is_ephemeral` sequence computed is wiped when it leaves its blocks.
     """
 
     sequence_id: int
@@ -52,7 +48,6 @@ class SequenceRequest:
     stop_token_ids: tuple[int, ...] = ()
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
-    twin_of: int = 0
     is_ephemeral: bool = False
 
 
@@ -76,10 +71,8 @@ class Sequence:
     adapter: int = 0  # the handle of its adapter, once the rank has it; 0 without one
     has_returned_adapter: bool = False  # to one that waited for the place, before it had a slot
     num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
-    twin: Sequence | None = None  # whose prompt it shares
-    is_over: bool = False
     device_us: float = 0.0  # what it had of the devices' time until it last gave its slot back
-    num_scored: int = 1  # of its prompt's first tokens, those whose log-probability was told, or is not to be
+    num_prompt_logprobs: int = 1  # of its prompt's first tokens, those whose log-probability was told, or is not to be
     prefix_hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -91,9 +84,9 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def is_unscored(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of its prompt are still to be told: those positions cannot come from a cache."""
-        return self.request.sampling.scores_prompt and self.num_scored < self.num_prompt
+        return self.request.sampling.wants_prompt_logprobs and self.num_prompt_logprobs < self.num_prompt
 
 
 def draw_seed(seed: int | None) -> int:
@@ -117,7 +110,7 @@ class SlotTable:
         self.block_size = block_size
         self.sequence_id = np.zeros(num_slots, dtype=np.int64)
         self.tenant = ints(num_slots)  # index into the fairness counters
-        max_blocks = -(-max_model_len // block_size)
+        max_blocks = ceil_div(max_model_len, block_size)
         self.token_blocks = ints(num_slots, max_blocks, block_size)
         self.token_ids = self.token_blocks.reshape(num_slots, -1)  # prompt, then completion; the same memory
         self.length = ints(num_slots)  # tokens known
@@ -130,8 +123,6 @@ class SlotTable:
         self.num_blocks = ints(num_slots)  # how many of them are held
         self.num_registered = ints(num_slots)  # blocks already offered to the prefix cache
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the step that last gave it tokens
-        self.outgrown_at = 0  # a longer sequence has other positions from its first token on; 0: none ever has
-        self.is_outgrown = np.zeros(num_slots, dtype=np.bool_)  # whether its KV is made with those
         self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted again: its worst case is reserved
         self.stop_token_ids = np.full((1, num_slots), -1, dtype=np.int32)  # as many columns as some row ever needed
         self.temperature = floats()
@@ -149,7 +140,7 @@ class SlotTable:
         self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
         # slot -> the length before which it cannot end, its end tokens
         self.held_ends: dict[int, tuple[int, Ints]] = {}
-        self.num_scored: dict[int, int] = {}  # slot -> see Sequence; only of those with prompts still to be scored
+        self.num_prompt_logprobs: dict[int, int] = {}  # slot -> see Sequence
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
         """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
@@ -170,20 +161,15 @@ class SlotTable:
         self.num_registered[slot] = num_matched // self.block_size
         self.last_step[slot] = 0
         self.is_protected[slot] = False
-        self.is_outgrown[slot] = self.has_outgrown(length)
         self._fill_stop_tokens(slot, sequence.stop_token_ids)
         self._fill_sampling(slot, sampling)
         if sampling.min_tokens and request.constraint is None:
             ends = np.array(sequence.stop_token_ids, dtype=np.int32)
             self.held_ends[slot] = len(request.prompt) + sampling.min_tokens, ends
-        if sequence.is_unscored:
-            self.num_scored[slot] = sequence.num_scored
+        if sequence.needs_prompt_logprobs:
+            self.num_prompt_logprobs[slot] = sequence.num_prompt_logprobs
         self.seed[slot] = sequence.seed
         self.device_us[slot] = sequence.device_us
-
-    def has_outgrown(self, length: int) -> bool:
-        """Whether a sequence of so many tokens has."""
-        return 0 < self.outgrown_at < length
 
     def _fill_sampling(self, slot: int, sampling: Sampling) -> None:
         """Extremes are cut to what float32 logits can bear: beyond these bounds a value has no more effect, except

@@ -1,4 +1,4 @@
-"""Guesses by a smaller model with the same tokenizer: for each sequence the tokens that it finds likeliest.
+"""Drafter by a smaller model with the same tokenizer: for each sequence the tokens that it finds likeliest.
 
 It keeps keys and values of its own for the few sequences guessed for at a time, in one fixed place for each, and
 catches up on what it has not read when a sequence comes, or comes back. What it wrote for guesses that turned out wrong
@@ -16,37 +16,35 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from engine.inputs import NO_SAMPLING, Ints, StepInputs
-from engine.speculation.speculator import Asked
+from engine.arrays import Ints, ceil_div, segment_offsets
+from engine.inputs import NO_SAMPLING, StepInputs
+from engine.speculation.speculator import DraftRequest
 
 _LEAST_SURE = 0.4  # probability below which a guess is not worth its step
 _CATCH_UP_TOKENS = 256  # read at a time: what a step may be late for a sequence that comes
 
 
-class RunsForward(Protocol):
+class ForwardRunner(Protocol):
     """What a Runner offers of itself."""
 
     block_size: int
     max_model_len: int
-    outgrown_at: int  # see `SlotTable`
 
     def forward(self, inputs: StepInputs) -> torch.Tensor: ...
 
 
 def blocks_for(num_places: int, max_model_len: int, block_size: int) -> int:
     """The KV pool that a draft model for as many sequences at a time needs."""
-    return num_places * -(-max_model_len // block_size)
+    return num_places * ceil_div(max_model_len, block_size)
 
 
 class DraftModel:
-    """See `engine.speculation.speculator.Guesses`. `runner` has `blocks_for(num_places, …)` blocks, all its own."""
+    """See `engine.speculation.speculator.Drafter`. `runner` has `blocks_for(num_places, …)` blocks, all its own."""
 
-    def __init__(self, runner: RunsForward, num_places: int) -> None:
+    def __init__(self, runner: ForwardRunner, num_places: int) -> None:
         self._runner = runner
         self._max_model_len = runner.max_model_len
-        # Where positions depend on how long a sequence gets, all count as long: a guess may be wrong.
-        self._first_position = runner.max_model_len if runner.outgrown_at else 0
-        blocks_each = -(-runner.max_model_len // runner.block_size)
+        blocks_each = ceil_div(runner.max_model_len, runner.block_size)
         self._first_slot = np.arange(num_places) * blocks_each * runner.block_size
         self._block_tables = np.arange(num_places * blocks_each, dtype=np.int32).reshape(num_places, blocks_each)
         self._tokens = np.full((num_places, runner.max_model_len), -1, dtype=np.int32)  # whose KV is written
@@ -55,7 +53,7 @@ class DraftModel:
         self._used_at = [0] * num_places
         self._now = 0
 
-    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         self._now += 1
         guesses: list[list[int]] = [[] for _ in asked]
         places = [self._place_of(each.sequence_id) for each in asked]
@@ -99,15 +97,13 @@ class DraftModel:
         num_tokens = np.array([len(part) for part in parts], dtype=np.int32)
         starts = self._num_written[at]
         ends = np.cumsum(num_tokens)
-        offsets = np.arange(ends[-1]) - np.repeat(ends - num_tokens, num_tokens)
-        positions = np.repeat(starts, num_tokens) + offsets  # int64 [T]
-        placed = positions + self._first_position
+        positions = np.repeat(starts, num_tokens) + segment_offsets(num_tokens)  # int64 [T]
         token_ids = np.concatenate(parts)
         self._tokens[np.repeat(at, num_tokens), positions] = token_ids
         self._num_written[at] += num_tokens
         step = StepInputs(
             token_ids=torch.from_numpy(token_ids.astype(np.int64)),
-            positions=torch.from_numpy(placed),
+            positions=torch.from_numpy(positions),
             slot_mapping=torch.from_numpy(np.repeat(self._first_slot[at], num_tokens) + positions),
             logit_rows=torch.from_numpy(ends.astype(np.int64) - 1),
             query_starts=np.concatenate([[0], ends]).astype(np.int32),
@@ -115,7 +111,7 @@ class DraftModel:
             block_tables=self._block_tables[at],
             sequence_ids=np.array([self._owner[place] for place in places], dtype=np.int64),
             num_decode_rows=0,
-            is_guessed=True,
+            has_drafts=True,
             sampling=NO_SAMPLING,
         )
         probabilities, likeliest = self._runner.forward(step).softmax(-1).max(-1)  # [R]

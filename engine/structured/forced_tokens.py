@@ -14,10 +14,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.arrays import Ints
 from engine.inputs import StepOutput
 from engine.report import LENGTH, RUNNING, STOP
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.sequence import Ints
 
 Codes = NDArray[np.uint8]
 

@@ -22,6 +22,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.arrays import Ints, ceil_div
 from engine.protocol.tasks import Constraint
 from engine.structured.closing import Closing
 from engine.structured.compile import ConstraintRefused, grammar_for, matcher_of
@@ -35,7 +36,6 @@ _MANY_BITS = 1 << 20  # masks of as much in one step are filled by a thread, bes
 _SMALL_SCHEMA = 4096  # characters
 _STEPS_INLINE = 256  # steps without that thread, once it was late: this machine's cores are busy
 
-Ints = NDArray[np.int32]
 Masks = NDArray[np.uint8]
 
 _Begun = tuple[str, Closing]  # a grammar, and what is known of closing its texts without a matcher
@@ -198,7 +198,7 @@ class ConstrainedRows:
         return self._masks[indices] if self._masks is not None else self._fill(indices)
 
     def _fill(self, indices: list[int]) -> Masks:
-        num_bytes = -(-self._view.num_tokens // 32) * 4
+        num_bytes = ceil_div(self._view.num_tokens, 32) * 4
         masks = np.empty((len(indices), num_bytes), dtype=np.uint8)
         address: int = masks.__array_interface__["data"][0]
         for place, index in enumerate(indices):

@@ -21,9 +21,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import envelope
 from gateway.errors import Reason, Refusal
-from gateway.http.cycle import Cycle
-from gateway.http.doorkeeper import Doorkeeper
-from gateway.http.guard import MAX_HEADER_BYTES, MAX_TARGET_BYTES
+from gateway.http.connection_limiter import ConnectionLimiter
+from gateway.http.head_validation import MAX_HEADER_BYTES, MAX_TARGET_BYTES
+from gateway.http.request_cycle import RequestCycle
 from storage.columns import uuid7
 from telemetry import metrics
 
@@ -48,21 +48,21 @@ class Connection(HttpToolsProtocol):
     address = ""
     url = b""  # of the message
 
-    def __init__(self, doorkeeper: Doorkeeper, *arguments: Any, **options: Any) -> None:
+    def __init__(self, limiter: ConnectionLimiter, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.parser.set_dangerous_leniencies(lenient_version=True)  # any `d.d`: the guard says which are served
-        self._doorkeeper = doorkeeper
+        self._limiter = limiter
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self.address = self.client[0] if self.client else ""
-        self._doorkeeper.arrive(self)
+        self._limiter.arrive(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
-        self._doorkeeper.leave(self)
+        self._limiter.leave(self)
         if self._when_lost is not None:
             self._when_lost()
 
@@ -97,7 +97,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._num_head_bytes = 0
-        self._doorkeeper.have_head(self)
+        self._limiter.have_head(self)
         parser, scope = self.parser, self.scope
         version = parser.get_http_version()
         target = httptools.parse_url(self.url)
@@ -107,8 +107,8 @@ class Connection(HttpToolsProtocol):
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"] = target.path
         scope["query_string"] = target.query or b""
-        earlier: Cycle | None = self.cycle  # type: ignore[assignment]
-        self.cycle = cycle = Cycle(
+        earlier: RequestCycle | None = self.cycle  # type: ignore[assignment]
+        self.cycle = cycle = RequestCycle(
             scope=scope,
             transport=self.transport,
             flow=self.flow,
@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
             keep_alive=version != "1.0" and parser.should_keep_alive() and not parser.should_upgrade(),
             on_response=self.on_response_complete,
         )
-        scope["hearth.cycle"] = cycle  # type: ignore[typeddict-unknown-key]
+        scope["hearth.request_cycle"] = cycle  # type: ignore[typeddict-unknown-key]
         if earlier is None or earlier.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:  # a request that came before the answer to another waits for its turn
@@ -143,9 +143,9 @@ class Connection(HttpToolsProtocol):
     def _discard_body(self) -> None:
         """A body goes on that was answered before it came: it has as long to end as a head has to arrive."""
         if self._is_in_message:
-            self._doorkeeper.wait_for_head(self)
+            self._limiter.wait_for_head(self)
             return
-        self._doorkeeper.have_head(self)
+        self._limiter.have_head(self)
         self._keep_alive()
 
     def on_message_complete(self) -> None:
@@ -198,7 +198,7 @@ class Connection(HttpToolsProtocol):
         if self._num_head_bytes > MAX_HEAD_BYTES:
             self._refuse(self._too_large())
         else:
-            self._doorkeeper.wait_for_head(self)
+            self._limiter.wait_for_head(self)
 
     def _too_large(self) -> Refusal:
         """Why a head of which so much has come is read no further."""
@@ -242,7 +242,7 @@ class Connection(HttpToolsProtocol):
             metrics.REQUESTS.labels("", str(refusal.row.status)).inc()
         self.transport.close()
 
-    def when_lost(self, callback: Callable[[], None] | None) -> None:
+    def on_disconnect(self, callback: Callable[[], None] | None) -> None:
         """Call back if the connection closes before the answer is complete; None forgets the callback."""
         self._when_lost = callback
         if callback is not None:
@@ -250,9 +250,9 @@ class Connection(HttpToolsProtocol):
             if self.transport.is_closing():
                 callback()
 
-    def trust(self) -> None:
+    def mark_authenticated(self) -> None:
         """A credential that came over this connection is good."""
-        self._doorkeeper.trust(self)
+        self._limiter.mark_authenticated(self)
 
     def abort(self) -> None:
         """Drop the connection at once, with whatever is still unsent."""

@@ -38,7 +38,7 @@ class Cors:
                 origin = value
         if origin is not None:
             added = self._headers_for(origin)
-            scope["hearth.answer_headers"] += added
+            scope["hearth.response_headers"] += added
             scope["hearth.is_origin_allowed"] = bool(added)
         return self._app(scope, receive, send)
 

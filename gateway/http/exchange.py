@@ -28,21 +28,21 @@ _MAX_DISCARDED_BYTES = 64 * 1024  # a body left unread up to here does not cost 
 class Connection(Protocol):
     """What the server lets the app do with a client's connection (`connection.py`)."""
 
-    def when_lost(self, callback: Callable[[], None] | None) -> None: ...
-    def trust(self) -> None: ...
+    def on_disconnect(self, callback: Callable[[], None] | None) -> None: ...
+    def mark_authenticated(self) -> None: ...
     def abort(self) -> None: ...
 
 
-class Cycle(Protocol):
+class RequestCycle(Protocol):
     """What the server lets the app do at once with a request and its answer (`cycle.py`)."""
 
     def take_body(self) -> bytes | None: ...
-    def write_whole(self, status: int, headers: Headers, body: bytes) -> bool: ...
+    def write_response(self, status: int, headers: Headers, body: bytes) -> bool: ...
     def write_chunk(self, data: bytes) -> bool: ...
 
 
 class Exchange:
-    """Request id, headers and the two ASGI callables of one request. `answer_headers` grow on the way."""
+    """Request id, headers and the two ASGI callables of one request. `response_headers` grow on the way."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request_id: str = scope["hearth.request_id"]
@@ -51,16 +51,16 @@ class Exchange:
         self.path: bytes = scope.get("raw_path", b"")
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
-        self.answer_headers: Headers = []
+        self.response_headers: Headers = []
         self.dialect: envelope.Dialect = "native"
         self.has_started = False
         self.error_frame: Callable[[Refusal], bytes] | None = None  # of a stream of events that has started
-        self.keep: Keep | None = None  # is given a whole answer, or none, before the last of it goes out
+        self.store_response: Keep | None = None  # is given a whole answer, or none, before the last of it goes out
         self._kept_headers: Headers = []
         self._kept_parts: list[bytes] = []  # of a stream that is to be kept
         self._connection: Connection = scope["hearth.connection"]
         # Taken out: it knows the scope, and each would keep the other until the next garbage collection.
-        self._cycle: Cycle = scope.pop("hearth.cycle")
+        self._cycle: RequestCycle = scope.pop("hearth.request_cycle")
         self._receive = receive
         self._send = send
         self._has_whole_body = False
@@ -70,7 +70,7 @@ class Exchange:
         self._stall_timer: asyncio.TimerHandle | None = None
         self._giving_up: asyncio.Task[None] | None = None
 
-    def readdress(self, scope: Scope) -> None:
+    def replace_request(self, scope: Scope) -> None:
         """The request turned out to carry another: its headers and its query are what counts."""
         self.headers = scope["headers"]
         self._by_name = None
@@ -82,7 +82,7 @@ class Exchange:
             self._by_name = dict(reversed(self.headers))
         return self._by_name.get(name)
 
-    def check_announced_body(self, max_bytes: int) -> None:
+    def check_content_length(self, max_bytes: int) -> None:
         """Refuse by what the headers say, before anything is read. Raises Refusal."""
         encoding = self.header(b"content-encoding")
         if encoding is not None and encoding.strip().lower() not in (b"", b"identity", b"application/json"):
@@ -107,7 +107,7 @@ class Exchange:
         return body
 
     def _give_up_on_body(self) -> None:
-        self._giving_up = self._loop.create_task(self.refuse(Refusal(Reason.BODY_SLOW)))
+        self._giving_up = self._loop.create_task(self.send_error(Refusal(Reason.BODY_SLOW)))
 
     async def _read_parts(self, max_bytes: int) -> bytes:
         body = bytearray()
@@ -121,37 +121,37 @@ class Exchange:
             if not message.get("more_body"):
                 return bytes(body)
 
-    def trust_client(self) -> None:
+    def mark_authenticated(self) -> None:
         """The credential that came is good: the connection counts as known from now on."""
-        self._connection.trust()
+        self._connection.mark_authenticated()
 
-    def when_client_leaves(self, callback: Callable[[], None] | None) -> None:
+    def on_disconnect(self, callback: Callable[[], None] | None) -> None:
         """Call back if the client closes its connection; None when nobody waits for that any more."""
-        self._connection.when_lost(callback)
+        self._connection.on_disconnect(callback)
 
-    async def answer(self, status: int, body: bytes, headers: Headers) -> None:
+    async def send_json(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole answer of JSON; a binding wants it without an envelope."""
         if self.dialect == "binding" and status == 200:
             body = envelope.opened(body)
-        if self.keep is not None and status == 200:
-            await self.keep([envelope.JSON_HEADER, *headers, *self.answer_headers], [body])
+        if self.store_response is not None and status == 200:
+            await self.store_response([envelope.JSON_HEADER, *headers, *self.response_headers], [body])
         self.has_started = True
         length = (b"content-length", str(len(body)).encode())
-        all_headers = [envelope.JSON_HEADER, length, *headers, *self.answer_headers]
+        all_headers = [envelope.JSON_HEADER, length, *headers, *self.response_headers]
         await self._send_whole(status, all_headers, body)
 
     async def _send_whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Waits while the client does not read what it was sent before."""
-        if not self._cycle.write_whole(status, headers, body):
+        if not self._cycle.write_response(status, headers, body):
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self._send({"type": "http.response.body", "body": body})
         self._is_over = True
 
-    async def answer_parts(self, parts: AsyncIterator[bytes], client_stall_timeout_s: float) -> None:
+    async def send_parts(self, parts: AsyncIterator[bytes], client_stall_timeout_s: float) -> None:
         """Send a whole answer of JSON in parts. Should it break, the connection does: what was sent looks like no
         answer. A client that reads nothing for that long loses its connection."""
         self.has_started = True
-        headers = [envelope.JSON_HEADER, *self.answer_headers]
+        headers = [envelope.JSON_HEADER, *self.response_headers]
         self._watch_for_stall(client_stall_timeout_s)
         await self._send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
         try:
@@ -163,27 +163,27 @@ class Exchange:
         await self._send_in_time({"type": "http.response.body", "body": b""})
         self._is_over = True
 
-    async def repeat(self, headers: Headers, body: bytes) -> None:
+    async def send_stored(self, headers: Headers, body: bytes) -> None:
         """Send an answer that was kept."""
         self.has_started = True
         length = (b"content-length", str(len(body)).encode())
         await self._send_whole(200, [*headers, length, (b"idempotent-replayed", b"true")], body)
 
-    async def answer_empty(self, status: int, headers: Headers) -> None:
+    async def send_empty(self, status: int, headers: Headers) -> None:
         """Send an answer without a body."""
         self.has_started = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": b""})
         self._is_over = True
 
-    async def refuse(self, refusal: Refusal) -> None:
+    async def send_error(self, refusal: Refusal) -> None:
         """Send an error. The connection is closed where the refusal says so, and when much of the body is still to
         come."""
         headers = refusal.headers()
         if refusal.row.closes or (not self._has_whole_body and self._may_be_long()):
             headers.append(_CLOSE)
         with contextlib.suppress(ClientLeft):
-            await self.answer(refusal.row.status, envelope.error(refusal, self.dialect, self.request_id), headers)
+            await self.send_json(refusal.row.status, envelope.error(refusal, self.dialect, self.request_id), headers)
 
     def _may_be_long(self) -> bool:
         if self.header(b"transfer-encoding") is not None:
@@ -199,7 +199,7 @@ class Exchange:
             (b"content-type", b"text/event-stream"),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
-            *self.answer_headers,
+            *self.response_headers,
         ]
         self._kept_headers = headers
         self._watch_for_stall(client_stall_timeout_s)
@@ -207,7 +207,7 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         """Send a piece of the stream; waits while the client does not read."""
-        if self.keep is not None:
+        if self.store_response is not None:
             self._kept_parts.append(data)
         if self._cycle.write_chunk(data):
             return
@@ -215,13 +215,13 @@ class Exchange:
 
     async def end_stream(self, data: bytes = b"", *, is_whole: bool = False) -> None:
         """Send the last piece; with `is_whole` the stream says all that was to be said."""
-        if self.keep is not None:
-            keep, self.keep = self.keep, None
+        if self.store_response is not None:
+            keep, self.store_response = self.store_response, None
             await keep(self._kept_headers, [*self._kept_parts, data] if is_whole else None)
         await self._send_in_time({"type": "http.response.body", "body": data})
         self._is_over = True
 
-    async def break_off(self, refusal: Refusal) -> None:
+    async def abort_response(self, refusal: Refusal) -> None:
         """An answer that has begun cannot go on: a stream of events ends with one that says so. Any other loses its
         connection, or its client would take what was sent for the whole."""
         if self._is_over:

@@ -30,7 +30,7 @@ async def convert(services: Services, request: Request) -> Response:
         if announced.isdigit() and int(announced) > limit + _FORM_OVERHEAD_BYTES:
             raise Refusal(Reason.BODY_TOO_LARGE, str(limit))
         form = await multipart.read_form(
-            multipart.chunks_of(request.receive),
+            multipart.body_chunks(request.receive),
             request.headers.get("content-type", ""),
             None,
             max_bytes=limit + _FORM_OVERHEAD_BYTES,
@@ -50,7 +50,7 @@ async def transform(services: Services, request: Request) -> Response:
 
     async def read() -> Ask:
         max_bytes = services.documents.max_bytes * 4 // 3 + _FORM_OVERHEAD_BYTES
-        exchange.check_announced_body(max_bytes)
+        exchange.check_content_length(max_bytes)
         body = await exchange.read_body(max_bytes, services.settings.body_timeout_s)
         return ask_of_json(json_body.parse(body))
 
@@ -72,13 +72,13 @@ async def _converted(services: Services, request: Request, read: Callable[[], Aw
             def stop() -> None:
                 job.cancel()
 
-            exchange.when_client_leaves(stop)
+            exchange.on_disconnect(stop)
             place.stop = stop
             started_at, started_s = services.clock.now(), services.clock.monotonic_s()
             try:
                 await asyncio.wait({job})
             finally:
-                exchange.when_client_leaves(None)
+                exchange.on_disconnect(None)
                 job.cancel()
             entry = entry_of(
                 exchange.request_id,

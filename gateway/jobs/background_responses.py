@@ -116,7 +116,7 @@ async def stream(
     until_s = asyncio.get_running_loop().time() + services.settings.call_timeout_s
     await look()
     exchange.error_frame = error_event
-    exchange.when_client_leaves(left.set)
+    exchange.on_disconnect(left.set)
     place.stop = left.set
     try:
         await exchange.start_stream(services.settings.client_stall_timeout_s)
@@ -126,7 +126,7 @@ async def stream(
             raise Refusal(Reason.ABORTED)
         await exchange.end_stream(is_whole=True)
     finally:
-        exchange.when_client_leaves(None)
+        exchange.on_disconnect(None)
 
 
 async def follow(

@@ -97,14 +97,14 @@ class Batches:
             raise Refusal(Reason.BATCH_UNKNOWN)
         if not state.is_finished:
             status = "running" if state.is_started else "queued"
-            await exchange.answer(200, envelope.success({"status": status, "request_id": poll.batch_id}), [])
+            await exchange.send_json(200, envelope.success({"status": status, "request_id": poll.batch_id}), [])
         elif state.num_requests <= PAGE_ANSWERS:
             parts = [part async for part in self._parts(poll.batch_id, account_id, state)]
-            await exchange.answer(200, b"".join(parts), [])
+            await exchange.send_json(200, b"".join(parts), [])
         else:
             is_bare = exchange.dialect == "binding"
             parts_of = self._parts(poll.batch_id, account_id, state, is_bare=is_bare)
-            await exchange.answer_parts(parts_of, self.client_stall_timeout_s)
+            await exchange.send_parts(parts_of, self.client_stall_timeout_s)
 
     async def _parts(
         self, batch_id: str, account_id: str, state: BatchState, *, is_bare: bool = False

@@ -94,7 +94,7 @@ async def answer(batch: RunNow, run_one: RunOne, exchange: Exchange, group: Grou
         raise ClientLeft
     prompt_tokens = sum(usage.prompt_tokens for usage in used)
     completion_tokens = sum(usage.completion_tokens for usage in used)
-    await exchange.answer(200, batch_answers.whole(items, prompt_tokens, completion_tokens), [])
+    await exchange.send_json(200, batch_answers.whole(items, prompt_tokens, completion_tokens), [])
 
 
 def told(error: Exception, request_id: str) -> Refusal:

@@ -139,7 +139,7 @@ async def _take_file(services: Services, request: Request, finetune: Finetune, f
     """Read the form into `folder`, and keep its file. Raises Refusal, and FinetuneError."""
     store = services.finetunes
     form = await multipart.read_form(
-        multipart.chunks_of(request.receive),
+        multipart.body_chunks(request.receive),
         request.headers.get("content-type", ""),
         folder,
         max_bytes=max_bytes,
@@ -204,7 +204,7 @@ async def _short_body(services: Services, request: Request) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(services.settings.body_timeout_s):
-            async for chunk in multipart.chunks_of(request.receive):
+            async for chunk in multipart.body_chunks(request.receive):
                 body += chunk
                 if len(body) > _MAX_CREATE_BYTES:
                     raise Refusal(Reason.BODY_TOO_LARGE, str(_MAX_CREATE_BYTES))

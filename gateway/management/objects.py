@@ -32,7 +32,7 @@ def principal_of(request: Request) -> Principal:
 async def body_of(services: Services, request: Request) -> dict[str, Any]:
     """The JSON object in the body. Raises Refusal; nothing here is an AI run, so none is told as one."""
     exchange: Exchange = request.scope["hearth.exchange"]
-    exchange.check_announced_body(MAX_BODY_BYTES)
+    exchange.check_content_length(MAX_BODY_BYTES)
     try:
         return json_body.parse(await exchange.read_body(MAX_BODY_BYTES, services.settings.body_timeout_s))
     except Refusal as refusal:

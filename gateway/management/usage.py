@@ -81,7 +81,10 @@ async def export(services: Services, request: Request) -> Response:
     if format not in usage_export.MEDIA_TYPES:
         raise Refusal(Reason.QUERY_INVALID, "the query parameter 'format' must be csv or parquet")
     since, until = _span(services, request)
-    pieces = await _begun(usage_export.export(services.database, _filter(request), since, until, format))
+    try:
+        pieces = await _begun(usage_export.export(services.database, _filter(request), since, until, format))
+    except usage_export.ParquetUnavailable as error:
+        raise Refusal(Reason.QUERY_INVALID, str(error)) from error
     name = f"usage-{since:%Y%m%d}-{until:%Y%m%d}.{format}"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
     media_type = usage_export.MEDIA_TYPES[format]

@@ -74,9 +74,3 @@ def test_invalid_region_or_retention_is_rejected(hearth: Hearth, account_id: str
     hearth("account", "region", account_id, "germany!", status=2)
     hearth("account", "retention", account_id, "never", status=2)
     hearth("account", "retention", "f" * 32, "zero", status=1)
-
-
-def test_each_pop_has_its_own_node_key(hearth: Hearth):
-    keys = [hearth("node-key", pop)["key"] for pop in ("fra", "par", "fra")]
-    assert keys[0] == keys[2] != keys[1]
-    assert len(bytes.fromhex(keys[0])) == 32

@@ -61,9 +61,7 @@ def test_without_a_platform_the_error_names_hearth_up(
     assert "hearth up" in capsys.readouterr().err
 
 
-def test_database_without_tables_is_an_error_naming_hearth_migrate(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_database_without_tables_is_an_error_naming_hearth_migrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data_dir = DataDir(tmp_path / "x")
     data_dir.create()
     data_dir.ensure_secrets()
@@ -131,7 +129,8 @@ def test_settings_of_a_deployment_are_read_from_the_environment(
         "REDIS_URL": "redis://redis:6379/0",
         "HEARTH_TOKEN_PEPPER": "01" * 32,
         "HEARTH_CACHE_SECRET": "02" * 32,
-        "HEARTH_CLUSTER_SECRET": "03" * 32,
+        "HEARTH_SERVICE_RING": str(tmp_path / "ring.json"),
+        "HEARTH_SERVICE_KEYS": str(tmp_path / "keys"),
         "HEARTH_SPOOL_DIR": str(tmp_path),
         "HEARTH_NODE_LISTEN": "tcp://127.0.0.1:8789",
         "HEARTH_PORT": "9000",

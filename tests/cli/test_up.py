@@ -18,10 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.progress import Progress
-from local_platform.data_dir import DataDir
-from local_platform.plan import Plan
-from local_platform.platform import CHAT_MODEL, EmbeddedPlatform
+from local_platform.platform import CHAT_MODEL
 from tests.ports import free_port
 from tests.processes import is_running
 from tests.waiting import wait_until_blocking
@@ -126,22 +123,11 @@ def test_dev_json_describes_the_platform_and_has_mode_0600(running: Up):
 def test_processes_receive_only_the_secrets_they_need(running: Up):
     def secrets_of(pid: int) -> set[str]:
         names = {entry.partition(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
-        return names & {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET", "HEARTH_SERVICE_KEYS"}
+        return names & {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
 
     pids = running.dev["pids"]
     assert secrets_of(pids["gateway"]) == {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
     assert [secrets_of(pid) for pid in pids["nodes"].values()] == [{"HEARTH_SERVICE_KEYS"}] * 2
-
-
-@pytest.mark.parametrize(("tokens", "has_secret"), [("required", False), ("accepted", True)])
-def test_gateway_receives_the_cluster_secret_only_if_peers_without_keys_are_accepted(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tokens: str, has_secret: bool
-):
-    monkeypatch.setenv("HEARTH_SERVICE_TOKENS", tokens)
-    data_dir = DataDir(folder / tokens)
-    data_dir.create()
-    platform = EmbeddedPlatform(Plan("127.0.0.1", 1, {"local-1": "local"}), data_dir, Progress())
-    assert ("HEARTH_CLUSTER_SECRET" in platform._gateway.spec.environ) == has_secret
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -154,11 +140,12 @@ def test_printed_commands_work_unchanged(running: Up):
     assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
-def test_programs_in_the_readme_work_unchanged(running: Up):
-    """Only the port is replaced. Account and token come from the environment, as in the README."""
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
-    programs = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    assert len(programs) == 3
+@pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
+def test_python_examples_run_unmodified(running: Up, page: str):
+    """Only the port is replaced. Account and token come from the environment, as the page says."""
+    text = (Path(__file__).parent.parent.parent / page).read_text()
+    programs = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(programs) == 2
     environ = {**os.environ, "ACCOUNT": running.dev["account_id"], "TOKEN": running.dev["api_token"]}
     for program in programs:
         assert "127.0.0.1:8787" in program
@@ -171,7 +158,12 @@ def test_programs_in_the_readme_work_unchanged(running: Up):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(
     "page",
-    ["api", "structured_output", *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage"))],
+    [
+        "api",
+        "openai",
+        "structured_output",
+        *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage")),
+    ],
 )
 def test_commands_in_the_docs_work_unchanged(running: Up, page: str, tmp_path: Path):
     """Runs all commands of a page in one shell, in the root of a checkout with a virtual environment and a platform."""

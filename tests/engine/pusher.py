@@ -14,16 +14,13 @@ from engine.scheduling.step_budget import ScheduledStep
 class Pusher:
     """One sequence in blocks of random order, pushed through a runner chunk by chunk."""
 
-    def __init__(self, runner: Runner, seed: int = 0, sequence_id: int = 1, *, is_outgrown: bool = True) -> None:
-        """`is_outgrown`: where positions depend on how long a sequence gets, it gets long."""
+    def __init__(self, runner: Runner, seed: int = 0, sequence_id: int = 1) -> None:
         self.runner = runner
         self.table = SlotTable(1, runner.max_model_len, runner.block_size)
         blocks = np.random.default_rng(seed).permutation(runner.num_blocks)
         self.table.block_table[0] = blocks[: self.table.block_table.shape[1]]
         self.table.sequence_id[0] = sequence_id
         self.table.num_logprobs[0] = -1
-        self.table.outgrown_at = runner.outgrown_at
-        self.table.is_outgrown[0] = is_outgrown and runner.outgrown_at > 0
 
     def push(self, token_ids: list[int]) -> torch.Tensor:
         """Logits [V] after the last of `token_ids`, which go through in one step."""

@@ -271,40 +271,6 @@ def test_equal_prompts_arriving_together_are_computed_once():
     assert all(driver.tokens[each] == answer(prompt, 4) for each in ids)
 
 
-@pytest.mark.parametrize(("num_prompt", "num_copies"), [(1, 0), (5, 3), (16, 3), (17, 0), (40, 3)])
-@pytest.mark.parametrize("is_cached", [True, False])
-def test_twins_compute_one_prompt_between_them_and_copy_only_its_last_block(num_prompt, num_copies, is_cached):
-    driver = Driver(is_prefix_cache_enabled=is_cached, max_step_tokens=16)
-    prompt = prompt_of(num_prompt)
-    first = driver.add(prompt, max_tokens=5, ignore_eos=True)
-    ids = [first, *(driver.add(prompt, max_tokens=5, ignore_eos=True, twin_of=first) for _ in range(3))]
-    while not driver.tokens[ids[-1]]:
-        driver.step()
-    running = driver.engine.scheduler.running
-    tables = [driver.engine.table.block_table[slot, : num_prompt // 16 + 1].tolist() for slot in running]
-    assert all(blocks[: (num_prompt - 1) // 16] == tables[0][: (num_prompt - 1) // 16] for blocks in tables)
-    driver.run()
-    assert [driver.tokens[each] for each in ids] == [answer(prompt, 5, ignore_end=True)] * 4
-    assert driver.runner.num_forward_tokens == num_prompt + 3 + 4 * 4  # the last of a prompt is each one's own
-    assert driver.runner.num_copied_blocks == num_copies
-
-
-def test_a_twin_gets_on_alone_whatever_became_of_the_first():
-    driver = Driver(max_step_tokens=16)
-    prompt = prompt_of(40)
-    gone = driver.add(prompt, max_tokens=5)
-    early = driver.add(prompt, max_tokens=5, twin_of=gone)
-    driver.step()
-    driver.abort(gone)
-    late = driver.add(prompt, max_tokens=5, twin_of=gone)
-    stranger = driver.add(prompt, max_tokens=5, twin_of=early, namespace=OTHER_NAMESPACE)
-    other = driver.add(prompt_of(40, 1), max_tokens=5, twin_of=early)
-    driver.run()
-    assert all(driver.tokens[each] == answer(prompt, 5) for each in (early, late, stranger))
-    assert driver.tokens[other] == answer(prompt_of(40, 1), 5)
-    assert driver.num_cached[stranger] == 0
-
-
 def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_leaves():
     driver = Driver(max_step_tokens=16)
     prompt = prompt_of(100)

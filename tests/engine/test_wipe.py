@@ -59,7 +59,7 @@ def prompts(count: int) -> list[list[int]]:
 def test_nothing_is_left_of_a_crowd_that_was_preempted_and_aborted(folder: Path, kernels: str) -> None:
     driver = Driver(new_runner(folder, kernels, num_blocks=20))
     ids = [driver.add(each, max_tokens=30, ignore_eos=True, is_ephemeral=True) for each in prompts(10)]
-    driver.add(prompts(10)[-1], max_tokens=5, ignore_eos=True, is_ephemeral=True, twin_of=ids[-1])
+    driver.add(prompts(10)[-1], max_tokens=5, ignore_eos=True, is_ephemeral=True)
     for _ in range(6):
         driver.step()
     driver.abort(ids[0])

@@ -50,15 +50,13 @@ class FakeRunner:
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids: tuple[int, ...] = (END_TOKEN,)
         self.layout_tag = "fake"
-        self.has_cheap_runs = True
-        self.outgrown_at = 0
+        self.has_cheap_multi_token_rows = True
         self.namespaces: dict[int, bytes] = {}
         self.num_forward_tokens = 0
         self.forward_tokens_of: dict[int, int] = {}
         self.largest_step = 0
         self.largest_batch = 0
         self.failing_ids: set[int] = set()
-        self.num_copied_blocks = 0
         slots = num_blocks * block_size
         self._tokens = np.full(slots, -1, dtype=np.int32)  # -1 is the poison of KV never written
         self._positions = np.full(slots, -1, dtype=np.int64)
@@ -68,7 +66,6 @@ class FakeRunner:
         token_ids, slot_mapping = inputs.token_ids.numpy(), inputs.slot_mapping.numpy()
         query_lens = np.diff(inputs.query_starts)
         self._check_rows(inputs, query_lens)
-        self._copy_blocks(inputs)
         self.num_forward_tokens += len(token_ids)
         self.largest_step = max(self.largest_step, len(token_ids))
         self.largest_batch = max(self.largest_batch, inputs.num_rows)
@@ -87,14 +84,6 @@ class FakeRunner:
         for row, sequence_id in enumerate(inputs.sequence_ids.tolist()):
             self.forward_tokens_of[sequence_id] = self.forward_tokens_of.get(sequence_id, 0) + int(query_lens[row])
         return StepOutput(drawn, is_failed=failed, **self._logprobs(inputs, drawn))
-
-    def _copy_blocks(self, inputs: StepInputs) -> None:
-        if inputs.block_copies is None:
-            return
-        for column in (self._tokens, self._positions, self._writers):
-            blocks = column.reshape(self.num_blocks, self.block_size)
-            blocks[inputs.block_copies[:, 1]] = blocks[inputs.block_copies[:, 0]]
-        self.num_copied_blocks += len(inputs.block_copies)
 
     def _check_rows(self, inputs: StepInputs, query_lens: NDArray[np.int32]) -> None:
         assert inputs.num_rows > 0

@@ -18,7 +18,7 @@ import pytest
 from bench import figures
 from storage.database import Database
 from tenants import accounts
-from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials import user_tokens
 from tenants.credentials.policies import Policy
 from tenants.credentials.scopes import find_group
 from tenants.credentials.user_tokens import Holder, TokenSpec
@@ -101,7 +101,7 @@ async def new_tokens(site: Site, plan: str) -> Tokens:
         assert group is not None
         policy = Policy("p", "allow", (group.group_id,), (f"com.cloudflare.api.account.{account_id}",))
         made = [
-            await held_tokens.create(
+            await user_tokens.create(
                 database,
                 PEPPER,
                 Holder("account", account_id),

@@ -46,7 +46,7 @@ def _with_two_nodes(site: Site, receiver: Receiver) -> Running:
     site.add_node("n2")
     gateway = site.gateway(
         HEARTH_BODY_TIMEOUT_S="1", HEARTH_CALL_TIMEOUT_S="30", HEARTH_HEAD_TIMEOUT_S="1",
-        HEARTH_MAX_STRANGERS="40", OBJECTS_URL=f"file://{site.folder / 'objects'}",
+        HEARTH_MAX_UNAUTHENTICATED_CONNECTIONS="40", OBJECTS_URL=f"file://{site.folder / 'objects'}",
         HEARTH_WEBHOOK_NETWORKS="127.0.0.1/32", SSL_CERT_FILE=str(receiver.authority),
     )  # fmt: skip
     return Running(site, gateway.start())

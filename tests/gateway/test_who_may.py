@@ -30,14 +30,14 @@ from service_identity import service_tokens
 from storage.database import Database
 from telemetry.settings import read_settings
 from tenants import users
-from tenants.credentials import api_tokens
-from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials import api_tokens, user_tokens
 from tenants.credentials.conditions import AddressCondition
 from tenants.credentials.policies import Policy
 from tenants.credentials.scopes import find_group
 from tenants.credentials.web_sessions import WebSessions
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import Tenants, seed
+from tests.service_keys import service_keys
 
 A = "/client/v4/accounts/{account_id}"
 ANYBODY, RUN, OWN_RUN, WRITE_AI = "anybody", "run", "run on one's own account", "write ai"
@@ -212,8 +212,8 @@ async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
     async def held(*groups: str, user_id: str = "", **fields: Any) -> dict[str, str]:
         ids = tuple(group.group_id for name in groups if (group := find_group(name)) is not None)
         policy = Policy("p", "allow", ids, (f"com.cloudflare.api.account.{main}",))
-        spec, holder = held_tokens.TokenSpec("x", (policy,), **fields), held_tokens.Holder("user", main, user_id)
-        return bearer((await held_tokens.create(database, PEPPER, holder, spec, who="t")).secret)
+        spec, holder = user_tokens.TokenSpec("x", (policy,), **fields), user_tokens.Holder("user", main, user_id)
+        return bearer((await user_tokens.create(database, PEPPER, holder, spec, who="t")).secret)
 
     async def member(role: Any) -> tuple[str, dict[str, str]]:
         made = await users.create(database, PEPPER, f"{role}@example.com")
@@ -295,7 +295,7 @@ class App:
         scope = {
             "type": "http", "http_version": "1.1", "method": method, "path": path, "raw_path": path.encode(),
             "query_string": credential.query.encode(), "headers": [(b"host", b"gateway"), *headers],
-            "client": ("203.0.113.9", 5), "hearth.connection": Unconnected(), "hearth.cycle": Unconnected(),
+            "client": ("203.0.113.9", 5), "hearth.connection": Unconnected(), "hearth.request_cycle": Unconnected(),
         }  # fmt: skip
         said: list[Any] = []
 
@@ -323,15 +323,15 @@ class Unconnected:
 
     def take_body(self) -> None: ...
 
-    def write_whole(self, _status: int, _headers: Any, _body: bytes) -> bool:
+    def write_response(self, _status: int, _headers: Any, _body: bytes) -> bool:
         return False
 
     def write_chunk(self, _data: bytes) -> bool:
         return False
 
-    def when_lost(self, _callback: Any) -> None: ...
+    def on_disconnect(self, _callback: Any) -> None: ...
 
-    def trust(self) -> None: ...
+    def mark_authenticated(self) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -345,7 +345,7 @@ def settings_of(sqlite_url: str, folder: Path, **environ: str) -> GatewaySetting
             "HEARTH_SPOOL_DIR": str(folder / "spool"),
             "HEARTH_TOKEN_PEPPER": PEPPER.hex(),
             "HEARTH_CACHE_SECRET": "02" * 32,
-            "HEARTH_CLUSTER_SECRET": "03" * 32,
+            **service_keys().environ("gateway/gateway"),
             "HEARTH_ACCESS_LOG": "0",
             **environ,
         },

@@ -52,13 +52,13 @@ async def test_http_get_returns_none_without_a_server():
 
 
 def test_load_progress_lists_ready_and_failed_nodes():
-    nodes = {"a": node("hot"), "b": node("loading"), "c": node("failed", detail="no weights"), "d": node()}
+    nodes = {"a": node("ready"), "b": node("loading"), "c": node("failed", detail="no weights"), "d": node()}
     found = load_progress(nodes, ["a", "b", "c", "d", "absent"], MODEL)
     assert found.ready == {"a"}
     assert found.failed == {"c": "no weights"}
 
 
 def test_node_with_a_failed_and_a_ready_replica_is_ready():
-    found = load_progress({"a": node("failed", "hot"), "b": node("failed", "loading")}, ["a", "b"], MODEL)
+    found = load_progress({"a": node("failed", "ready"), "b": node("failed", "loading")}, ["a", "b"], MODEL)
     assert found.ready == {"a"}
     assert found.failed == {}

@@ -9,6 +9,7 @@ import ctypes
 
 import torch
 
+from engine.arrays import ceil_div
 from engine.kernels.interface import AddLowRank, LowRankShape, LowRankTokens
 from engine.kernels.native.library import LowRankCall
 
@@ -28,7 +29,7 @@ class NativeLowRank:
     def __init__(self, library: ctypes.CDLL, shape: LowRankShape, dtype: torch.dtype) -> None:
         self._function, self._shape, self._dtype = getattr(library, _FUNCTIONS[dtype]), shape, dtype
         self._unit = _UNIT_BYTES // dtype.itemsize
-        self._num_units = -(-shape.num_in // self._unit)
+        self._num_units = ceil_div(shape.num_in, self._unit)
         self._columns = torch.tensor(shape.parts).contiguous()  # int64 [P, 2]
         sizes = [self._num_units * self._unit * len(shape.parts) * shape.rank]
         sizes += [shape.rank * (last - first) for first, last in shape.parts]

@@ -19,8 +19,7 @@ import transformers
 from safetensors import safe_open
 
 from catalog.base_model import sites_of
-from engine.kernels.cpu import CpuKernels
-from engine.kernels.interface import Kernels, Reach
+from engine.kernels.interface import Reach
 from engine.kernels.reference import ReferenceKernels
 from engine.layers.config import MlpConfig, MoeConfig, NormConfig
 from engine.models.config import LayerConfig, ModelConfig, RopeConfig
@@ -305,40 +304,27 @@ def test_a_sequence_that_is_not_finite_harms_nobody_it_shares_experts_with(
     assert [driver.tokens[healthy], driver.tokens[other]] == [model.greedy[0][:24], model.greedy[2][:24]]
 
 
-def test_a_context_within_the_trained_one_gets_the_short_factors(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("max_model_len", "prompt_len"), [(32, 30), (33, 33), (64, 60)])
+def test_long_rope_factors_follow_the_configured_context(tmp_path: Path, max_model_len: int, prompt_len: int) -> None:
+    """The original context is 32 tokens. transformers chooses by the prompt's length, so each prompt is on the same
+    side of that limit as the configured context."""
+    model = save_random("phi3 with long positions", tmp_path)
+    prompt = list(range(prompt_len))
+    with torch.no_grad():
+        expected = model(torch.tensor([prompt])).logits[0, -1]
+    (_, logits), *_ = push(runner_of(tmp_path, max_model_len=max_model_len), prompt, prompt_len)
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_context_beyond_the_original_uses_long_rope_factors_for_short_prompts(tmp_path: Path) -> None:
     model = save_random("phi3 with long positions", tmp_path)
     prompt = list(range(30))
     with torch.no_grad():
-        expected = model(torch.tensor([prompt])).logits[0, -1]
-    (_, logits), *_ = push(runner_of(tmp_path, max_model_len=32), prompt, 30)
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
-    (_, logits), *_ = push(runner_of(tmp_path, max_model_len=33), prompt, 30)
-    assert float((logits - expected).abs().max()) > 1e-2
-
-
-@pytest.mark.parametrize("kernels", [None, CpuKernels()], ids=["default", "torch"])
-def test_a_sequence_that_outgrows_the_trained_context_starts_over(kernels: Kernels | None, tmp_path: Path) -> None:
-    """As transformers does: the short factors for up to 32 tokens, then the long ones for all of them. What was cached
-    with the one is never found with the other."""
-    model = save_random("phi3 with long positions", tmp_path)
-    rng = np.random.default_rng(5)
-    prompts = [rng.integers(0, 199, length).tolist() for length in (9, 31, 32, 33, 60)]
-    settings: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    expected = []
-    for prompt in prompts:
-        given = torch.tensor([prompt])
-        with torch.no_grad():
-            whole: Any = model.generate(given, attention_mask=torch.ones_like(given), **settings)
-        expected.append(whole[0, len(prompt) :].tolist())
-    driver = Driver(runner_of(tmp_path, kernels), max_step_tokens=23)
-    for _ in range(2):
-        ids = [driver.add(prompt, max_tokens=24, temperature=0.0, ignore_eos=True) for prompt in prompts]
-        twin = driver.add(prompts[1], max_tokens=24, temperature=0.0, ignore_eos=True, twin_of=ids[1])
-        driver.run()
-        assert [driver.tokens[each] for each in ids] == expected
-        assert driver.tokens[twin] == expected[1]
-    assert driver.num_cached[ids[-1]] == 48  # of the second round's last prompt
-    assert driver.engine.scheduler.num_preemptions == 0
+        short = model(torch.tensor([prompt])).logits[0, -1]
+    runner = runner_of(tmp_path, max_model_len=33)
+    (_, logits), *_ = push(runner, prompt, 30)
+    assert float((logits - short).abs().max()) > 1e-2
+    assert runner.layout_tag != runner_of(tmp_path, max_model_len=32).layout_tag
 
 
 @pytest.mark.parametrize(

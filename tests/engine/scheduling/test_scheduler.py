@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
-from tests.fakes.guesses import Oracle
+from tests.fakes.drafter import Oracle
 from tests.fakes.runner import FakeRunner, answer
 
 
@@ -197,13 +197,13 @@ class Traffic(RuleBasedStateMachine):
         max_step_tokens=st.sampled_from([1, 3, 16, 17, 64]),
         max_sequences=st.integers(1, 8),
         is_cached=st.booleans(),
-        is_guessed=st.booleans(),
+        has_drafts=st.booleans(),
     )
     def start(
-        self, num_blocks: int, max_step_tokens: int, max_sequences: int, is_cached: bool, is_guessed: bool
+        self, num_blocks: int, max_step_tokens: int, max_sequences: int, is_cached: bool, has_drafts: bool
     ) -> None:
         self.driver = Driver(
-            guesses=Oracle() if is_guessed else None,
+            drafter=Oracle() if has_drafts else None,
             num_blocks=num_blocks,
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,
@@ -220,18 +220,16 @@ class Traffic(RuleBasedStateMachine):
         seed=st.integers(0, 3),
         max_tokens=st.integers(1, 40),
         tenant=st.integers(1, 3),
-        num_twins=st.integers(0, 2),
+        num_choices=st.integers(1, 3),
     )
-    def arrive(self, shared: int, own: int, seed: int, max_tokens: int, tenant: int, num_twins: int) -> None:
+    def arrive(self, shared: int, own: int, seed: int, max_tokens: int, tenant: int, num_choices: int) -> None:
         prompt = prompt_of(shared) + prompt_of(own, seed)
         namespace = (NAMESPACE, OTHER_NAMESPACE, b"p" * 32)[tenant - 1]
         limit = self.driver.engine.info.max_model_len
         wanted = answer(prompt, min(max_tokens, limit - len(prompt))) if len(prompt) < limit else []
-        first = self.driver.add(prompt, max_tokens=max_tokens, tenant=tenant, namespace=namespace)
-        self.wanted[first] = wanted
-        for _ in range(num_twins):
-            twin = self.driver.add(prompt, max_tokens=max_tokens, tenant=tenant, namespace=namespace, twin_of=first)
-            self.wanted[twin] = wanted
+        for _ in range(num_choices):
+            choice = self.driver.add(prompt, max_tokens=max_tokens, tenant=tenant, namespace=namespace)
+            self.wanted[choice] = wanted
 
     @rule(count=st.integers(1, 20))
     def step(self, count: int) -> None:

@@ -23,11 +23,12 @@ def test_only_a_seed_makes_choices_differ_on_purpose() -> None:
     assert of_choice(Sampling(seed=2**63 - 1), 1) == Sampling(seed=0)
 
 
-async def test_each_choice_is_a_sequence_that_shares_the_first_one_s_prompt(bench: Bench) -> None:
+async def test_each_choice_is_a_sequence_with_the_same_prompt_and_its_own_seed(bench: Bench) -> None:
     await bench.start(prompt="Once upon a time", num_choices=3, sampling=Sampling(seed=5))
     first, *others = bench.replica.requests
-    assert (first.twin_of, first.sampling.seed) == (0, 5)
-    assert [(each.twin_of, each.sampling.seed) for each in others] == [(first.sequence_id, 6), (first.sequence_id, 7)]
+    assert first.sampling.seed == 5
+    assert [each.sampling.seed for each in others] == [6, 7]
+    assert all(each.namespace == first.namespace for each in others)  # so that they share the prompt's blocks
     assert all(each.prompt.tolist() == first.prompt.tolist() for each in others)
     assert len({each.sequence_id for each in bench.replica.requests}) == 3
 

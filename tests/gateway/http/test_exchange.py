@@ -23,7 +23,7 @@ class SilentConnection:
     def __init__(self) -> None:
         self.is_aborted = False
 
-    def when_lost(self, callback: Any) -> None:
+    def on_disconnect(self, callback: Any) -> None:
         pass
 
     def abort(self) -> None:
@@ -36,7 +36,7 @@ class Unhurried:
     def take_body(self) -> None:
         return None
 
-    def write_whole(self, _status: int, _headers: Any, _body: bytes) -> bool:
+    def write_response(self, _status: int, _headers: Any, _body: bytes) -> bool:
         return False
 
     def write_chunk(self, _data: bytes) -> bool:
@@ -52,7 +52,7 @@ def exchange() -> Exchange:
 
     scope = {
         "hearth.request_id": "x", "headers": [], "raw_path": b"/", "query_string": b"",
-        "hearth.connection": SilentConnection(), "hearth.cycle": Unhurried(),
+        "hearth.connection": SilentConnection(), "hearth.request_cycle": Unhurried(),
     }  # fmt: skip
     return Exchange(scope, receive, send)
 
@@ -89,7 +89,7 @@ async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch:
     scope = {
         "type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "http_version": "1.1", "path": "/export",
         "raw_path": b"/export", "query_string": b"", "headers": [(b"host", b"x")], "hearth.connection": connection,
-        "hearth.cycle": Unhurried(),
+        "hearth.request_cycle": Unhurried(),
     }  # fmt: skip
     await built(scope, receive, send)
     assert [message.get("body") for message in sent] == [None, b"one,two\n"]

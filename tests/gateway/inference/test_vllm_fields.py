@@ -169,7 +169,7 @@ def test_formats_are_held_to_or_refused_where_they_have_another_name(route: str)
 
 
 def test_every_field_is_tried_here_and_told_to_readers() -> None:
-    page = (Path(__file__).parents[2] / "docs/api.md").read_text()
+    page = (Path(__file__).parents[3] / "docs/api.md").read_text()
     refused = REFUSED_OF["chat"] | REFUSED_OF["completions"]
     assert refused == {field for field, *_ in (*REFUSED, *OF_CHAT)}
     assert REFUSED_OF["responses"] - refused <= FORMATS.keys()

@@ -77,7 +77,7 @@ class House:
         app = gateway_app.build_app(self.services)
 
         async def connected(scope: Any, receive: Any, send: Any) -> None:
-            scope["hearth.connection"] = scope["hearth.cycle"] = Unconnected()
+            scope["hearth.connection"] = scope["hearth.request_cycle"] = Unconnected()
             await app(scope, receive, send)
 
         transport = httpx.ASGITransport(app=connected)

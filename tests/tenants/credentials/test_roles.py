@@ -7,7 +7,7 @@ import pytest
 from storage.database import Database
 from storage.errors import Missing
 from tenants import accounts, users
-from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials import user_tokens
 from tenants.credentials.policies import Policy
 from tenants.credentials.principal import AccountTerms, Principal
 from tenants.credentials.roles import ROLES, bounded, parse_role
@@ -48,7 +48,7 @@ async def test_whatever_a_member_holds_is_bounded_by_the_role(database: Database
     user_id = created.user.user_id
     await users.join(database, user_id, other, role="viewer")
     holder = Holder("user", account_id, user_id)
-    secret = (await held_tokens.create(database, PEPPER, holder, spec(other), who="t")).secret
+    secret = (await user_tokens.create(database, PEPPER, holder, spec(other), who="t")).secret
     verifier = TokenVerifier(database, PEPPER)
     key = await verifier.verify_global_key("ada@example.com", created.global_key)
     assert isinstance(key, Principal)
@@ -91,12 +91,12 @@ async def test_a_verifier_hears_of_another_role_and_of_other_terms(database: Dat
 async def test_a_token_keeps_its_models_and_limits(database: Database, account_id: str):
     holder = Holder("account", account_id)
     models = ("@cf/x/y", "@cf/x/z")
-    created = await held_tokens.create(
+    created = await user_tokens.create(
         database, PEPPER, holder, spec(account_id, models=models, limits="token=3/60"), who="t"
     )
     assert (created.token.models, created.token.limits) == (models, "token=3/60")
     found = await verified(database, created.secret)
     assert (found.models, found.limits) == (frozenset(models), "token=3/60")
-    await held_tokens.replace(database, holder, created.token.api_token_id, spec(account_id), who="t")
+    await user_tokens.replace(database, holder, created.token.api_token_id, spec(account_id), who="t")
     found = await verified(database, created.secret)
     assert (found.models, found.limits) == (None, "")

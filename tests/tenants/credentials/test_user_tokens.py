@@ -12,7 +12,7 @@ from storage.errors import Conflict, Missing
 from tenants import accounts, users
 from tenants.accounts import AccountSettings
 from tenants.audit import audit_log as audit
-from tenants.credentials import user_tokens as held_tokens
+from tenants.credentials import user_tokens
 from tenants.credentials.conditions import AddressCondition
 from tenants.credentials.policies import Policy
 from tenants.credentials.principal import Principal, Refused, TokenKind
@@ -48,20 +48,20 @@ async def test_a_token_lives_through_a_restart_until_it_is_deleted(
     holder = Holder(kind, account_id)
     condition = AddressCondition(("10.0.0.0/8",), ("10.1.0.0/16",))
     wanted = TokenSpec("ci", (Policy("p", "allow", (READ,), (EVERYWHERE,)),), condition)
-    made = await held_tokens.create(database, PEPPER, holder, wanted, who="ops")
+    made = await user_tokens.create(database, PEPPER, holder, wanted, who="ops")
     other = Holder(kind, (await accounts.create(database, "Bob")).account_id)
 
     later = Database.connect(database_url)
-    assert (await held_tokens.page(later, holder, page=1, per_page=5)).tokens == [made.token]
-    assert (await held_tokens.page(later, holder, page=2, per_page=5)).tokens == []
-    assert (await held_tokens.page(later, other, page=1, per_page=5)).total_count == 0
-    assert await held_tokens.find(later, holder, made.token.api_token_id) == made.token
+    assert (await user_tokens.page(later, holder, page=1, per_page=5)).tokens == [made.token]
+    assert (await user_tokens.page(later, holder, page=2, per_page=5)).tokens == []
+    assert (await user_tokens.page(later, other, page=1, per_page=5)).total_count == 0
+    assert await user_tokens.find(later, holder, made.token.api_token_id) == made.token
     assert made.token.condition == condition
-    assert await held_tokens.find(later, other, made.token.api_token_id) is None
+    assert await user_tokens.find(later, other, made.token.api_token_id) is None
     with pytest.raises(Missing):
-        await held_tokens.delete(later, other, made.token.api_token_id, who="ops")
-    await held_tokens.delete(later, holder, made.token.api_token_id, who="ops")
-    assert await held_tokens.find(later, holder, made.token.api_token_id) is None
+        await user_tokens.delete(later, other, made.token.api_token_id, who="ops")
+    await user_tokens.delete(later, holder, made.token.api_token_id, who="ops")
+    assert await user_tokens.find(later, holder, made.token.api_token_id) is None
     await later.close()
     acts = [entry.action for entry in await audit.list_recent(database, account_id)]
     assert acts[:2] == ["api_token.revoke", "api_token.create"]
@@ -72,22 +72,22 @@ async def test_what_a_verifier_remembers_keeps_up_with_every_change(
 ) -> None:
     holder = Holder("account", account_id)
     await verifier.poll()
-    made = await held_tokens.create(database, PEPPER, holder, spec(), who="ops")
+    made = await user_tokens.create(database, PEPPER, holder, spec(), who="ops")
     id_ = made.token.api_token_id
     assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}
 
     wider = spec(Policy("p", "allow", (WRITE,), (EVERYWHERE,)), Policy("q", "deny", (READ,), (EVERYWHERE,)))
-    await held_tokens.replace(database, holder, id_, wider, who="ops")
+    await user_tokens.replace(database, holder, id_, wider, who="ops")
     assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}  # remembered, until the next poll
     await verifier.poll()
     assert (await principal_of(verifier, made.secret)).scopes == {"ai:write"}
 
-    rolled = await held_tokens.roll(database, PEPPER, holder, id_, who="ops")
+    rolled = await user_tokens.roll(database, PEPPER, holder, id_, who="ops")
     await verifier.poll()
     assert await verifier.verify(made.secret) == Refused("unknown")
     assert (await principal_of(verifier, rolled)).scopes == {"ai:write"}
 
-    await held_tokens.delete(database, holder, id_, who="ops")
+    await user_tokens.delete(database, holder, id_, who="ops")
     await verifier.poll()
     verdict = await verifier.verify(rolled)
     assert isinstance(verdict, Refused)
@@ -99,7 +99,7 @@ async def test_times_go_by_the_clock_though_the_rest_is_remembered(
 ) -> None:
     starts_at, ends_at = clock.now() + timedelta(seconds=5), clock.now() + timedelta(seconds=10)
     wanted = TokenSpec("ci", spec().policies, not_before=starts_at, expires_at=ends_at)
-    made = await held_tokens.create(database, PEPPER, Holder("user", account_id), wanted, who="ops", clock=clock)
+    made = await user_tokens.create(database, PEPPER, Holder("user", account_id), wanted, who="ops", clock=clock)
     told = []
     for _ in range(3):
         verdict = await verifier.verify(made.secret)
@@ -112,7 +112,7 @@ async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     user_id = (await users.create(database, PEPPER, "ada@example.com", (account_id,))).user.user_id
-    made = await held_tokens.create(database, PEPPER, Holder("user", account_id, user_id), spec(), who="ops")
+    made = await user_tokens.create(database, PEPPER, Holder("user", account_id, user_id), spec(), who="ops")
     await verifier.poll()
     assert set((await principal_of(verifier, made.secret)).accounts()) == {account_id}
 
@@ -162,7 +162,7 @@ async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     secrets = [
-        (await held_tokens.create(database, PEPPER, Holder(kind, account_id), spec(), who="ops")).secret
+        (await user_tokens.create(database, PEPPER, Holder(kind, account_id), spec(), who="ops")).secret
         for kind in ("user", "account")
     ]
     await verifier.poll()
@@ -184,14 +184,14 @@ async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
 
 async def test_a_holder_has_only_so_many_tokens(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     account_id = (await accounts.create(sqlite_database, "Ada")).account_id
-    monkeypatch.setitem(held_tokens.MAX_TOKENS, "user", 2)
+    monkeypatch.setitem(user_tokens.MAX_TOKENS, "user", 2)
     holder = Holder("user", account_id)
-    made = [await held_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops") for _ in range(2)]
+    made = [await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops") for _ in range(2)]
     with pytest.raises(TooManyTokens, match="at most 2 user tokens"):
-        await held_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
-    await held_tokens.delete(sqlite_database, holder, made[0].token.api_token_id, who="ops")
-    await held_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
-    await held_tokens.create(sqlite_database, PEPPER, Holder("account", account_id), spec(), who="ops")
+        await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
+    await user_tokens.delete(sqlite_database, holder, made[0].token.api_token_id, who="ops")
+    await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
+    await user_tokens.create(sqlite_database, PEPPER, Holder("account", account_id), spec(), who="ops")
 
 
 @pytest.mark.parametrize(

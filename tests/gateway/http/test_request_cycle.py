@@ -1,0 +1,162 @@
+"""How an answer is written, without a server: in how few writes, and what is refused."""
+
+import asyncio
+import gc
+import logging
+import weakref
+from typing import Any
+
+import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from gateway.http.exchange import Exchange
+from gateway.http.request_cycle import RequestCycle
+
+
+class Transport:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+        self.is_closed = False
+
+    def write(self, data: bytes) -> None:
+        self.writes.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+
+def cycle(**scope: Any) -> tuple[RequestCycle, Transport]:
+    transport: Any = Transport()
+    made = RequestCycle(
+        scope={"method": "POST", "http_version": "1.1", **scope},
+        transport=transport,
+        flow=FlowControl(transport),
+        logger=logging.getLogger(),
+        access_logger=logging.getLogger(),
+        access_log=False,
+        default_headers=[(b"date", b"today")],
+        message_event=asyncio.Event(),
+        expect_100_continue=False,
+        keep_alive=scope.get("http_version") != "1.0",
+        on_response=lambda: None,
+    )
+    return made, transport
+
+
+def start(*headers: tuple[bytes, bytes], status: int = 200) -> dict[str, Any]:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def body(data: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+async def test_a_whole_answer_is_one_write_with_what_the_scope_says_each_carries():
+    made, transport = cycle(**{"hearth.response_headers": [(b"x-request-id", b"7")]})
+    await made.send(start((b"content-length", b"2")))
+    await made.send(body(b"ok"))
+    await asyncio.sleep(0)
+    head = b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 2\r\nx-request-id: 7\r\n\r\n"
+    assert transport.writes == [head + b"ok"]
+    assert (made.response_complete, made.scope["hearth.status"]) == (True, 200)
+
+
+async def test_a_stream_s_head_goes_with_its_first_piece_or_alone_if_that_is_not_there_yet():
+    made, transport = cycle()
+    await made.send(start())
+    assert made.write_chunk(b"one")
+    assert transport.writes == [b"HTTP/1.1 200 OK\r\ndate: today\r\ntransfer-encoding: chunked\r\n\r\n3\r\none\r\n"]
+    made, transport = cycle()
+    await made.send(start())
+    await asyncio.sleep(0)
+    assert len(transport.writes) == 1
+    await made.send(body(b"one", more=True))
+    await made.send(body(b""))
+    assert transport.writes[1:] == [b"3\r\none\r\n", b"0\r\n\r\n"]
+
+
+async def test_http_1_0_gets_no_chunks():
+    made, transport = cycle(http_version="1.0")
+    await made.send(start())
+    await made.send(body(b"one", more=True))
+    await made.send(body(b"two"))
+    assert b"".join(transport.writes).endswith(b"\r\nconnection: close\r\n\r\nonetwo")
+    assert transport.is_closed
+
+
+@pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb", b"a\x00b", b"a\x7f"])
+async def test_a_header_that_would_be_two_is_none(value: bytes):
+    made, transport = cycle()
+    with pytest.raises(RuntimeError, match="header"):
+        await made.send(start((b"x-hearth-model", value)))
+    await asyncio.sleep(0)
+    assert transport.writes == []
+
+
+@pytest.mark.parametrize("sent", [[b"too long"], [b"s"], [b"to", b"o"], [b"o", b""]])
+async def test_an_answer_is_as_long_as_its_head_says(sent: list[bytes]):
+    made, _ = cycle()
+    await made.send(start((b"content-length", b"2")))
+    for piece in sent[:-1]:
+        await made.send(body(piece, more=True))
+    with pytest.raises(RuntimeError, match="content-length"):
+        await made.send(body(sent[-1]))
+
+
+async def test_a_head_request_is_told_the_length_and_nothing_more():
+    made, transport = cycle(method="HEAD")
+    await made.send(start((b"content-length", b"2")))
+    await made.send(body(b"ok"))
+    assert transport.writes[0].endswith(b"content-length: 2\r\n\r\n")
+    assert made.response_complete
+
+
+async def test_a_body_is_taken_at_once_when_all_of_it_is_here_and_once_only():
+    made, _ = cycle()
+    made.body += b"half"
+    assert made.take_body() is None
+    made.body += b" and half"
+    made.more_body = False
+    assert made.take_body() == b"half and half"
+    assert made.take_body() == b""
+    made, transport = cycle()
+    made.more_body, made.waiting_for_100_continue = False, True
+    assert made.take_body() is None, "who asks first is told to go on first"
+    made, _ = cycle()
+    made.more_body, made.disconnected = False, True
+    assert made.take_body() is None
+    assert transport.writes == []
+
+
+async def test_a_whole_answer_goes_at_once_or_not_at_all():
+    made, transport = cycle()
+    assert made.write_response(200, [(b"content-length", b"2")], b"ok")
+    assert transport.writes == [b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 2\r\n\r\nok"]
+    assert made.response_complete
+    assert not made.write_response(200, [(b"content-length", b"2")], b"ok"), "there is one answer"
+    for refuses in ("is read slowly", "has no reader"):
+        made, transport = cycle()
+        made.disconnected = refuses == "has no reader"
+        if not made.disconnected:
+            made.flow.pause_writing()
+        assert not made.write_response(200, [(b"content-length", b"2")], b"ok")
+        assert (transport.writes, made.response_started) == ([], False)
+
+
+async def test_an_answered_request_is_gone_at_once_and_waits_for_no_garbage_collection():
+    made, transport = cycle(headers=[], query_string=b"")
+    remembered = weakref.ref(made)
+    made.scope |= {"hearth.request_id": "x", "hearth.connection": None, "hearth.request_cycle": made}
+    gc.disable()
+    try:
+        await Exchange(made.scope, made.receive, made.send).send_json(200, b"{}", [])
+        del made
+        assert remembered() is None
+    finally:
+        gc.enable()
+    assert transport.writes[0].endswith(b"{}")
