@@ -22,7 +22,7 @@ def mode(path: Path) -> int:
 def test_secrets_are_generated_once_with_mode_0600(data_dir: DataDir):
     first = data_dir.ensure_secrets()
     assert data_dir.ensure_secrets() == first
-    assert len(set(first.keys.values())) == 3
+    assert len(set(first.keys.values())) == 2
     assert all(len(bytes.fromhex(key)) == 32 for key in first.keys.values())
     assert mode(data_dir.path / "secrets.json") == 0o600
     assert mode(data_dir.path) == 0o700
