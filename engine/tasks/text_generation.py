@@ -151,7 +151,7 @@ class TextGenerator:
 
     def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> Plan:
         """What the task's tools and output format come to. Raises Refused."""
-        is_turn = self._prompts.is_turn(task)
+        is_turn = self._prompts.uses_template(task)
         try:
             return make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
         except ToolsUnusable as error:
@@ -192,7 +192,7 @@ class TextGenerator:
         """Hand the engine the sequences of all answers, of which `request` is the first's."""
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
-            is_own_text = self._prompts.is_own_text(task, len(request.prompt))
+            is_own_text = self._prompts.starts_text(task, len(request.prompt))
             generation = Generation(
                 self._replica,
                 self._tokenizer,
@@ -254,7 +254,7 @@ class TextGenerator:
     def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> Thinking | None:
         """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
         is_told = task.tells_reasoning or task.constraint is not None or shown_tools(task)
-        if self._reasoning is None or not is_told or not self._prompts.is_turn(task):
+        if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
             return None
         end = self._tokenizer.detokenizer(keep=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)
