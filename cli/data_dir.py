@@ -1,6 +1,6 @@
 """DIR, the folder in which `hearth up` keeps one platform: where everything lies in it, and its two private files.
 
-`secrets.json` is made once and holds the platform's three keys and its first account and token. `dev.json` exists
+`secrets.json` is made once and holds the platform's two keys and its first account and token. `dev.json` exists
 while the platform is up and says how to reach it. Both have mode 600. Knows nothing of processes.
 """
 
@@ -32,7 +32,7 @@ DataOption = Annotated[
 _MAX_RUN_DIR_BYTES = 107 - 40
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/_.-]+")
 URL_FIELDS = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL", "objects_url": "OBJECTS_URL"}
-KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET")
+KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET")
 
 
 class DataDirInUse(Exception):
@@ -46,7 +46,7 @@ class DataDirInUse(Exception):
 
 @dataclass(frozen=True)
 class Secrets:
-    """The three keys by environment variable, and the first account (empty strings until it exists)."""
+    """The two keys by environment variable, and the first account (empty strings until it exists)."""
 
     keys: Mapping[str, str]
     account_id: str = ""

@@ -246,9 +246,7 @@ class EmbeddedPlatform:
             "HEARTH_POP": next(iter(self._plan.nodes.values())),
             "HEARTH_SERVICE_KEYS": self._service_keys["gateway/gateway"],
         }
-        has_secret = os.environ.get("HEARTH_SERVICE_TOKENS") == "accepted"  # for peers that have no service keys
-        keys = tuple(env for env in self._secrets.keys if has_secret or env != "HEARTH_CLUSTER_SECRET")
-        return self._process("gateway", "gateway", "gateway", self._urls(), environ, keys)
+        return self._process("gateway", "gateway", "gateway", self._urls(), environ, tuple(self._secrets.keys))
 
     def _process(
         self,

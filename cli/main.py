@@ -18,7 +18,6 @@ from cli.evidence import evidence
 from cli.finetune import app as finetune
 from cli.migrate import migrate
 from cli.model import app as model
-from cli.node_key import node_key
 from cli.output import CommandFailed, print_failure
 from cli.service import app as service
 from cli.settings import settings
@@ -48,7 +47,6 @@ app.add_typer(service, name="service")
 app.command()(usage)
 app.command()(doctor)
 app.command()(evidence)
-app.command("node-key")(node_key)
 app.command()(settings)
 app.command()(migrate)
 

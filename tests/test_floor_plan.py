@@ -79,7 +79,7 @@ ENGINE_ORDER = (
 )
 # Rooms of the engine that do one thing for whoever asks -> what of the engine core they may import beside themselves.
 ENGINE_ROOMS = {
-    "engine.text": {"engine.checkpoints"},
+    "engine.text": {"engine.checkpoints", "engine.processes.frames"},
     "engine.kernels": {"engine.arrays", "engine.checkpoints", "engine.devices"},
     "engine.devices": set(),
     "engine.checkpoints": {"engine.arrays", "engine.kernels.native.library"},

@@ -163,9 +163,13 @@ async def export(services: Services, request: Request, query: ExportQuery) -> Re
     """Export the account's calls as CSV or Parquet. The connection is closed if the export fails midway."""
     since, until = query.span(services)
     pieces = usage_export.export(services.database, query.filter(request), since, until, query.format)
+    try:
+        started = await _started(pieces)
+    except usage_export.ParquetUnavailable as error:
+        raise Refusal(Reason.QUERY_INVALID, str(error)) from error
     name = f"usage-{since:%Y%m%d}-{until:%Y%m%d}.{query.format}"
     return StreamingResponse(
-        await _started(pieces),
+        started,
         media_type=usage_export.MEDIA_TYPES[query.format],
         headers={"content-disposition": f'attachment; filename="{name}"'},
     )

@@ -84,12 +84,6 @@ def test_a_region_or_retention_that_makes_no_sense_is_refused(hearth: Hearth, ac
     hearth("account", "retention", "f" * 32, "zero", status=1)
 
 
-def test_a_place_has_a_key_of_its_own(hearth: Hearth):
-    keys = [hearth("node-key", pop)["key"] for pop in ("fra", "par", "fra")]
-    assert keys[0] == keys[2] != keys[1]
-    assert len(bytes.fromhex(keys[0])) == 32
-
-
 def test_the_evidence_is_a_folder_that_an_auditor_can_check(
     hearth: Hearth, data: Path, account_id: str, tmp_path: Path
 ):

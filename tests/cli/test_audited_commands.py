@@ -39,7 +39,6 @@ ACTS: dict[str, tuple[str, list[str]]] = {
     "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
     "finetune publish": ("{adapter} --name cf-public-x --model @cf/hearth/spark", ["finetune.publish"]),
     "finetune remove": ("{finetune}", ["finetune.remove"]),
-    "node-key": ("fra", ["node_key.tell"]),
     "service make": ("node/n1 --place fra", ["service_key.make"]),
     "service ensure": ("gateway/g9 node/n9@fra", ["service_key.make", "service_key.make"]),
     "service add": (
@@ -106,7 +105,6 @@ def test_every_command_that_acts_leaves_an_entry(
     platform = {row["action"]: row for row in hearth("audit", "list")}
     assert platform["model.alias"]["detail"] == "@cf/acme/other -> @cf/acme/chat"
     assert (platform["model.publish"]["detail"], len(platform["model.publish"]["subject_id"])) == ("@cf/acme/chat", 64)
-    assert platform["node_key.tell"]["subject_id"] == "fra"
     hearth("model", "alias", "@cf/acme/other", "--remove")
     assert hearth("audit", "list", "--limit", "1")[0]["action"] == "model.alias_removed"
 

@@ -18,9 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.data_dir import DataDir
-from cli.embedded import CHAT_MODEL, EmbeddedPlatform, Plan
-from cli.progress import Progress
+from cli.embedded import CHAT_MODEL
 from tests.ports import free_port
 from tests.processes import is_running
 from tests.waiting import wait_until_blocking
@@ -125,22 +123,11 @@ def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(
 def test_no_process_holds_a_secret_that_it_does_not_need(running: Up):
     def held(pid: int) -> set[str]:
         names = {entry.partition(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
-        return names & {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_CLUSTER_SECRET", "HEARTH_SERVICE_KEYS"}
+        return names & {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
 
     pids = running.dev["pids"]
     assert held(pids["gateway"]) == {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
     assert [held(pid) for pid in pids["nodes"].values()] == [{"HEARTH_SERVICE_KEYS"}] * 2
-
-
-@pytest.mark.parametrize(("tokens", "has_secret"), [("required", False), ("accepted", True)])
-def test_a_gateway_that_takes_peers_without_keys_knows_what_they_prove(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tokens: str, has_secret: bool
-):
-    monkeypatch.setenv("HEARTH_SERVICE_TOKENS", tokens)
-    data_dir = DataDir(folder / tokens)
-    data_dir.create()
-    platform = EmbeddedPlatform(Plan("127.0.0.1", 1, {"local-1": "local"}), data_dir, Progress())
-    assert ("HEARTH_CLUSTER_SECRET" in platform._gateway.spec.environ) == has_secret
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed; the same calls are made without it")
@@ -153,11 +140,12 @@ def test_the_printed_calls_answer_as_they_are(running: Up):
     assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
-def test_the_readme_s_programs_run_as_they_are(running: Up):
-    """Only the port is another one; account and token come from the environment, as the README has it."""
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
-    programs = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    assert len(programs) == 3
+@pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
+def test_python_examples_run_unmodified(running: Up, page: str):
+    """Only the port differs; account and token come from the environment, as the page says."""
+    text = (Path(__file__).parent.parent.parent / page).read_text()
+    programs = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(programs) == 2
     environ = {**os.environ, "ACCOUNT": running.dev["account_id"], "TOKEN": running.dev["api_token"]}
     for program in programs:
         assert "127.0.0.1:8787" in program
@@ -170,7 +158,12 @@ def test_the_readme_s_programs_run_as_they_are(running: Up):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(
     "page",
-    ["api", "structured_output", *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage"))],
+    [
+        "api",
+        "openai",
+        "structured_output",
+        *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage")),
+    ],
 )
 def test_a_page_s_commands_run_as_they_are(running: Up, page: str, tmp_path: Path):
     """All of one page in one shell, at the top of a checkout that has made its environment and its data."""

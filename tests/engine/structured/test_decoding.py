@@ -190,11 +190,11 @@ def test_the_limit_on_the_very_last_token_is_no_failure(speaker: Speaker) -> Non
 
 
 def steps_and_answers(
-    runner: Runner, *, has_cheap_runs: bool, temperature: float
+    runner: Runner, *, has_cheap_multi_token_rows: bool, temperature: float
 ) -> tuple[int, list[Said], list[tuple[str, ...]]]:
     """Of schemas with fixed parts, beside a free sequence: how many steps it took, what each said, and the
     log-probabilities of the one that asked for them."""
-    runner.has_cheap_runs = has_cheap_runs
+    runner.has_cheap_multi_token_rows = has_cheap_multi_token_rows
     speaker = Speaker(runner)
     wanted = [PERSON, SCHEMAS["a flat record"], record(constant={"const": "one and the same " * 4}), SCHEMAS["a tree"]]
     sampling = {"temperature": temperature, "max_tokens": 150}
@@ -224,15 +224,15 @@ def steps_and_answers(
 def test_what_is_forced_is_computed_together_and_is_the_same_one_by_one(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    monkeypatch.setattr(runner, "has_cheap_runs", True)
-    few, *ahead = steps_and_answers(runner, has_cheap_runs=True, temperature=temperature)
-    many, *one_by_one = steps_and_answers(runner, has_cheap_runs=False, temperature=temperature)
+    monkeypatch.setattr(runner, "has_cheap_multi_token_rows", True)
+    few, *ahead = steps_and_answers(runner, has_cheap_multi_token_rows=True, temperature=temperature)
+    many, *one_by_one = steps_and_answers(runner, has_cheap_multi_token_rows=False, temperature=temperature)
     assert ahead == one_by_one
     assert few < many
 
 
 def test_a_constant_takes_a_few_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "has_cheap_runs", True)
+    monkeypatch.setattr(runner, "has_cheap_multi_token_rows", True)
     speaker = Speaker(runner)
     said = speaker.answer(PROMPT, schema(record(constant={"const": "one and the same " * 4})), temperature=0.0)
     assert speaker.engine.scheduler.num_steps < len(said.token_ids) / 2
@@ -243,11 +243,11 @@ def test_a_constant_takes_a_few_steps(runner: Runner, monkeypatch: pytest.Monkey
 def test_the_limit_is_the_limit_in_the_middle_of_what_is_forced(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
-    monkeypatch.setattr(runner, "has_cheap_runs", True)
+    monkeypatch.setattr(runner, "has_cheap_multi_token_rows", True)
     value = record(constant={"const": "one and the same one and the same"}, more=INTEGER)
     said = []
-    for has_cheap_runs in (True, False):
-        runner.has_cheap_runs = has_cheap_runs
+    for has_cheap_multi_token_rows in (True, False):
+        runner.has_cheap_multi_token_rows = has_cheap_multi_token_rows
         said.append(Speaker(runner).answer(PROMPT, schema(value), temperature=0.0, max_tokens=max_tokens))
     assert said[0] == said[1]
     assert len(said[0].token_ids) <= max_tokens

@@ -11,10 +11,10 @@ from engine.config import DRAFT, EngineConfig
 from engine.runner import Runner
 from engine.speculation.draft_model import DraftModel, blocks_for
 from engine.speculation.prompt_lookup import PromptLookup
-from engine.speculation.speculator import Guesses, max_rows_for
+from engine.speculation.speculator import Drafter, max_rows_for
 
 
-def make_guesses(config: EngineConfig, max_model_len: int) -> Guesses | None:
+def make_drafter(config: EngineConfig, max_model_len: int) -> Drafter | None:
     """None for "off". Raises ValueError for what cannot be, and whatever loading a draft model raises."""
     if config.speculation == "off":
         return None

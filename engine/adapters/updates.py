@@ -7,23 +7,23 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.adapters.shelf import Kind
+from engine.adapters.slot_pool import AdapterShape
 
 
 @dataclass(frozen=True, eq=False)
-class Arrival:
+class AdapterAdded:
     """An adapter by its handle: module -> (a [r, in], scale × b [out, r]) of the whole model, for a shelf of so many
     slots."""
 
     handle: int
-    kind: Kind
+    kind: AdapterShape
     num_slots: int
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Departure:
+class AdapterRemoved:
     handle: int
 
 
-News = Arrival | Departure
+AdapterUpdate = AdapterAdded | AdapterRemoved

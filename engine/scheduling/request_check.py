@@ -18,7 +18,7 @@ _MAX_STOP_TOKENS = 16
 _MAX_BIASES = 1024
 
 
-def find_fault(request: SequenceRequest, info: EngineInfo, *, has_adapters: bool) -> int:
+def check_request(request: SequenceRequest, info: EngineInfo, *, has_adapters: bool) -> int:
     """The finish code of a request that cannot be served; RUNNING for one that can."""
     prompt, sampling = request.prompt, request.sampling
     if len(prompt) >= info.max_model_len:

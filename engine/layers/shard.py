@@ -19,15 +19,15 @@ from engine.layers.config import AttentionConfig
 class Collectives(Protocol):
     """What ranks do together. Every rank calls each in the same order."""
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of all ranks' x, the same on each; x is lost."""
 
-    def collect(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         """All ranks' x, of one shape, in their order; none but on the leader."""
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """Rank `rank` of `size`. Rank 0 leads."""
 
     rank: int = 0
@@ -71,16 +71,16 @@ class Share:
         first_kv = self.rank * config.num_kv_heads // self.size
         return self.span(config.num_heads), (first_kv, first_kv + own.num_kv_heads)
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         assert self.collectives is not None, "the ranks are not joined"
-        return self.collectives.total(x)
+        return self.collectives.all_reduce(x)
 
-    def collect(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         assert self.collectives is not None, "the ranks are not joined"
-        return self.collectives.collect(x)
+        return self.collectives.all_gather(x)
 
 
-WHOLE = Share()
+WHOLE = Shard()
 
 
 def scaled(span: Span, size: int, first: int = 0) -> Span:

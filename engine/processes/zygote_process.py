@@ -1,6 +1,6 @@
 """The warm parent: a process that has imported torch once and forks ranks and workers from that.
 
-`Zygote` is the node front's handle of it; `python -m engine.processes.warm_parent` is the process. It stays
+`Zygote` is the node front's handle of it; `python -m engine.processes.zygote_process` is the process. It stays
 single-threaded and never computes with torch, so that a fork is safe, and dies with its parent. What a child does is an
 entry point, "module:function", called with its socket and the argument bytes.
 """
@@ -120,7 +120,7 @@ def _run_child(
 
 
 def main(arguments: list[str]) -> None:
-    """`engine.processes.warm_parent PARENT_PID FD CONFIGURE [MODULE...]`: what the handle starts."""
+    """`engine.processes.zygote_process PARENT_PID FD CONFIGURE [MODULE...]`: what the handle starts."""
     parent_pid, fd, configure_entry, *preload = arguments
     die_with_parent(int(parent_pid))
     for each in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group they are the front's to answer: it drains,

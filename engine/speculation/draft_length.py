@@ -25,7 +25,7 @@ class Pace:
         self._rest = np.zeros(num_slots, dtype=np.int32)
 
     def next_size(self, slot: int, sequence_id: int) -> int:
-        """How many tokens to guess for the sequence in its next step; 0 while it rests. Asked once a step."""
+        """How many tokens to guess for the sequence in its next step; 0 while it rests. DraftRequest once a step."""
         if self._owner[slot] != sequence_id:
             self._owner[slot], self._size[slot] = sequence_id, FIRST
             self._num_failures[slot] = self._rest[slot] = 0
@@ -34,11 +34,11 @@ class Pace:
             return 0
         return int(self._size[slot])
 
-    def learn(self, slot: int, num_guessed: int, num_right: int) -> None:
+    def learn(self, slot: int, num_drafted: int, num_accepted: int) -> None:
         """What came of a guess."""
-        if num_right:
+        if num_accepted:
             self._num_failures[slot] = 0
-            more = 2 * num_guessed if num_right == num_guessed else num_right + 1
+            more = 2 * num_drafted if num_accepted == num_drafted else num_accepted + 1
             self._size[slot] = min(max(LEAST, more), MOST)
             return
         self._num_failures[slot] += 1

@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.adapters import queue
-from engine.adapters.bank import AdapterBank
+from engine.adapters.cache import AdapterCache
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.shelf import Shelf
+from engine.adapters.slot_pool import SlotPool
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
 from engine.kernels.reference import ReferenceKernels
@@ -50,16 +50,16 @@ def matrices_of(
     return random_matrices(named(runner.adapters.sites, targets), rank, seed)
 
 
-def bank_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterBank:
+def bank_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterCache:
     """With room for so many of rank 4 on queries and values, which are padded to 8."""
     sites = named(runner.adapters.sites, ["q_proj", "v_proj"])
     size_bytes = sum(8 * (num_in + num_out) * 4 for num_in, num_out in sites.values())
-    bank = AdapterBank(runner._model, torch.float32, num_adapters * size_bytes, kernels)
+    bank = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes, kernels)
     runner.adapters = bank
     return bank
 
 
-def take(bank: AdapterBank, adapter: LocalAdapter) -> tuple[int, int]:
+def take(bank: AdapterCache, adapter: LocalAdapter) -> tuple[int, int]:
     """The handle, held once more, and the code."""
     code = RUNNING
     if not bank.hold(adapter.digest):
@@ -70,7 +70,7 @@ def take(bank: AdapterBank, adapter: LocalAdapter) -> tuple[int, int]:
     return handle, code
 
 
-def num_holds(bank: AdapterBank) -> int:
+def num_holds(bank: AdapterCache) -> int:
     return sum(each.num_holds for each in bank._residents.values())
 
 
@@ -120,8 +120,8 @@ def test_what_is_only_looked_at_takes_no_place_and_says_what_it_needs(runner: Ru
     take(bank, two)
     bank.release(one.digest)
     assert [bank.has_room(needs[:1]), bank.has_room(needs[:1] * 2), bank.has_room(needs[1:])] == [True, False, False]
-    assert bank.leavers_for(needs[:1]) == {one.digest}
-    assert bank.leavers_for(needs[1:]) == {one.digest, two.digest}
+    assert bank.evictions_for(needs[:1]) == {one.digest}
+    assert bank.evictions_for(needs[1:]) == {one.digest, two.digest}
 
 
 @BY_KERNELS
@@ -142,7 +142,7 @@ def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, ru
     assert not any(each.count_nonzero() for each in numbers_of(shelf, slot))
 
 
-def numbers_of(shelf: Shelf, slot: int) -> list[torch.Tensor]:
+def numbers_of(shelf: SlotPool, slot: int) -> list[torch.Tensor]:
     """All that a shelf keeps of one adapter."""
     if shelf.packed:
         return [shelf._memory.slot(slot)]
@@ -154,7 +154,7 @@ def test_an_adapter_that_fits_nowhere_is_refused(runner: Runner, tmp_path: Path)
     bank = bank_for(runner, 1)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 0, rank=20))
     assert take(bank, large) == (0, BAD_ADAPTER)
-    assert not AdapterBank(runner._model, torch.float32, 0).sites
+    assert not AdapterCache(runner._model, torch.float32, 0).sites
 
 
 def save_bad(harm: str, folder: Path, matrices: Matrices) -> LocalAdapter:

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.news import Arrival, Departure, News
 from engine.adapters.queue import Reading
-from engine.adapters.shelf import Kind, Need, Shelf, padded_rank, slot_bytes
+from engine.adapters.slot_pool import AdapterShape, AdapterSize, SlotPool, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, Place
+from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.checkpoints.stored import Files, StoredTensor, WeightsError
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import Kernels
@@ -46,23 +46,23 @@ logger = logging.getLogger(__name__)
 @dataclass(eq=False)
 class _Resident:
     handle: int
-    shelf: Shelf
+    shelf: SlotPool
     slot: int
     num_holds: int = 0
 
 
-class AdapterBank:
+class AdapterCache:
     """At most `budget_bytes` of matrices, for one loaded model."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype, budget_bytes: int, kernels: Kernels | None = None) -> None:
         self._decoder, self._dtype, self._budget_bytes = decoder, dtype, budget_bytes
         self._sites = list(decoder.sites())
         self._residents: OrderedDict[str, _Resident] = OrderedDict()  # by digest, the least recently used first
-        self._shelves: dict[Kind, Shelf] = {}
+        self._shelves: dict[AdapterShape, SlotPool] = {}
         self._used_bytes = 0
         self._next_handle = 1
         self._lock = threading.Lock()  # of the four above
-        self.news: deque[News] | None = None  # what the other ranks' banks have not been told yet, where there are any
+        self.news: deque[AdapterUpdate] | None = None  # updates not yet sent to other ranks
         places: dict[int, Place] = {}
         self._step = AdaptedStep(places)
         self._kernels = kernels or CpuKernels()
@@ -92,7 +92,7 @@ class AdapterBank:
 
         return self._decoder.layers_with(change)
 
-    def begin(self, handles: NDArray[np.int32], query_starts: NDArray[np.int32]) -> AdapterBank:
+    def begin(self, handles: NDArray[np.int32], query_starts: NDArray[np.int32]) -> AdapterCache:
         """A step whose R rows go through these adapters, 0 none."""
         self._step.begin(handles, query_starts)
         return self
@@ -100,14 +100,14 @@ class AdapterBank:
     def narrow(self, rows: torch.Tensor) -> None:
         self._step.narrow(rows)
 
-    def follow(self, news: News) -> None:
+    def follow(self, news: AdapterUpdate) -> None:
         """Another rank's bank leads: have what it has. A step that needs an adapter comes after its arrival."""
-        if isinstance(news, Departure):
+        if isinstance(news, AdapterRemoved):
             self._give_back(*self._step.places.pop(news.handle))
             return
         shelf = self._shelves.get(news.kind)
         if shelf is None:
-            shelf = Shelf(news.kind, self._sites, self._dtype, self._budget_bytes, self._kernels, news.num_slots)
+            shelf = SlotPool(news.kind, self._sites, self._dtype, self._budget_bytes, self._kernels, news.num_slots)
             self._shelves[news.kind] = shelf
         slot = shelf.take()
         shelf.write(slot, news.matrices)
@@ -137,12 +137,12 @@ class AdapterBank:
         """Have an adapter that is not here read, and placed if there is room; or any only looked at."""
         return self._reader.submit(self._load, adapter, may_place)
 
-    def has_room(self, needs: Sequence[Need]) -> bool:
+    def has_room(self, needs: Sequence[AdapterSize]) -> bool:
         """Whether these fit beside the adapters that are held."""
         with self._lock:
             return self._has_room(needs)
 
-    def leavers_for(self, needs: Sequence[Need]) -> Collection[str]:
+    def evictions_for(self, needs: Sequence[AdapterSize]) -> Collection[str]:
         """Adapters that have to leave so that these fit: idle ones, then those that fewest hold."""
         with self._lock:
             missing_bytes = self._used_bytes + sum(each.size_bytes for each in needs) - self._budget_bytes
@@ -179,7 +179,7 @@ class AdapterBank:
         logger.info("an adapter is loaded", extra={"rank": form.max_rank, "size_bytes": place[0].slot_bytes})
         return Reading(RUNNING)
 
-    def _fill(self, place: tuple[Shelf, int], adapter: LocalAdapter, form: AdapterForm) -> None:
+    def _fill(self, place: tuple[SlotPool, int], adapter: LocalAdapter, form: AdapterForm) -> None:
         """Read it into its place, and let it be found. Raises AdapterError or WeightsError; the place is empty then."""
         shelf, slot = place
         try:
@@ -195,7 +195,7 @@ class AdapterBank:
             # Held until those who wait have taken it.
             self._residents[adapter.digest] = _Resident(handle, shelf, slot, num_holds=1)
             if self.news is not None:
-                self.news.append(Arrival(handle, shelf.kind, shelf.num_slots, matrices))
+                self.news.append(AdapterAdded(handle, shelf.kind, shelf.num_slots, matrices))
 
     def _read(self, path: Path, form: AdapterForm) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """A and scale × B of each module, checked to be finite."""
@@ -211,15 +211,15 @@ class AdapterBank:
             raise AdapterError(f"{WEIGHTS_FILE}: the scaled matrices are too large for {self._dtype}")
         return matrices
 
-    def _need_of(self, form: AdapterForm) -> Need:
+    def _need_of(self, form: AdapterForm) -> AdapterSize:
         """Raises AdapterError for an adapter that never fits."""
-        kind = Kind(padded_rank(form.max_rank), tuple(sorted(form.changes)))
+        kind = AdapterShape(padded_rank(form.max_rank), tuple(sorted(form.changes)))
         size_bytes = slot_bytes(kind, self._sites, self._dtype)
         if size_bytes > self._budget_bytes:
             raise AdapterError(f"the adapter takes {size_bytes} bytes; at most {self._budget_bytes} are kept")
-        return Need(kind, size_bytes)
+        return AdapterSize(kind, size_bytes)
 
-    def _make_place(self, need: Need) -> tuple[Shelf, int] | None:
+    def _make_place(self, need: AdapterSize) -> tuple[SlotPool, int] | None:
         """An empty slot on the shelf of that kind; idle adapters leave for it. None, and nothing leaves, if those do
         not suffice."""
         with self._lock:
@@ -231,12 +231,12 @@ class AdapterBank:
                 self._evict(next(each for each in idle if is_tight or self._residents[each].shelf is shelf))
                 shelf = self._shelves.get(need.kind)
             if shelf is None:
-                shelf = Shelf(need.kind, self._sites, self._dtype, self._budget_bytes, self._kernels)
+                shelf = SlotPool(need.kind, self._sites, self._dtype, self._budget_bytes, self._kernels)
                 self._shelves[need.kind] = shelf
             self._used_bytes += need.size_bytes
             return shelf, shelf.take()
 
-    def _has_room(self, needs: Sequence[Need]) -> bool:
+    def _has_room(self, needs: Sequence[AdapterSize]) -> bool:
         idle = [each.shelf for each in self._residents.values() if not each.num_holds]
         held_bytes = self._used_bytes - sum(shelf.slot_bytes for shelf in idle)
         if held_bytes + sum(each.size_bytes for each in needs) > self._budget_bytes:
@@ -248,10 +248,10 @@ class AdapterBank:
         resident = self._residents.pop(digest)
         del self._step.places[resident.handle]
         if self.news is not None:
-            self.news.append(Departure(resident.handle))
+            self.news.append(AdapterRemoved(resident.handle))
         self._give_back(resident.shelf, resident.slot)
 
-    def _give_back(self, shelf: Shelf, slot: int) -> None:
+    def _give_back(self, shelf: SlotPool, slot: int) -> None:
         shelf.give(slot)
         self._used_bytes -= shelf.slot_bytes
         if not shelf.num_used:

@@ -30,7 +30,7 @@ def padded_rank(rank: int) -> int:
 
 
 @dataclass(frozen=True)
-class Kind:
+class AdapterShape:
     """`modules` are the names of the changed parts, sorted."""
 
     rank: int
@@ -46,10 +46,10 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Need:
+class AdapterSize:
     """What one adapter takes."""
 
-    kind: Kind
+    kind: AdapterShape
     size_bytes: int
 
 
@@ -71,11 +71,17 @@ class PackedSite:
         return self._kernel.bind(self._memory, tokens)
 
 
-class Shelf:
+class SlotPool:
     """Room for adapters of one kind. `sites` are the maps that can be changed, with what their parts' names begin."""
 
     def __init__(
-        self, kind: Kind, sites: Sites, dtype: torch.dtype, budget_bytes: int, kernels: Kernels, num_slots: int = 0
+        self,
+        kind: AdapterShape,
+        sites: Sites,
+        dtype: torch.dtype,
+        budget_bytes: int,
+        kernels: Kernels,
+        num_slots: int = 0,
     ) -> None:
         """As many slots as `budget_bytes` hold, or `num_slots`."""
         self.kind, self.itemsize = kind, dtype.itemsize
@@ -134,7 +140,7 @@ class Shelf:
         self._free.append(slot)
 
 
-def slot_bytes(kind: Kind, sites: Sites, dtype: torch.dtype) -> int:
+def slot_bytes(kind: AdapterShape, sites: Sites, dtype: torch.dtype) -> int:
     """Memory of one adapter of a kind."""
     num_elements = 0
     for index, names in kind.changed(sites).items():
