@@ -67,7 +67,7 @@ GATEWAY_ROOMS = {
         "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
         "tenants",
     },
-    "gateway.openapi": {"gateway.call", "gateway.routing", "catalog", "tenants"},
+    "gateway.openapi": {"gateway.call", "gateway.routing", "catalog"},
 }  # fmt: skip
 GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
 HOST_WING = ("engine.scheduling",)
