@@ -62,7 +62,7 @@ class ConstrainedRows(Protocol):
         """See `accept`."""
 
 
-class BeginsConstraints(Protocol):
+class ConstraintSource(Protocol):
     """Who knows the constrained sequences."""
 
     def begin(self, sequence_ids: Longs, remaining: Ints) -> ConstrainedRows | None:
@@ -104,7 +104,7 @@ class SamplingInputs:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredTokens:
+class PromptLogprobRows:
     """P tokens of prompts whose log-probabilities are wanted: the logits of the tokens before them are computed beside
     those of the K rows that sample, L = K + P in all, in the order of the step's tokens."""
 
@@ -116,7 +116,7 @@ class ScoredTokens:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenScores:
+class TokenLogprobs:
     """The log-probabilities of P tokens, and the likeliest at each of their places."""
 
     logprobs: Floats  # [P]
@@ -143,8 +143,8 @@ class StepInputs:
     num_decode_rows: int
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
-    is_guessed: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
-    scored: ScoredTokens | None = None
+    has_drafts: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
+    scored: PromptLogprobRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -169,7 +169,7 @@ class StepOutput:
     logprobs: Floats | None = None  # [K]
     top_ids: Ints | None = None  # [K, most asked]
     top_logprobs: Floats | None = None  # [K, most asked]
-    scores: TokenScores | None = None  # of the step's `scored`
+    scores: TokenLogprobs | None = None  # of the step's `scored`
 
     def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> StepOutput:
         """Of those of the K rows that are marked or listed; a copy."""
@@ -210,7 +210,7 @@ def warming_step(num_tokens: int) -> StepInputs:
     )
 
 
-def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints | None = None) -> StepInputs:
+def build(step: ScheduledStep, table: SlotTable, constraints: ConstraintSource | None = None) -> StepInputs:
     """Index arrays for `step`. Costs a handful of NumPy calls whatever the batch is."""
     slots, num_tokens = step.slots, step.num_tokens
     starts = table.num_computed[slots]  # int32 [R]
@@ -232,7 +232,7 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is in here
         logit_rows = query_starts[sampled + 1].astype(np.int64) - 1
         sampling = _sampling(slots[sampled], table.length[slots[sampled]], table, constraints)
-        if table.num_scored:
+        if table.num_prompt_logprobs:
             logit_rows, scored = _scored(step, query_starts, logit_rows, table)
     else:  # every row decodes, and draws at each of its tokens
         logit_rows = np.arange(len(positions))
@@ -249,18 +249,18 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
-        is_guessed=step.num_drafts is not None,
+        has_drafts=step.num_drafts is not None,
         scored=scored,
     )
 
 
 def _scored(
     step: ScheduledStep, query_starts: Ints, sampled: Longs, table: SlotTable
-) -> tuple[Longs, ScoredTokens | None]:
+) -> tuple[Longs, PromptLogprobRows | None]:
     """The rows of T whose logits are needed, `sampled` [K] and those before wanted tokens, and what they are for."""
     rows, token_ids, sequences, num_tops = [], [], [], 0
     for index, slot in enumerate(step.slots.tolist()):
-        known = table.num_scored.get(slot)
+        known = table.num_prompt_logprobs.get(slot)
         if known is None:
             continue
         start = int(table.num_computed[slot])
@@ -276,7 +276,7 @@ def _scored(
     scored = np.concatenate(rows)
     every = np.sort(np.concatenate([sampled, scored]))  # [L]
     places = np.searchsorted(every, sampled), np.searchsorted(every, scored)
-    return every, ScoredTokens(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
+    return every, PromptLogprobRows(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
 
 
 def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
@@ -284,7 +284,7 @@ def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
     return handles if handles.any() else None
 
 
-def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: BeginsConstraints | None) -> SamplingInputs:
+def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: ConstraintSource | None) -> SamplingInputs:
     """The sampling columns of the K rows in `slots`, each of which draws its token number `lengths` [K]."""
     constrained = None
     if constraints is not None:

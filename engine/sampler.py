@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from engine.arrays import Floats, Ints
-from engine.inputs import SamplingInputs, ScoredTokens, StepOutput, TokenHistory, TokenScores
+from engine.inputs import PromptLogprobRows, SamplingInputs, StepOutput, TokenHistory, TokenLogprobs
 from engine.kernels.native.library import find_library
 
 _NUM_CANDIDATES = 64
@@ -78,10 +78,10 @@ def sample_from_device(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutp
     return StepOutput(token_ids.astype(np.int32), is_failed if is_failed.any() else None)
 
 
-def score(logits: torch.Tensor, wanted: ScoredTokens) -> TokenScores:
+def score(logits: torch.Tensor, wanted: PromptLogprobRows) -> TokenLogprobs:
     """Of float32 logits [L, V], the log-probabilities of the tokens that are wanted."""
     num_wanted, most = len(wanted.rows), min(wanted.num_tops, logits.shape[1])
-    found = TokenScores(
+    found = TokenLogprobs(
         np.empty(num_wanted, np.float32),
         np.empty((num_wanted, most), np.int32),
         np.empty((num_wanted, most), np.float32),

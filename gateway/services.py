@@ -257,10 +257,9 @@ def _quota(settings: GatewaySettings, ephemeral: Ephemeral, allowance: Allowance
 def _nodes(settings: GatewaySettings, ephemeral: Ephemeral) -> Nodes:
     return Nodes(
         ephemeral,
-        cluster_secret=settings.cluster_secret,
+        identity=settings.service_identity(),
         sender=f"gateway@{socket.gethostname()}",
         tls=settings.tls_context(),
-        identity=settings.service_identity(),
     )
 
 

@@ -19,7 +19,7 @@ from engine.kernels.interface import Operator
 
 _SMALL_FLOAT32 = 1 << 16  # elements; below, float32 is faster through the plain operator
 _PROBE_ROWS = 16
-_ROW_STEP = 16  # more rows than this are padded to a multiple
+ROW_STEP = 16  # more rows than this are padded to a multiple
 _FLOAT32_MARGIN = 0.8  # float32 wins only if clearly faster: the choice should not hang on noise
 
 
@@ -41,9 +41,9 @@ def _prepacked(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[0]
-        if num_rows <= _ROW_STEP or num_rows % _ROW_STEP == 0:
+        if num_rows <= ROW_STEP or num_rows % ROW_STEP == 0:
             return linear(x, packed, bias, "none", [], "")
-        padded = functional.pad(x, (0, 0, 0, -num_rows % _ROW_STEP))
+        padded = functional.pad(x, (0, 0, 0, -num_rows % ROW_STEP))
         return linear(padded, packed, bias, "none", [], "")[:num_rows]
 
     return forward
@@ -73,13 +73,13 @@ def fastest_dtype(shapes: Sequence[tuple[int, int]], budget_s: float = 0.08) -> 
     seconds = {}
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.ones(_PROBE_ROWS, num_in, dtype=dtype)  # [16, C]
-        seconds[dtype] = _seconds_per_call(bind_linear(torch.ones(num_out, num_in, dtype=dtype), None), x, budget_s / 2)
+        seconds[dtype] = seconds_per_call(bind_linear(torch.ones(num_out, num_in, dtype=dtype), None), x, budget_s / 2)
     is_float32_better = seconds[torch.float32] < _FLOAT32_MARGIN * seconds[torch.bfloat16]
     return torch.float32 if is_float32_better else torch.bfloat16
 
 
-def _seconds_per_call(operator: Operator, x: torch.Tensor, budget_s: float) -> float:
-    """The best of the calls that fit in the budget; at least two."""
+def seconds_per_call(operator: Operator, x: torch.Tensor, budget_s: float) -> float:
+    """Return the shortest of the calls that fit in the budget, of at least two."""
     best, deadline = float("inf"), time.perf_counter() + budget_s
     with torch.inference_mode():
         operator(x)

@@ -1,10 +1,12 @@
-"""Matrix products on the CPU with weights that stay packed: 8-bit levels by output, 4-bit levels by group.
+"""Matrix products on the CPU with packed weights: 8-bit levels per output, 4-bit levels per group of inputs.
 
-8 bits: every row of inputs is rounded to 255 levels of its own largest number, oneDNN multiplies whole numbers, and
-the result is scaled by output and by row. Sums are exact, so a row's result does not depend on its batch mates. Inputs
-are given as unsigned numbers around 128: signed ones fall to a slow reference. 4 bits: torch's weight-only operator,
-which reads a quarter of the bytes and is made for few rows. Both operators are offered under private names only, so
-each is tried once on a small product and left alone, with a warning, where it is missing or wrong.
+8 bits: each input row is quantized to 255 levels of its largest absolute value, oneDNN multiplies integers, and the
+product is scaled per output and per row. Integer sums are exact, so a row's result does not depend on the other rows
+of the batch. Inputs are unsigned with zero point 128 because oneDNN has no fast path for signed ones. 4 bits: torch's
+weight-only operator, which reads a quarter of the bytes and is fast for few rows.
+
+Both operators are private in torch. Each is tried once per process on a small product; if it is missing, wrong or far
+slower than the plain product, it is not used and a warning is logged.
 """
 
 from __future__ import annotations
@@ -17,22 +19,27 @@ import torch
 from torch.nn import functional
 
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized
-from engine.kernels.cpu_linear import _ROW_STEP
+from engine.kernels.cpu_linear import ROW_STEP, bind_linear, seconds_per_call
 from engine.kernels.interface import Operator
 from engine.kernels.reference import round_rows
 
 logger = logging.getLogger(__name__)
 
-_ZERO = 128  # of inputs as unsigned numbers
+_ZERO_POINT = 128  # of the unsigned inputs
 _MAX_LEVEL = 127.0
-_GROUP_SIZES = (256, 128, 64, 32)  # that the 4-bit operator knows
-_OUT_STEP = 16  # it takes outputs in such multiples
-# Added to a number below 2^22, leaves its nearest whole number + 128 in the low byte: one addition rounds and shifts.
-_ROUNDER = 1.5 * 2**23 + _ZERO
+_GROUP_SIZES = (256, 128, 64, 32)  # supported by the 4-bit operator
+_OUT_STEP = 16  # the 4-bit operator needs a multiple of this many outputs
+# Added to a number below 2^22, leaves its nearest integer + 128 in the low byte: one addition rounds and shifts.
+_ROUNDER = 1.5 * 2**23 + _ZERO_POINT
+_PROBE_SIZE = 512  # inputs and outputs of the product that is timed
+_PROBE_BUDGET_S = 0.01
+# Packed weights save memory, which is worth some time. Fast operators measure below 3 times the plain product; oneDNN's
+# reference implementation, which it uses for bfloat16 without VNNI instructions, measures above 300 times.
+_MAX_SLOWDOWN = 16
 
 
 def takes_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Whether `bind_packed` has an operator here for such a matrix [out, in] and inputs of `dtype`."""
+    """Return True if `bind_packed` supports such a matrix [out, in] with inputs of `dtype` on this machine."""
     num_out, num_in = shape
     if form.bits == 8:
         is_by_output = form.is_symmetric and form.group_size == num_in
@@ -43,7 +50,7 @@ def takes_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -
 
 
 def bind_packed(matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
-    """x [T, in] -> x @ weight.T + bias in `dtype`, of a matrix that `takes_packed` takes."""
+    """Return x [T, in] -> x @ weight.T + bias in `dtype`, for a matrix that `takes_packed` accepts."""
     if matrix.bits == 8:
         return _int8(matrix, bias, dtype)
     return _int4(matrix, bias)
@@ -51,23 +58,23 @@ def bind_packed(matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch
 
 def _int8(matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
     num_out = matrix.shape[0]
-    signed = (matrix.packed ^ _ZERO).view(torch.int8)  # [out, in]
+    signed = (matrix.packed ^ _ZERO_POINT).view(torch.int8)  # [out, in]
     packed = torch.ops.onednn.qlinear_prepack(signed, None)
     scales, zeros = matrix.scales.flatten() / _MAX_LEVEL, torch.zeros(num_out, dtype=torch.int64)  # [out]
     overload = torch.ops.onednn.qlinear_pointwise.default
-    linear = getattr(overload, "_op", overload)  # without a call of Python around each call
-    most, rounder = torch.tensor(_MAX_LEVEL), torch.tensor(_ROUNDER)
+    linear = getattr(overload, "_op", overload)  # skips a Python call around each call
+    max_level, rounder = torch.tensor(_MAX_LEVEL), torch.tensor(_ROUNDER)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[0]
-        is_padded = num_rows > _ROW_STEP and num_rows % _ROW_STEP != 0
-        if is_padded:  # a kernel is compiled for every number of rows
-            x = functional.pad(x, (0, 0, 0, -num_rows % _ROW_STEP))
+        is_padded = num_rows > ROW_STEP and num_rows % ROW_STEP != 0
+        if is_padded:  # oneDNN compiles a kernel for every distinct number of rows
+            x = functional.pad(x, (0, 0, 0, -num_rows % ROW_STEP))
         real = x.float()  # [T, in]
-        peak = real.abs().amax(-1, True)  # [T, 1]; a row of zeros becomes 0 × something finite
-        shifted = torch.mul(real, torch.div(most, peak)).add_(rounder)
+        peak = real.abs().amax(-1, True)  # [T, 1]; a row of zeros becomes 0 × a finite number
+        shifted = torch.mul(real, torch.div(max_level, peak)).add_(rounder)
         levels = shifted.view(torch.int32).to(torch.uint8)  # [T, in]
-        y = linear(levels, 1.0, _ZERO, packed, scales, zeros, None, 1.0, 0, dtype, "none", [], "")  # [T, out]
+        y = linear(levels, 1.0, _ZERO_POINT, packed, scales, zeros, None, 1.0, 0, dtype, "none", [], "")  # [T, out]
         y.mul_(peak)
         if bias is not None:
             y.add_(bias)
@@ -80,7 +87,7 @@ def _int4(matrix: QuantizedTensor, bias: torch.Tensor | None) -> Operator:
     group_size = next(size for size in _GROUP_SIZES if matrix.group_size % size == 0)
     repeats = matrix.group_size // group_size
     scales = matrix.scales.repeat_interleave(repeats, 1)  # float32 [out, groups]
-    zeros = torch.zeros_like(scales)  # of the middle
+    zeros = torch.zeros_like(scales)  # relative to level 8
     if matrix.zeros is not None:
         zeros = (8 - matrix.zeros.float()).repeat_interleave(repeats, 1) * scales
     scales_and_zeros = torch.stack((scales.t(), zeros.t()), 2).to(torch.bfloat16).contiguous()  # [groups, out, 2]
@@ -98,7 +105,7 @@ def _int4(matrix: QuantizedTensor, bias: torch.Tensor | None) -> Operator:
 
 @functools.cache
 def has_int8_linear(dtype: torch.dtype) -> bool:
-    """Whether the 8-bit product exists here and is exact, also where sums of pairs are largest."""
+    """Return True if the 8-bit product exists on this CPU, is exact even for the largest sums, and is fast."""
 
     def probe() -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.full((3, 64), 2.0)
@@ -109,32 +116,54 @@ def has_int8_linear(dtype: torch.dtype) -> bool:
         weight = matrix.dequantize(torch.float32)
         return _int8(matrix, None, dtype)(x.to(dtype)), functional.linear(round_rows(x.to(dtype)), weight)
 
-    return _is_right(probe, "8-bit")
+    def bind_large() -> Operator:
+        levels = torch.full((_PROBE_SIZE, _PROBE_SIZE), 129, dtype=torch.uint8)
+        return _int8(QuantizedTensor(8, levels, torch.ones(_PROBE_SIZE, 1), None, _PROBE_SIZE), None, dtype)
+
+    return _is_usable("8-bit", dtype, probe, bind_large)
 
 
 @functools.cache
 def has_int4_linear() -> bool:
-    """Whether the 4-bit product exists here and gives the right answer."""
+    """Return True if the 4-bit product exists on this CPU, is correct, and is fast."""
 
     def probe() -> tuple[torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(0)
-        levels = torch.randint(0, 16, (32, 64), generator=generator, dtype=torch.uint8)
-        zeros = torch.randint(0, 16, (32, 2), generator=generator, dtype=torch.uint8)
-        scales = torch.rand(32, 2, generator=generator)
+        levels = torch.randint(0, 16, (48, 64), generator=generator, dtype=torch.uint8)
+        zeros = torch.randint(0, 16, (48, 2), generator=generator, dtype=torch.uint8)
+        scales = torch.rand(48, 2, generator=generator)
         matrix = quantized(levels, 4, scales, zeros, 32, None)
         x = torch.randn(3, 64, generator=generator).to(torch.bfloat16)
         return _int4(matrix, None)(x), functional.linear(x.float(), matrix.dequantize(torch.float32))
 
-    return _is_right(probe, "4-bit")
+    def bind_large() -> Operator:
+        levels = torch.full((_PROBE_SIZE, _PROBE_SIZE), 9, dtype=torch.uint8)
+        return _int4(quantized(levels, 4, torch.ones(_PROBE_SIZE, _PROBE_SIZE // 32), None, 32, None), None)
+
+    return _is_usable("4-bit", torch.bfloat16, probe, bind_large)
 
 
-def _is_right(probe: Callable[[], tuple[torch.Tensor, torch.Tensor]], kind: str) -> bool:
+def _is_usable(
+    kind: str,
+    dtype: torch.dtype,
+    probe: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+    bind_large: Callable[[], Operator],
+) -> bool:
+    """Return True if `probe`'s product equals its expectation and `bind_large`'s is not far slower than a plain one."""
     try:
         with torch.inference_mode():
             result, expected = probe()
-        is_right = result.shape == expected.shape and torch.allclose(result.float(), expected, atol=0.5, rtol=0.02)
+        is_usable = result.shape == expected.shape and torch.allclose(result.float(), expected, atol=0.5, rtol=0.02)
+        is_usable = is_usable and _slowdown(bind_large(), dtype) < _MAX_SLOWDOWN
     except (AttributeError, RuntimeError, TypeError):
-        is_right = False
-    if not is_right:
-        logger.warning("no %s product on this machine: such weights are expanded when they are loaded", kind)
-    return is_right
+        is_usable = False
+    if not is_usable:
+        logger.warning("no usable %s product for %s on this CPU: such weights are expanded at load", kind, dtype)
+    return is_usable
+
+
+def _slowdown(operator: Operator, dtype: torch.dtype) -> float:
+    """Return how many times as long as the plain product of the same size `operator` takes for one row."""
+    x = torch.ones(1, _PROBE_SIZE, dtype=dtype)
+    plain = bind_linear(torch.ones(_PROBE_SIZE, _PROBE_SIZE, dtype=dtype), None)
+    return seconds_per_call(operator, x, _PROBE_BUDGET_S) / seconds_per_call(plain, x, _PROBE_BUDGET_S)

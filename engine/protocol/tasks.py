@@ -21,7 +21,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     gives none, k >= 0 gives that of the sampled token and of the k likeliest. `must_fit` says that `max_tokens` is the
     caller's own word: it is refused when the prompt leaves less of the context, where a default would be shortened.
     A token of `stop_token_ids` ends the text as the model's own end tokens do, and shows in it no more than they.
-    With `scores_prompt`, `logprobs` are given of the prompt's tokens as well, each after those before it.
+    With `wants_prompt_logprobs`, `logprobs` are given of the prompt's tokens as well, each after those before it.
     `logit_bias` has (token id, what is added to its logit) pairs, each id once. Before `min_tokens`, no such token and
     no end token is drawn; a constraint that has nothing left to say ends a text all the same.
     """
@@ -42,7 +42,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     min_tokens: int = 0
-    scores_prompt: bool = False
+    wants_prompt_logprobs: bool = False
 
 
 class ToolCall(Struct, frozen=True, omit_defaults=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The LoRA adapters that calls on this node use: their files here and verified, kept while in use and some time after.
 
 An adapter is stored as a model is: a manifest under its digest, two files under theirs. Which of them a model's process
-has in its memory is that process's affair (`engine/adapters/bank.py`).
+has in its memory is that process's affair (`engine/adapters/cache.py`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class _Kept:
 
 
 class NodeAdapters:
-    """`take` before a call begins, `give` after it ended."""
+    """`acquire` before a call begins, `release` after it ended."""
 
     def __init__(self, store: FindsModels) -> None:
         self._store = store
         self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by digest, the least recently used first
 
-    async def take(self, adapter: Adapter) -> LocalAdapter:
+    async def acquire(self, adapter: Adapter) -> LocalAdapter:
         """Its files on this machine. Raises Refused, and is then not to be given back."""
         kept = self._kept.get(adapter.digest)
         if kept is None:
@@ -46,7 +46,7 @@ class NodeAdapters:
             self._leave(adapter.digest, kept)
             raise
 
-    def give(self, adapter: Adapter) -> None:
+    def release(self, adapter: Adapter) -> None:
         """One call less uses it."""
         self._leave(adapter.digest, self._kept[adapter.digest])
         idle = [digest for digest, kept in self._kept.items() if not kept.num_calls and kept.opening.done()]

@@ -21,15 +21,11 @@ from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import FindsModels, LocalModel, ModelUnavailable
 from engine.tasks.text_embeddings import TextEmbedder
 from engine.tasks.text_generation import TextGenerator
-from engine.tasks.work import TaskModel
+from engine.tasks.work import ModelLoadError, TaskModel
 from engine.text.files import TokenizerUnusable
 from storage.errors import StoreError
 
 logger = logging.getLogger(__name__)
-
-
-class LoadFailed(Exception):
-    """The model's files are here and it could not be loaded; the text says why, for the operator."""
 
 
 class LoadSettings(Protocol):
@@ -77,14 +73,14 @@ class Loaders:
         return tuple(self._by_task)
 
     async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel:
-        """The model, hot; `on_exit` hears if its process ends unasked. Raises LoadFailed."""
+        """The model, hot; `on_exit` hears if its process ends unasked. Raises ModelLoadError."""
         load = self._by_task.get(model.manifest.task)
         if load is None:
-            raise LoadFailed(f"this node has nothing for the task {model.manifest.task}")
+            raise ModelLoadError(f"this node has nothing for the task {model.manifest.task}")
         try:
             return await load(model, on_exit)
         except (TokenizerUnusable, ReplicaLoadError, WorkerLoadError, ZygoteError) as error:
-            raise LoadFailed(str(error)) from error
+            raise ModelLoadError(str(error)) from error
 
     async def _text_generation(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel:
         settings = self._settings

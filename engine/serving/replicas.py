@@ -1,12 +1,11 @@
-"""Which models are loaded here: made hot at start or on demand, brought back after a crash, let go when idle.
+"""Replicas: the models this process has loaded, is loading, or could not load.
 
-    loading ──► hot ──► (gone)          idle, and another model needs the place
-       ▲         │ crash
-       └─ pause ◄┘                      a growing one; after three crashes in five minutes: failed until they age,
-                                        but for those that were some call's fault, which is then refused instead
+    cold ──► loading ──► ready ──► draining ──► removed     idle, and another model needs its slot
+                ▲          │ crash
+                └──────────┘    after a growing delay; `failed` after MAX_CRASHES crashes in CRASH_WINDOW_S
 
-One model version is one Resident. Loading is done once, however many calls wait for it. How a task's model is loaded is
-the business of `loaders.py`; where its files come from, of `model_store.py`.
+There is one replica per model revision. It is loaded once, however many calls wait for it. `engine/tasks/` knows how
+the model of a task is loaded, `model_store.py` where its files come from.
 """
 
 from __future__ import annotations
@@ -25,9 +24,8 @@ from engine.protocol.events import Failed
 from engine.protocol.status import ReplicaState, ReplicaStatus
 from engine.report import EngineStatus
 from engine.serving.disk_cache import CacheFull
-from engine.serving.loaders import LoadFailed
 from engine.serving.model_store import FindsModels, LocalModel, ModelUnavailable
-from engine.tasks.work import Refused, TaskModel
+from engine.tasks.work import ModelLoadError, Refused, TaskModel
 from storage.errors import StoreError
 from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
@@ -38,52 +36,54 @@ FIRST_RESTART_S = 0.05
 MAX_RESTART_S = 30.0
 MAX_CRASHES = 3
 CRASH_WINDOW_S = 300.0
-RETRY_FAILED_S = 2.0  # a model that could not be loaded is refused this long before it is tried again
+RETRY_FAILED_S = 2.0  # how long calls are refused after a failed load, before the next attempt
 MAX_RETRY_S = 30.0
-MAX_FAILED = 32  # failures remembered
+MAX_FAILED = 32  # failed replicas remembered
 
 
 class LoadsModels(Protocol):
+    """Loads a model in processes of its own; `on_exit` is called with a reason if one exits unexpectedly."""
+
     async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel: ...
 
 
 @dataclass(eq=False)
-class Resident:
-    """One model version that this node holds, is getting, or could not get."""
+class ModelReplica:
+    """One model revision on this machine."""
 
     model: str
     revision: str
-    state: ReplicaState = "loading"
+    state: ReplicaState = "cold"
     detail: str = ""
     task: str = ""
-    num_calls: int = 0  # that hold it
-    num_loads: int = 0  # times it became hot
+    num_calls: int = 0  # that have acquired this replica
+    num_loads: int = 0  # times this replica became ready
     last_used_s: float = 0.0
-    has_place: bool = False  # counts among the replicas that may be loaded at once
+    has_slot: bool = False  # counts towards `max_replicas`
     loaded: TaskModel | None = None
-    job: asyncio.Task[None] | None = None  # getting it
+    loading: asyncio.Task[None] | None = None
     failed_s: float = 0.0
     failure: Failed | None = None
     has_crashed: asyncio.Event = field(default_factory=asyncio.Event)
-    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))
-    excuse: str = ""  # why the crash whose news is on its way does not count
+    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))  # monotonic seconds
 
     @property
     def is_alive(self) -> bool:
-        """Whether nothing is known to be wrong with it."""
+        """False if a process has exited, even if `on_exit` was not called yet."""
         return self.loaded is None or self.loaded.is_alive
 
     @property
-    def ready_model(self) -> TaskModel:
-        assert self.loaded is not None, "only a hot resident is given to calls"
+    def task_model(self) -> TaskModel:
+        """The loaded model; only valid while this replica is acquired."""
+        assert self.loaded is not None, "only a ready replica can be acquired"
         return self.loaded
 
 
 class Replicas:
-    """The residents of this node, at most `max_replicas` of them loaded.
+    """The replicas of this process, at most `max_replicas` of them loaded.
 
-    `wanted` are the models to keep hot; one that had to make place for another is not wanted any more, one that cannot
-    even be found counts as failed. `on_change` is called whenever a resident's state changed.
+    `wanted` are the models to keep ready. A wanted model that was unloaded for another one is no longer wanted; one
+    that cannot be found is reported as failed. `on_change` is called whenever a replica's state changes.
     """
 
     def __init__(
@@ -100,267 +100,272 @@ class Replicas:
         self._max_replicas = max_replicas
         self._on_change = on_change
         self._clock = clock
-        self._residents: dict[tuple[str, str], Resident] = {}
+        self._replicas: dict[tuple[str, str], ModelReplica] = {}
         self._wanted = list(wanted)
-        self._not_found: dict[str, str] = {}  # wanted model -> why no revision of it is known
+        self._not_found: dict[str, str] = {}  # wanted model -> why none of its revisions is known
         self._background: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    async def keep_hot(self) -> None:
-        """Make each wanted model hot, in their order, and again whenever one failed; until cancelled."""
-        pauses_s = dict.fromkeys(self._wanted, RETRY_FAILED_S)
+    def __iter__(self) -> Iterator[ModelReplica]:
+        return iter(list(self._replicas.values()))
+
+    async def keep_ready(self) -> None:
+        """Load each wanted model, in order, and retry failed ones with a growing delay, until cancelled."""
+        delays_s = dict.fromkeys(self._wanted, RETRY_FAILED_S)
         next_try_s = dict.fromkeys(self._wanted, 0.0)
         while True:
             for model in list(self._wanted):
-                if self.is_hot(model):
-                    pauses_s[model] = RETRY_FAILED_S
+                if self.is_model_ready(model):
+                    delays_s[model] = RETRY_FAILED_S
                 elif self._clock.monotonic_s() >= next_try_s[model]:
                     with contextlib.suppress(Refused):
-                        await self.acquire_current(model)
-                    next_try_s[model] = self._clock.monotonic_s() + pauses_s[model]
-                    pauses_s[model] = min(MAX_RETRY_S, pauses_s[model] * 2)
-            await asyncio.sleep(RETRY_FAILED_S * random.uniform(0.5, 1.0))  # noqa: S311 - spreads nodes, guards nothing
+                        await self.load_current(model)
+                    next_try_s[model] = self._clock.monotonic_s() + delays_s[model]
+                    delays_s[model] = min(MAX_RETRY_S, delays_s[model] * 2)
+            await asyncio.sleep(RETRY_FAILED_S * random.uniform(0.5, 1.0))  # noqa: S311 - desynchronizes nodes
 
-    async def acquire_current(self, model: str) -> None:
-        """Make the current revision of `model` hot. Raises Refused."""
+    async def load_current(self, model: str) -> None:
+        """Load the current revision of `model` and wait until it is ready. Raises Refused."""
         try:
-            with _as_refusal(model):
+            with _refusals(model):
                 revision = await self._store.current_revision(model)
-        except Refused as refusal:
-            self._say_not_found(model, refusal.failure)
+        except Refused as refused:
+            self._report_not_found(model, refused.failure)
             raise
         self._not_found.pop(model, None)
         self.release(await self.acquire(model, revision))
 
-    async def acquire(self, model: str, revision: str, task: str = "") -> Resident:
-        """The model, hot, held until `release`; waits while it loads. Raises Refused."""
-        resident = self._find_or_load(model, revision)
-        resident.num_calls += 1
-        resident.last_used_s = self._clock.monotonic_s()
-        try:
-            while resident.state == "loading" or not resident.is_alive:
-                if resident.state == "hot":  # its process is gone, and the news on its way
-                    await resident.has_crashed.wait()
-                assert resident.job is not None
-                await asyncio.shield(resident.job)
-            if resident.failure is not None:
-                failure = resident.failure  # raised anew: one exception for all would hold on to every call it ended
-                raise Refused(failure.reason, failure.message, is_retryable=failure.is_retryable)
-            if task and resident.task != task:
-                raise Refused("invalid_input", f"{model} does {resident.task}, not {task}")
-        except BaseException:
-            resident.num_calls -= 1
-            raise
-        return resident
+    async def acquire(self, model: str, revision: str, task: str = "") -> ModelReplica:
+        """Return the model's replica once it is ready; it stays loaded until `release`. Loads it if necessary.
 
-    def release(self, resident: Resident) -> None:
-        """One call less needs it."""
-        resident.num_calls -= 1
-        resident.last_used_s = self._clock.monotonic_s()
+        Raises Refused, also if the model's task is not `task`.
+        """
+        replica = self._find_or_load(model, revision)
+        replica.num_calls += 1
+        replica.last_used_s = self._clock.monotonic_s()
+        try:
+            while replica.state == "loading" or not replica.is_alive:
+                if replica.state == "ready":  # its process has exited, and `on_exit` is about to be called
+                    await replica.has_crashed.wait()
+                assert replica.loading is not None
+                await asyncio.shield(replica.loading)
+            if replica.failure is not None:
+                failure = replica.failure  # a new exception: a shared one would collect the tracebacks of all calls
+                raise Refused(failure.reason, failure.message, is_retryable=failure.is_retryable)
+            if task and replica.task != task:
+                raise Refused("invalid_input", f"{model} does {replica.task}, not {task}")
+        except BaseException:
+            replica.num_calls -= 1
+            raise
+        return replica
+
+    def release(self, replica: ModelReplica) -> None:
+        """Undo one `acquire`."""
+        replica.num_calls -= 1
+        replica.last_used_s = self._clock.monotonic_s()
 
     @property
     def is_ready(self) -> bool:
-        """Whether the first of the wanted models can take calls, or none is wanted."""
-        return all(self.is_hot(model) for model in self._wanted[:1])
+        """True if the first wanted model can take calls, or no model is wanted."""
+        return all(self.is_model_ready(model) for model in self._wanted[:1])
 
-    def is_hot(self, model: str) -> bool:
-        """Whether any revision of `model` can take calls now."""
-        return any(each.state == "hot" for each in self._residents.values() if each.model == model)
+    def is_model_ready(self, model: str) -> bool:
+        """Return True if any revision of `model` can take calls."""
+        return any(replica.state == "ready" for replica in self._replicas.values() if replica.model == model)
 
     def statuses(self) -> tuple[ReplicaStatus, ...]:
-        """What the node says of its residents."""
-        known = tuple(_status(resident) for resident in self._residents.values())
+        """Return the status of each replica, and of each wanted model that was not found."""
+        known = tuple(_status(replica) for replica in self._replicas.values())
         models = {status.model for status in known}
-        return known + tuple(_not_found(model, why) for model, why in self._not_found.items() if model not in models)
+        return known + tuple(
+            ReplicaStatus(model=model, revision="", state="failed", detail=reason)
+            for model, reason in self._not_found.items()
+            if model not in models
+        )
 
-    def end_idle_loading(self) -> None:
-        """The node is about to leave: a model that is loading, and that no call waits for, would serve nobody."""
-        for resident in [each for each in self._residents.values() if each.state == "loading" and not each.num_calls]:
-            del self._residents[resident.model, resident.revision]  # a call that comes all the same has it loaded anew
-            if resident.job is not None:
-                self._keep(resident.job)
-                resident.job.cancel()
+    def cancel_idle_loading(self) -> None:
+        """Cancel the loading of models that no call waits for, because the process is about to exit."""
+        for replica in [each for each in self._replicas.values() if each.state == "loading" and not each.num_calls]:
+            del self._replicas[replica.model, replica.revision]  # a later call loads the model again
+            if replica.loading is not None:
+                self._keep_task(replica.loading)
+                replica.loading.cancel()
         self._on_change()
 
+    def forget_crashes(self, replica: ModelReplica, reason: str) -> None:
+        """Stop counting the replica's crashes against it, because their cause is known and is now refused."""
+        replica.crashes.clear()
+        replica.detail = reason
+
     async def close(self) -> None:
-        """End every model's processes; loading stops."""
+        """Cancel all loading and end the processes of all models."""
         self._is_closing = True
-        jobs = [resident.job for resident in self._residents.values() if resident.job is not None]
-        for job in (*jobs, *self._background):
-            job.cancel()
-        await asyncio.gather(*jobs, *self._background, return_exceptions=True)
-        await asyncio.gather(*(self._unload(resident) for resident in list(self._residents.values())))
+        loading = [replica.loading for replica in self._replicas.values() if replica.loading is not None]
+        for task in (*loading, *self._background):
+            task.cancel()
+        await asyncio.gather(*loading, *self._background, return_exceptions=True)
+        await asyncio.gather(*(self._unload(replica) for replica in list(self._replicas.values())))
 
     # ── loading ──
 
-    def _find_or_load(self, model: str, revision: str) -> Resident:
-        resident = self._residents.get((model, revision))
-        if resident is None:
+    def _find_or_load(self, model: str, revision: str) -> ModelReplica:
+        replica = self._replicas.get((model, revision))
+        if replica is None:
             self._forget_old_failures()
-            resident = self._residents[model, revision] = Resident(model, revision)
-            self._begin_loading(resident, after_s=0.0)
-        elif resident.state == "failed" and self._may_try_again(resident):
-            self._begin_loading(resident, after_s=0.0)
-        return resident
+            replica = self._replicas[model, revision] = ModelReplica(model, revision)
+            self._start_loading(replica, delay_s=0.0)
+        elif replica.state == "failed" and self._may_retry(replica):
+            self._start_loading(replica, delay_s=0.0)
+        return replica
 
     def _forget_old_failures(self) -> None:
-        failed = [each for each in self._residents.values() if each.state == "failed" and not each.num_calls]
-        for resident in sorted(failed, key=lambda each: each.failed_s)[: max(0, len(failed) - MAX_FAILED + 1)]:
-            del self._residents[resident.model, resident.revision]
+        failed = [each for each in self._replicas.values() if each.state == "failed" and not each.num_calls]
+        for replica in sorted(failed, key=lambda each: each.failed_s)[: max(0, len(failed) - MAX_FAILED + 1)]:
+            del self._replicas[replica.model, replica.revision]
 
-    def _may_try_again(self, resident: Resident) -> bool:
+    def _may_retry(self, replica: ModelReplica) -> bool:
         now = self._clock.monotonic_s()
-        if _is_crashing(resident, now):
-            return False
-        return now - resident.failed_s >= RETRY_FAILED_S
+        return not _is_crash_looping(replica, now) and now - replica.failed_s >= RETRY_FAILED_S
 
-    def _begin_loading(self, resident: Resident, after_s: float) -> None:
-        resident.state = "loading"
-        resident.failure = None
-        resident.has_crashed.clear()
-        resident.job = asyncio.create_task(self._load(resident, after_s))
+    def _start_loading(self, replica: ModelReplica, delay_s: float) -> None:
+        replica.state = "loading"
+        replica.failure = None
+        replica.has_crashed.clear()
+        replica.loading = asyncio.create_task(self._load(replica, delay_s))
         self._on_change()
 
-    async def _load(self, resident: Resident, after_s: float) -> None:
-        """Until the resident is hot or failed; raises nothing but cancellation."""
-        await asyncio.sleep(after_s)
+    async def _load(self, replica: ModelReplica, delay_s: float) -> None:
+        """Load the replica until it is ready or failed. Raises only CancelledError."""
+        await asyncio.sleep(delay_s)
         started_s = self._clock.monotonic_s()
-        died: list[str] = []
+        exits: list[str] = []
 
-        def on_exit(how: str) -> None:
-            died.append(how)
-            self._on_crash(resident, how)
+        def on_exit(reason: str) -> None:
+            exits.append(reason)
+            self._on_crash(replica, reason)
 
         try:
-            with _as_refusal(resident.model):
-                await self._make_place(resident)
-                await self._make_hot(resident, on_exit)
-        except Refused as refusal:
-            self._fail(resident, refusal)
+            with _refusals(replica.model):
+                await self._take_slot(replica)
+                await self._load_files(replica, on_exit)
+        except Refused as refused:
+            self._fail(replica, refused)
             return
-        except Exception:  # one model's bug must not leave its calls waiting
-            logger.exception("a model could not be loaded", extra={"model": resident.model})
-            self._fail(resident, Refused("internal", "the model could not be loaded; the node's log says why"))
+        except Exception:  # a defect must not leave the calls of this model waiting
+            logger.exception("replica could not be loaded", extra={"model": replica.model})
+            self._fail(replica, Refused("internal", "the model could not be loaded; the node's log has the reason"))
             return
-        if died:  # while its tokenizer was still being read
-            self._on_crash(resident, died[0])
+        if exits:  # while the model's tokenizer was still being read
+            self._on_crash(replica, exits[0])
             return
         load_s = self._clock.monotonic_s() - started_s
-        metrics.MODEL_LOAD_SECONDS.labels(resident.model).observe(load_s)
-        logger.info("model is hot", extra={"model": resident.model, "load_s": round(load_s, 3)})
-        resident.state, resident.detail = "hot", ""
-        resident.num_loads += 1
+        metrics.MODEL_LOAD_SECONDS.labels(replica.model).observe(load_s)
+        logger.info(
+            "replica ready",
+            extra={"model": replica.model, "revision": replica.revision, "load_s": round(load_s, 3)},
+        )
+        replica.state, replica.detail = "ready", ""
+        replica.num_loads += 1
         self._on_change()
 
-    async def _make_hot(self, resident: Resident, on_exit: Callable[[str], None]) -> None:
-        local = await self._store.open(resident.model, resident.revision)
-        resident.task = local.manifest.task
+    async def _load_files(self, replica: ModelReplica, on_exit: Callable[[str], None]) -> None:
+        local = await self._store.open(replica.model, replica.revision)
+        replica.task = local.manifest.task
         try:
-            resident.loaded = await self._loaders.load(local, on_exit)
+            replica.loaded = await self._loaders.load(local, on_exit)
         except BaseException:
             self._store.release(local.revision)
             raise
 
-    def _fail(self, resident: Resident, refusal: Refused) -> None:
-        resident.state, resident.detail = "failed", refusal.failure.message
-        resident.failure = refusal.failure
-        resident.has_place = False
-        resident.failed_s = self._clock.monotonic_s()
-        metrics.MODEL_FAILURES.labels(refusal.failure.reason).inc()
-        logger.error("model is not available", extra={"model": resident.model, "why": refusal.failure.message})
-        self._on_change()
+    def _fail(self, replica: ModelReplica, refused: Refused) -> None:
+        replica.state, replica.detail = "failed", refused.failure.message
+        replica.failure = refused.failure
+        replica.has_slot = False
+        replica.failed_s = self._clock.monotonic_s()
+        self._log_failure(replica.model, refused.failure)
 
-    def _say_not_found(self, model: str, failure: Failed) -> None:
-        """Have the node's status say why a wanted model is not here; once, however often it is looked for."""
+    def _report_not_found(self, model: str, failure: Failed) -> None:
+        """Report in the node's status why a wanted model is missing, once per reason."""
         if self._not_found.get(model) != failure.message:
             self._not_found[model] = failure.message
-            metrics.MODEL_FAILURES.labels(failure.reason).inc()
-            logger.error("model is not available", extra={"model": model, "why": failure.message})
-            self._on_change()
+            self._log_failure(model, failure)
 
-    async def _make_place(self, newcomer: Resident) -> None:
-        """Let idle models go until there is a place. Raises Refused."""
-        while not newcomer.has_place:
-            placed = [each for each in self._residents.values() if each.has_place]
-            if len(placed) < self._max_replicas:
-                newcomer.has_place = True
+    def _log_failure(self, model: str, failure: Failed) -> None:
+        metrics.MODEL_FAILURES.labels(failure.reason).inc()
+        logger.error("model unavailable", extra={"model": model, "reason": failure.message})
+        self._on_change()
+
+    async def _take_slot(self, newcomer: ModelReplica) -> None:
+        """Unload the least recently used idle replicas until there is a slot. Raises Refused."""
+        while not newcomer.has_slot:
+            loaded = [each for each in self._replicas.values() if each.has_slot]
+            if len(loaded) < self._max_replicas:
+                newcomer.has_slot = True
                 return
-            idle = [each for each in placed if each.state == "hot" and each.num_calls == 0]
+            idle = [each for each in loaded if each.state == "ready" and each.num_calls == 0]
             if not idle:
-                raise Refused("out_of_capacity", "every model loaded here is in use", is_retryable=True)
-            leaving = min(idle, key=lambda each: each.last_used_s)
-            self._wanted = [model for model in self._wanted if model != leaving.model]
-            self._not_found.pop(leaving.model, None)
-            await self._unload(leaving)
+                raise Refused("out_of_capacity", "all loaded models are in use", is_retryable=True)
+            evicted = min(idle, key=lambda each: each.last_used_s)
+            self._wanted = [model for model in self._wanted if model != evicted.model]
+            self._not_found.pop(evicted.model, None)
+            await self._unload(evicted)
 
-    async def _unload(self, resident: Resident) -> None:
-        """Forget the resident and end its processes."""
-        self._residents.pop((resident.model, resident.revision), None)
-        loaded, resident.loaded = resident.loaded, None
+    async def _unload(self, replica: ModelReplica) -> None:
+        """Remove the replica and end its processes."""
+        self._replicas.pop((replica.model, replica.revision), None)
+        loaded, replica.loaded = replica.loaded, None
         if loaded is not None:
-            resident.state = "draining"
-            logger.info("model unloaded", extra={"model": resident.model})
+            replica.state = "draining"
+            logger.info("replica unloaded", extra={"model": replica.model, "revision": replica.revision})
             await loaded.close()
-            self._store.release(resident.revision)
+            self._store.release(replica.revision)
         self._on_change()
 
     # ── crashes ──
 
-    def excuse(self, resident: Resident, num_crashes: int, why: str) -> None:
-        """Its latest crashes, that of which the news is still to come included, are not held against the model: their
-        cause is known and does not come again."""
-        if resident.loaded is not None:
-            resident.excuse = why
-            num_crashes -= 1
-        for _ in range(min(num_crashes, len(resident.crashes))):
-            resident.crashes.pop()
-        if resident.state == "failed" and not self._is_closing and resident.job is not None and resident.job.done():
-            self._begin_loading(resident, after_s=FIRST_RESTART_S)
-
-    def _on_crash(self, resident: Resident, how: str) -> None:
-        """The model's process ended by itself: bring it back, unless that keeps happening."""
-        if self._is_closing or resident.loaded is None:
+    def _on_crash(self, replica: ModelReplica, reason: str) -> None:
+        """Reload a replica whose process exited unexpectedly, unless it keeps crashing."""
+        if self._is_closing or replica.loaded is None:
             return
         now = self._clock.monotonic_s()
-        excuse, resident.excuse = resident.excuse, ""
-        if not excuse:
-            resident.crashes.append(now)
-        resident.has_crashed.set()
-        metrics.RANK_RESTARTS.labels(resident.model).inc()
-        crashed, resident.loaded = resident.loaded, None
+        replica.crashes.append(now)
+        replica.has_crashed.set()
+        metrics.RANK_RESTARTS.labels(replica.model).inc()
+        crashed, replica.loaded = replica.loaded, None
         self._in_background(crashed.close())
-        self._store.release(resident.revision)
-        if _is_crashing(resident, now):
-            message = f"the model crashed {MAX_CRASHES} times in {CRASH_WINDOW_S / 60:g} minutes; last: {how}"
-            self._fail(resident, Refused("model_unavailable", message, is_retryable=True))
+        self._store.release(replica.revision)
+        if _is_crash_looping(replica, now):
+            message = f"the model crashed {MAX_CRASHES} times in {CRASH_WINDOW_S / 60:g} minutes; last: {reason}"
+            self._fail(replica, Refused("model_unavailable", message, is_retryable=True))
             return
-        num_recent = sum(now - at < CRASH_WINDOW_S for at in resident.crashes)
-        after_s = min(MAX_RESTART_S, FIRST_RESTART_S * 10 ** max(0, num_recent - 1))
-        how = f"{how}; {excuse}" if excuse else how
-        logger.error("model crashed", extra={"model": resident.model, "how": how, "restart_in_s": after_s})
-        resident.detail = how
-        self._begin_loading(resident, after_s)
+        num_recent = sum(now - at < CRASH_WINDOW_S for at in replica.crashes)
+        delay_s = min(MAX_RESTART_S, FIRST_RESTART_S * 10 ** max(0, num_recent - 1))
+        replica.detail = f"{reason}; {replica.detail}" if replica.detail else reason
+        logger.error(
+            "replica crashed", extra={"model": replica.model, "reason": replica.detail, "restart_in_s": delay_s}
+        )
+        self._start_loading(replica, delay_s)
 
     def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        self._keep(asyncio.get_running_loop().create_task(work))
+        self._keep_task(asyncio.get_running_loop().create_task(work))
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        """Until it ends, or all is closed."""
+    def _keep_task(self, task: asyncio.Task[None]) -> None:
+        """Hold a reference to the task until it ends."""
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
 
-def _is_crashing(resident: Resident, now: float) -> bool:
-    crashes = resident.crashes
+def _is_crash_looping(replica: ModelReplica, now: float) -> bool:
+    crashes = replica.crashes
     return len(crashes) == MAX_CRASHES and now - crashes[0] < CRASH_WINDOW_S
 
 
 @contextlib.contextmanager
-def _as_refusal(model: str) -> Iterator[None]:
-    """What keeps a model from being loaded, as what a call is told."""
+def _refusals(model: str) -> Iterator[None]:
+    """Raise the errors that prevent loading a model as Refused."""
     try:
         yield
-    except (ModelUnavailable, LoadFailed, CardError) as error:
+    except (ModelUnavailable, ModelLoadError, CardError) as error:
         raise Refused("model_unavailable", str(error), is_retryable=True) from error
     except CacheFull as error:
         raise Refused("out_of_capacity", str(error), is_retryable=True) from error
@@ -370,16 +375,12 @@ def _as_refusal(model: str) -> Iterator[None]:
         raise Refused("model_unavailable", f"the files of {model} cannot be read here", is_retryable=True) from error
 
 
-def _not_found(model: str, why: str) -> ReplicaStatus:
-    return ReplicaStatus(model=model, revision="", state="failed", detail=why)
-
-
-def _status(resident: Resident) -> ReplicaStatus:
-    engine = resident.loaded.status() if resident.loaded is not None else EngineStatus()
+def _status(replica: ModelReplica) -> ReplicaStatus:
+    engine = replica.loaded.status() if replica.loaded is not None else EngineStatus()
     return ReplicaStatus(
-        model=resident.model,
-        revision=resident.revision,
-        state=resident.state,
+        model=replica.model,
+        revision=replica.revision,
+        state=replica.state,
         num_running=engine.num_running,
         num_waiting=engine.num_waiting,
         queued_tokens=engine.queued_tokens,
@@ -391,5 +392,5 @@ def _status(resident: Resident) -> ReplicaStatus:
         num_steps=engine.num_steps,
         num_ranks=engine.num_ranks,
         busy_us=engine.busy_us,
-        detail=resident.detail,
+        detail=replica.detail,
     )

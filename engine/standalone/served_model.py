@@ -40,13 +40,13 @@ class ServedModel:
 
     @property
     def is_ready(self) -> bool:
-        return self._replicas.is_hot(self.name) and not self.calls.is_draining
+        return self._replicas.is_model_ready(self.name) and not self.calls.is_draining
 
     async def load(self) -> TaskModel:
         """The model, as soon as it is hot. Raises Refused."""
-        resident = await self._replicas.acquire(self.name, self._store.revision)
-        self._replicas.release(resident)  # it has its place for good: nothing else is ever loaded here
-        return resident.ready_model
+        replica = await self._replicas.acquire(self.name, self._store.revision)
+        self._replicas.release(replica)  # it has its place for good: nothing else is ever loaded here
+        return replica.task_model
 
     async def generator(self) -> TextGenerator:
         """Raises Refused, also when the model does something else."""

@@ -151,7 +151,7 @@ class TextGenerator:
 
     def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> Plan:
         """What the task's tools and output format come to. Raises Refused."""
-        is_turn = self._prompts.is_turn(task)
+        is_turn = self._prompts.uses_template(task)
         try:
             return make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
         except ToolsUnusable as error:
@@ -176,7 +176,7 @@ class TextGenerator:
             sampling=msgspec.structs.replace(
                 sampling,
                 max_tokens=max(1, min(sampling.max_tokens, room)),
-                scores_prompt=task.echoes and sampling.logprobs is not None,
+                wants_prompt_logprobs=task.echoes and sampling.logprobs is not None,
             ),
             namespace=work.namespace,
             tenant=work.tenant,
@@ -192,7 +192,7 @@ class TextGenerator:
         """Hand the engine the sequences of all answers, of which `request` is the first's."""
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
-            is_own_text = self._prompts.is_own_text(task, len(request.prompt))
+            is_own_text = self._prompts.starts_text(task, len(request.prompt))
             generation = Generation(
                 self._replica,
                 self._tokenizer,
@@ -221,7 +221,7 @@ class TextGenerator:
         return dataclasses.replace(
             request,
             sequence_id=next(self._sequence_ids),
-            sampling=msgspec.structs.replace(of_choice(request.sampling, choice), scores_prompt=False),
+            sampling=msgspec.structs.replace(of_choice(request.sampling, choice), wants_prompt_logprobs=False),
         )
 
     async def _echo(self, task: TextGeneration, prompt: Sequence[int]) -> PromptEcho:
@@ -253,7 +253,7 @@ class TextGenerator:
     def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> Thinking | None:
         """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
         is_told = task.tells_reasoning or task.constraint is not None or shown_tools(task)
-        if self._reasoning is None or not is_told or not self._prompts.is_turn(task):
+        if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
             return None
         end = self._tokenizer.detokenizer(keep=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)

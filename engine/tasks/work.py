@@ -39,6 +39,10 @@ class Refused(Exception):
         self.failure = Failed(reason, message, is_retryable)
 
 
+class ModelLoadError(Exception):
+    """A model whose files are present could not be loaded. The text says why, for the operator."""
+
+
 class Run(Protocol):
     """Work that was started."""
 

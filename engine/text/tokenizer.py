@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Vocabulary
 
-from engine.text.chat_template import ChatTemplate, TemplateRefused, find_chat_templates, plain_conversation
+from engine.text.chat_template import ChatTemplate, find_chat_templates, plain_conversation
 from engine.text.control_tokens import ControlTokens, Guard, TooDeep, take_out_controls
 from engine.text.definition import (
     adds_bos,
@@ -26,6 +26,7 @@ from engine.text.definition import (
 )
 from engine.text.detokenizer import Detokenizer, TokenBytes, UnsupportedTokenizer
 from engine.text.files import TokenizerUnusable, read_definition
+from engine.text.template_pool import TemplateRefused
 
 _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _PROBE = "Hello, na\u00efve \u65e5\u672c \U0001f600\n  1234"
@@ -73,11 +74,6 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         return self._template is not None
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether the chat template once took so long that it had better not run where others wait."""
-        return self._template is not None and self._template.is_slow
 
     def control_id(self, text: str) -> int | None:
         """The id of the control token spelled exactly `text`."""

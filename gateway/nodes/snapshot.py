@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from catalog.card import ModelCard
-from engine.protocol import wire
 from engine.protocol.status import NodeStatus, ReplicaStatus
 from gateway.nodes.connections import NodeLink
 from storage.ephemeral import Ephemeral
@@ -70,15 +69,13 @@ class Nodes:
         self,
         ephemeral: Ephemeral,
         *,
-        cluster_secret: bytes,
+        identity: ServiceIdentity,
         sender: str,
         tls: ssl.SSLContext | None = None,
-        identity: ServiceIdentity | None = None,
     ) -> None:
         self._ephemeral = ephemeral
         self._identity = identity
         self._tls = tls
-        self._cluster_secret = cluster_secret
         self._sender = sender
         self._statuses: dict[str, NodeStatus] = {}
         self._links: dict[str, NodeLink] = {}
@@ -109,7 +106,7 @@ class Nodes:
                 Candidate(
                     link=link,
                     pop=status.pop,
-                    is_hot=replica is not None and replica.state == "hot",
+                    is_hot=replica is not None and replica.state == "ready",
                     is_loading=replica is not None and replica.state == "loading",
                     reported_tokens=0 if replica is None else replica.queued_tokens,
                     proven_pop=link.proven_pop,
@@ -155,22 +152,19 @@ class Nodes:
 
     def _know(self, node_id: str, status: NodeStatus) -> None:
         link = self._links.get(node_id)
-        proven_pop = status.pop if status.is_pop_proven else ""
-        if link is not None and not link.is_open and (link.address, link.proven_pop) != (status.address, proven_pop):
+        if link is not None and not link.is_open and (link.address, link.pop) != (status.address, status.pop):
             self._forget(node_id)
             link = None
         self._statuses[node_id] = status
         if link is None:
-            secret = self._cluster_secret  # none where service tokens alone are believed
             link = NodeLink(
                 node_id,
                 status.address,
-                secret=wire.pop_key(secret, proven_pop) if proven_pop and secret else secret,
+                pop=status.pop,
                 sender=self._sender,
+                identity=self._identity,
                 on_change=self._on_change,
                 tls=self._tls,
-                proven_pop=proven_pop,
-                identity=self._identity,
             )
             self._links[node_id] = link
             self._jobs[node_id] = asyncio.create_task(link.run(), name=f"link to {node_id}")
@@ -195,7 +189,7 @@ class Nodes:
             for node_id, status in self._statuses.items()
             if not status.is_draining and self._links[node_id].is_open
             for replica in status.replicas
-            if replica.state == "hot"
+            if replica.state == "ready"
         )
 
     async def close(self) -> None:

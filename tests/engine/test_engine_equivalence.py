@@ -19,7 +19,7 @@ from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Constraint, Sampling
-from engine.ranks.replica import Output, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
@@ -118,7 +118,7 @@ def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_dri
 
 
 def test_a_preempted_sequence_tells_each_log_probability_of_its_prompt_once(new_driver, cases: list[Case]):
-    scored = {"max_tokens": 40, "temperature": 0.0, "logprobs": 2, "scores_prompt": True, "ignore_eos": True}
+    scored = {"max_tokens": 40, "temperature": 0.0, "logprobs": 2, "wants_prompt_logprobs": True, "ignore_eos": True}
     alone = new_driver(num_blocks=60)
     expected = alone.add(cases[5].prompt, **scored)
     alone.run()
@@ -128,12 +128,12 @@ def test_a_preempted_sequence_tells_each_log_probability_of_its_prompt_once(new_
     driver.run()
     assert driver.engine.status().num_preemptions > 0
     for sequence_id in ids:
-        found, tops = zip(*driver.prompt_scores[sequence_id], strict=True)
-        assert found == pytest.approx([each[0] for each in alone.prompt_scores[expected]], abs=1e-4)
-        assert list(tops) == [each[1] for each in alone.prompt_scores[expected]]
+        found, tops = zip(*driver.prompt_logprobs[sequence_id], strict=True)
+        assert found == pytest.approx([each[0] for each in alone.prompt_logprobs[expected]], abs=1e-4)
+        assert list(tops) == [each[1] for each in alone.prompt_logprobs[expected]]
         assert driver.tokens[sequence_id] == alone.tokens[expected]
-    assert not driver.prompt_scores[other]
-    assert not driver.engine.table.num_scored
+    assert not driver.prompt_logprobs[other]
+    assert not driver.engine.table.num_prompt_logprobs
 
 
 def test_seeded_draws_do_not_depend_on_batch_mates_or_interruptions(new_driver, cases: list[Case]):
@@ -297,9 +297,9 @@ class Said:
     """A sink that remembers."""
 
     def __init__(self) -> None:
-        self.outputs: list[Output] = []
+        self.outputs: list[SequenceOutput] = []
 
-    def __call__(self, output: Output) -> None:
+    def __call__(self, output: SequenceOutput) -> None:
         self.outputs.append(output)
 
     @property

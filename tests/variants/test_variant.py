@@ -29,7 +29,7 @@ from variants.variant import Written, plan_variant, write_variant
 INT8, INT4 = Recipe("int8"), Recipe("int4", 32)
 WIDTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 208}
 CHANGES: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 16}, "deepseek v2": {"num_key_value_heads": 4}}
-SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
+SPARK = Path(__file__).parents[2] / "catalog/builtin/spark"
 
 
 def made(base: Path, folder: Path, recipe: Recipe) -> Written:
@@ -71,7 +71,9 @@ def test_the_same_folder_and_recipe_give_the_same_bytes_and_little_is_lost(recip
     assert quality.num_tokens > 64
     assert quality.kl_divergence < (0.01 if recipe == INT8 else 0.2)
     assert quality.top1_agreement > (0.95 if recipe == INT8 else 0.8)
-    close = 0.02 if find_native_kernels() is not None else 0.04  # torch alone rounds sums that they keep in float32
+    native = find_native_kernels()
+    # Other products round the sums that the native packed product keeps in float32.
+    close = 0.02 if native is not None and native.has_packed else 0.04
     expected = pytest.approx(quality.base_perplexity, rel=close if recipe == INT8 else 0.3)
     assert quality.variant_perplexity == expected
 

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.kernels.native.library import CACHE, FLAGS, SOURCES, library_path
+from engine.kernels.native.library import CACHE, SOURCES, compiler_flags, library_path
 
 _TIMEOUT_S = 300.0
 _MOST_SAID = 2000  # characters of a compiler's message
@@ -35,7 +35,7 @@ def build(folder: Path = CACHE) -> Path:
     draft = path.with_name(f".{path.stem}.{os.getpid()}.so")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _run([compiler, *FLAGS, *map(str, SOURCES), "-o", str(draft)], f"{compiler} failed")
+        _run([compiler, *compiler_flags(), *map(str, SOURCES), "-o", str(draft)], f"{compiler} failed")
         _run([sys.executable, "-c", _TRIAL.format(path=str(draft))], "the compiled kernels do not work")
         draft.replace(path)
     except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import os
 import platform
 from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
@@ -16,7 +17,7 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 HEADERS = tuple(sorted(_HERE.glob("*.h")))
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
 
@@ -68,10 +69,19 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 }
 
 
+def compiler_flags() -> tuple[str, ...]:
+    """Return the compiler flags: all instructions of this CPU, or AVX2 only if torch is limited to AVX2 too.
+
+    `ATEN_CPU_CAPABILITY=avx2` is torch's own variable; with it, an AVX-512 machine computes as an AVX2 machine does.
+    """
+    is_limited = platform.machine() == "x86_64" and os.environ.get("ATEN_CPU_CAPABILITY") == "avx2"
+    return (*_FLAGS, "-march=x86-64-v3" if is_limited else "-march=native")
+
+
 def library_path(folder: Path = CACHE) -> Path:
-    """Where the library of this source, these flags and this processor is, if it was built."""
+    """Return the path of the library for these sources, compiler flags and CPU, whether or not it has been built."""
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in (*SOURCES, *HEADERS)))
-    digest.update("\0".join((*FLAGS, *_processor())).encode())
+    digest.update("\0".join((*compiler_flags(), *_processor())).encode())
     return folder / f"{digest.hexdigest()[:24]}.so"
 
 

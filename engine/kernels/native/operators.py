@@ -48,18 +48,20 @@ def find_native_kernels() -> NativeKernels | None:
 class NativeKernels(CpuKernels):
     """See `engine.kernels.interface.Kernels` for the law of each."""
 
-    has_cheap_runs = True
+    has_cheap_multi_token_rows = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self._facts: Facts = ()  # of positions, that a rotation got last, and where they are
         self._facts_at: tuple[int, ...] = ()
         self._half = 0
+        self.has_linear = bool(library.hearth_has_linear())  # bfloat16 products, on CPUs with AVX-512 BF16
+        self.has_packed = bool(library.hearth_has_packed())  # packed products, on CPUs with AVX-512 BF16 and VNNI
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         num_out, num_in = weight.shape
         library = self._library
-        if weight.dtype != torch.bfloat16 or num_in % 2 or not library.hearth_has_linear():
+        if weight.dtype != torch.bfloat16 or num_in % 2 or not self.has_linear:
             return super().linear(weight, bias)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         packed = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=torch.bfloat16)

@@ -44,16 +44,16 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 @DTYPES
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("guessed_share", [0.0, 0.6])
+@pytest.mark.parametrize("draft_fraction", [0.0, 0.6])
 def test_attention_over_the_pool_equals_the_reference_through_joins_departures_chunks_and_wrong_guesses(
-    name: str, guessed_share: float, dtype: torch.dtype, native: NativeKernels
+    name: str, draft_fraction: float, dtype: torch.dtype, native: NativeKernels
 ) -> None:
     shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
     pools = pool_of(shape, dtype), pool_of(shape, dtype)
     twins = ReferenceAttention(pools[0], shape, sinks), native.attention(pools[1], shape, sinks)
     generator = torch.Generator().manual_seed(0)
     for _ in range(25):
-        step = life.guessed_step() if life.rng.random() < guessed_share else life.step()
+        step = life.draft_step() if life.rng.random() < draft_fraction else life.step()
         if not len(step.sequence_ids):
             continue
         for twin in twins:
@@ -113,10 +113,13 @@ def test_a_product_equals_its_reference_whatever_its_shape(
     x = random(29, num_in, dtype=torch.bfloat16, seed=2)
     whole = linear(x)
     torch.testing.assert_close(whole, ReferenceKernels().linear(weight, bias)(x), atol=0.1, rtol=0.02)
-    if num_in % 2 == 0:
+    if native.has_linear and num_in % 2 == 0:
         for num_tokens in range(1, 14):  # a row is the same whatever rows are beside it
             assert torch.equal(linear(x[:num_tokens]), whole[:num_tokens])
-    assert torch.equal(linear(x.t().contiguous().t()), whole)
+    transposed = linear(x.t().contiguous().t())  # torch's own product may add in another order
+    torch.testing.assert_close(
+        transposed, whole, atol=0 if native.has_linear else 0.1, rtol=0 if native.has_linear else 0.02
+    )
 
 
 def test_a_part_of_a_fused_weight_and_of_wider_rows_is_multiplied_as_it_is(native: NativeKernels) -> None:
@@ -268,7 +271,7 @@ def test_another_source_header_flag_or_processor_has_another_library(tmp_path: P
         changed.write_text(first.read_text() + "// more\n")
         monkeypatch.setattr(library, kind, (changed, *others))
         paths.add(library.library_path())
-    monkeypatch.setattr(library, "FLAGS", ("-O0",))
+    monkeypatch.setattr(library, "compiler_flags", lambda: ("-O0",))
     paths.add(library.library_path())
     monkeypatch.setattr(library, "_processor", lambda: ["another"])
     paths.add(library.library_path())

@@ -70,14 +70,14 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers_cached_or_not_an
     driver = Driver(runner_of(model.folder, num_blocks=64), max_step_tokens=budget)
     driver.add(model.prompt, max_tokens=1, temperature=0.0)
     driver.run()
-    wanted = {"max_tokens": 2, "temperature": 1.0, "logprobs": 3, "scores_prompt": True, "ignore_eos": True}
+    wanted = {"max_tokens": 2, "temperature": 1.0, "logprobs": 3, "wants_prompt_logprobs": True, "ignore_eos": True}
     scored = [driver.add(ids, **wanted), driver.add(ids[:50], **wanted), driver.add(ids[:1], **wanted)]
     for length in (9, 30, 41):
         driver.add(ids[:length], max_tokens=8, temperature=1.0, ignore_eos=True)
     driver.run()
     expected = model.logprobs(ids)  # [T, V]
     for sequence_id, length in zip(scored, (len(ids), 50, 1), strict=True):
-        found = driver.prompt_scores[sequence_id]
+        found = driver.prompt_logprobs[sequence_id]
         assert len(found) == length - 1
         for place, (logprob, tops) in enumerate(found):
             assert logprob == pytest.approx(expected[place, ids[place + 1]].item(), abs=1e-4)

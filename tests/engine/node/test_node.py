@@ -284,7 +284,7 @@ async def test_a_model_is_loaded_on_demand_while_another_one_answers(
     assert isinstance(finished, Finished)
     assert finished.usage.prompt_tokens == started.prompt_tokens
     assert text_of(heard[2])
-    assert {replica.model: replica.state for replica in (await node.status()).replicas}[name] == "hot"
+    assert {replica.model: replica.state for replica in (await node.status()).replicas}[name] == "ready"
 
 
 async def test_a_node_that_was_stopped_drops_what_nobody_waits_for(world: World, node: NodeProcess) -> None:
@@ -305,7 +305,7 @@ async def test_the_node_is_present_with_what_it_holds(world: World, node: NodePr
 
         payload = (await ephemeral.present(KIND)).get("shared")
         status = msgspec.json.decode(payload, type=NodeStatus) if payload else None
-        return status if status and any(replica.state == "hot" for replica in status.replicas) else None
+        return status if status and any(replica.state == "ready" for replica in status.replicas) else None
 
     status = await wait_until(seen)
     assert status is not None
@@ -388,7 +388,7 @@ async def test_it_drains_when_its_supervisor_dies(world: World, short_tmp_path: 
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
-        ({"HEARTH_CLUSTER_SECRET": ""}, "HEARTH_CLUSTER_SECRET"),
+        ({"HEARTH_SERVICE_KEYS": ""}, "HEARTH_SERVICE_KEYS"),
         ({"HEARTH_NODE_MAX_REPLICAS": "none"}, "HEARTH_NODE_MAX_REPLICAS"),
         ({"HEARTH_NODE_LISTEN": "tcp://192.0.2.1:1"}, "cannot listen on tcp://192.0.2.1:1"),
         ({"HEARTH_NODE_CACHE_DIR": "/proc/nowhere"}, "/proc/nowhere"),

@@ -18,8 +18,8 @@ from engine.protocol.tasks import Sampling, TextGeneration
 from engine.protocol.wire import Execute
 from engine.serving import replicas as replicas_module
 from engine.serving.calls import Call, Calls
+from engine.serving.quarantine import MAX_DEATHS
 from engine.serving.replicas import Replicas
-from engine.serving.suspects import MAX_DEATHS
 from tests.engine.node.wire_client import execute
 from tests.fakes.local_rank import LocalZygote, TokenLoaders
 from tests.fakes.rank import CRASH_TOKEN
@@ -130,8 +130,7 @@ class World:
         assert not self.open
         assert all(end is not None for end in self.ends.values())
         await asyncio.sleep(10)
-        assert all(resident.num_calls == 0 for resident in self.replicas._residents.values())
-        assert len(self.calls.suspects.turns) == 0
+        assert all(replica.num_calls == 0 for replica in self.replicas)
         for rank in self.zygote.ranks:
             if not rank.is_dead and not rank.is_hung:
                 engine = rank.engine

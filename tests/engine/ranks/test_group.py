@@ -100,7 +100,8 @@ async def test_a_variant_stays_packed_on_each_rank(
     write_variant(SPARK, plan_variant(SPARK, recipe), tmp_path)
     parity = await compare(tmp_path, dtype="auto")
     assert parity.error == ""
-    if find_native_kernels() is not None:
+    kernels = find_native_kernels()
+    if kernels is not None and kernels.has_packed:
         assert parity.num_packed == num_packed
     assert 0 < parity.largest_difference < parity.largest_logit / 15
 
@@ -150,7 +151,7 @@ class Door:
 
 
 class Group(Door):
-    """One that two ranks share, and how it ended."""
+    """One that two ranks shard, and how it ended."""
 
     def __init__(self, replica: Replica, exits: list[str]) -> None:
         super().__init__(replica)
@@ -186,7 +187,7 @@ async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Z
         answers[-1].append(await door.ask("Describe a person.", constraint=person, max_tokens=60))
         answers[-1].append(await door.ask("Hello!", seed=5, temperature=0.9))
         status = replica.status()
-        assert (status.num_ranks, status.num_guessed > 0) == (num_ranks, speculation != "off")
+        assert (status.num_ranks, status.num_drafted > 0) == (num_ranks, speculation != "off")
         assert f"-tp{num_ranks}-" in replica.info.layout_tag
         assert replica.info.architecture == "LlamaForCausalLM"
         adapter = save_adapter(tmp_path, random_matrices(replica.info.adapter_sites, 4, seed=3))

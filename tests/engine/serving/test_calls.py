@@ -47,7 +47,7 @@ async def test_nothing_is_said_after_the_end() -> None:
     run = await house.run()
     run.say(Started(1), Finished("stop"), Token("late"), Failed("internal"))
     assert house.heard == [Started(1), Finished("stop")]
-    assert house.replicas.statuses()[0].state == "hot"
+    assert house.replicas.statuses()[0].state == "ready"
     assert len(house.calls) == 0
 
 
@@ -67,7 +67,7 @@ async def test_the_deadline_ends_a_call_whose_model_is_loading() -> None:
     await wait_until(lambda: house.ends)
     assert house.failure().reason == "timeout"
     house.loaders.gate.set()
-    await wait_until(lambda: house.replicas.is_hot("a"))
+    await wait_until(lambda: house.replicas.is_model_ready("a"))
     assert house.loaders.models["a"].runs == []
 
 
@@ -125,8 +125,8 @@ async def test_a_failed_start_leaves_the_model_free() -> None:
     house.heard.clear()
     house.calls.begin(execute(2), house.heard.append)
     await wait_until(lambda: house.ends)
-    resident = await house.replicas.acquire("a", "r")
-    assert resident.num_calls == 1
+    replica = await house.replicas.acquire("a", "r")
+    assert replica.num_calls == 1
 
 
 async def test_calls_beyond_the_bound_are_refused_as_retryable() -> None:
@@ -189,7 +189,7 @@ def test_whatever_happens_in_whatever_order_there_is_at_most_one_end(steps: list
             if step == "cancel":
                 call.cancel()
             elif step == "late":
-                call._end_early(Failed("timeout"))
+                call.end_early(Failed("timeout"))
             elif step == "turn":
                 await asyncio.sleep(0)
             else:
@@ -198,6 +198,6 @@ def test_whatever_happens_in_whatever_order_there_is_at_most_one_end(steps: list
         assert len(house.ends) == 1
         assert house.heard[-1] is house.ends[0]
         assert len(house.calls) == 0
-        assert next(iter(house.replicas._residents.values())).num_calls == 0
+        assert next(iter(house.replicas)).num_calls == 0
 
     asyncio.run(play())

@@ -9,10 +9,9 @@ import pytest
 
 from engine.serving import replicas as module
 from engine.serving.disk_cache import CacheFull
-from engine.serving.loaders import LoadFailed
 from engine.serving.model_store import ModelUnavailable
-from engine.serving.replicas import Replicas, Resident
-from engine.tasks.work import Refused
+from engine.serving.replicas import ModelReplica, Replicas
+from engine.tasks.work import ModelLoadError, Refused
 from storage.errors import StoreUnavailable
 from tests.fakes.task_models import FakeLoaders, FakeStore, HandClock
 from tests.waiting import wait_until
@@ -38,11 +37,11 @@ class House:
     def _changed(self) -> None:
         self.num_changes += 1
 
-    async def use(self, model: str) -> Resident:
+    async def use(self, model: str) -> ModelReplica:
         """Acquire and release."""
-        resident = await self.replicas.acquire(model, "r", "text-generation")
-        self.replicas.release(resident)
-        return resident
+        replica = await self.replicas.acquire(model, "r", "text-generation")
+        self.replicas.release(replica)
+        return replica
 
     def state(self, model: str) -> str:
         return next((s.state for s in self.replicas.statuses() if s.model == model), "absent")
@@ -61,10 +60,10 @@ async def test_a_model_is_loaded_once_however_many_calls_wait_for_it() -> None:
     await wait_until(lambda: house.loaders.num_loads == 1)
     assert house.state("a") == "loading"
     house.loaders.gate.set()
-    residents = await asyncio.gather(*waiting)
+    replicas = await asyncio.gather(*waiting)
     assert house.loaders.num_loads == 1
-    assert len(set(map(id, residents))) == 1
-    assert house.state("a") == "hot"
+    assert len(set(map(id, replicas))) == 1
+    assert house.state("a") == "ready"
 
 
 async def test_a_call_that_stops_waiting_does_not_stop_the_loading() -> None:
@@ -82,7 +81,7 @@ async def test_the_least_recently_used_idle_model_makes_place() -> None:
     for model in ("a", "b", "a", "c"):
         house.clock.now_s += 1
         await house.use(model)
-    assert (house.state("a"), house.state("b"), house.state("c")) == ("hot", "absent", "hot")
+    assert (house.state("a"), house.state("b"), house.state("c")) == ("ready", "absent", "ready")
     assert house.loaders.models["b"].is_closed
     assert len(house.store.held) == 2
 
@@ -101,7 +100,7 @@ async def test_a_model_in_use_never_makes_place() -> None:
 async def test_two_that_want_the_last_place_do_not_both_lose() -> None:
     house = House(max_replicas=1)
     outcomes = await asyncio.gather(house.use("a"), house.use("b"), return_exceptions=True)
-    assert sum(isinstance(outcome, Resident) for outcome in outcomes) >= 1
+    assert sum(isinstance(outcome, ModelReplica) for outcome in outcomes) >= 1
 
 
 async def test_a_crashed_model_comes_back_by_itself() -> None:
@@ -110,7 +109,7 @@ async def test_a_crashed_model_comes_back_by_itself() -> None:
     first = house.loaders.models["a"]
     first.crash("killed by signal 9")
     assert house.state("a") == "loading"
-    await wait_until(lambda: house.state("a") == "hot")
+    await wait_until(lambda: house.state("a") == "ready")
     assert first.is_closed
     assert house.loaders.num_loads == 2
     assert len(house.store.held) == 1
@@ -120,7 +119,7 @@ async def test_a_call_that_comes_after_a_crash_waits_for_the_model() -> None:
     house = House()
     await house.use("a")
     house.loaders.models["a"].crash("gone")
-    assert (await house.use("a")).ready_model is house.loaders.models["a"]
+    assert (await house.use("a")).task_model is house.loaders.models["a"]
 
 
 async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_model() -> None:
@@ -131,7 +130,7 @@ async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_mode
     waiting = asyncio.create_task(house.use("a"))
     await asyncio.sleep(0)
     dead.crash("gone")
-    assert (await waiting).ready_model is not dead
+    assert (await waiting).task_model is not dead
 
 
 async def test_a_model_that_keeps_crashing_is_refused_until_its_crashes_age(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +146,7 @@ async def test_a_model_that_keeps_crashing_is_refused_until_its_crashes_age(monk
     assert house.store.held == []
     house.clock.now_s += module.CRASH_WINDOW_S + 1
     await house.use("a")
-    assert house.state("a") == "hot"
+    assert house.state("a") == "ready"
 
 
 async def test_a_crash_while_it_is_still_loading_is_not_lost() -> None:
@@ -162,7 +161,7 @@ async def test_a_crash_while_it_is_still_loading_is_not_lost() -> None:
         return loaded
 
     loaders.load = dies_at_once
-    assert (await house.use("a")).ready_model is loaders.models["a"]
+    assert (await house.use("a")).task_model is loaders.models["a"]
     assert loaders.num_loads == 2
 
 
@@ -184,12 +183,12 @@ async def test_what_keeps_a_model_from_loading_is_said_and_tried_again_later(err
     assert (await refusal(house)).failure.reason == reason, "not tried again at once"
     house.clock.now_s += module.RETRY_FAILED_S
     await house.use("a")
-    assert house.state("a") == "hot"
+    assert house.state("a") == "ready"
 
 
 async def test_a_model_that_cannot_be_loaded_holds_neither_files_nor_a_place() -> None:
     house = House(max_replicas=1)
-    house.loaders.error = LoadFailed("unknown architecture")
+    house.loaders.error = ModelLoadError("unknown architecture")
     assert "unknown architecture" in (await refusal(house)).failure.message
     assert house.store.held == []
     house.loaders.error = None
@@ -206,7 +205,7 @@ async def test_a_model_does_only_its_own_task() -> None:
 
 async def test_failures_are_remembered_in_bounded_number() -> None:
     house = House()
-    house.loaders.error = LoadFailed("no")
+    house.loaders.error = ModelLoadError("no")
     for index in range(module.MAX_FAILED + 10):
         await refusal(house, f"model-{index}")
     assert len(house.replicas.statuses()) <= module.MAX_FAILED
@@ -217,8 +216,8 @@ async def test_wanted_models_are_made_hot_in_order_and_again(monkeypatch: pytest
     house = House(wanted=("a", "b"))
     house.store.errors["a"] = StoreUnavailable("down")
     assert not house.replicas.is_ready
-    keeping = asyncio.create_task(house.replicas.keep_hot())
-    await wait_until(lambda: house.replicas.is_hot("b"))
+    keeping = asyncio.create_task(house.replicas.keep_ready())
+    await wait_until(lambda: house.replicas.is_model_ready("b"))
     assert not house.replicas.is_ready
     house.store.errors.clear()
 
@@ -236,7 +235,7 @@ async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_
     monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
     house = House(wanted=("a",))
     house.store.unknown.add("a")
-    keeping = asyncio.create_task(house.replicas.keep_hot())
+    keeping = asyncio.create_task(house.replicas.keep_ready())
     await wait_until(lambda: house.state("a") == "failed")
     (status,) = house.replicas.statuses()
     assert (status.revision, status.detail) == ("", "a is not published")
@@ -248,7 +247,7 @@ async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_
         return house.replicas.is_ready
 
     await wait_until(is_ready)
-    assert [status.state for status in house.replicas.statuses()] == ["hot"]
+    assert [status.state for status in house.replicas.statuses()] == ["ready"]
     keeping.cancel()
 
 
@@ -271,7 +270,7 @@ async def test_a_long_call_counts_as_use_until_its_end() -> None:
     house.clock.now_s += 1
     house.replicas.release(long)
     await house.use("c")
-    assert (house.state("a"), house.state("b")) == ("hot", "absent")
+    assert (house.state("a"), house.state("b")) == ("ready", "absent")
 
 
 async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
@@ -290,18 +289,18 @@ async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
 async def test_a_node_that_leaves_loads_on_only_what_a_call_waits_for() -> None:
     house = House(max_replicas=3, wanted=("a",))
     house.loaders.gate.clear()
-    keeping = asyncio.create_task(house.replicas.keep_hot())
+    keeping = asyncio.create_task(house.replicas.keep_ready())
     waiting = asyncio.create_task(house.use("b"))
     await wait_until(lambda: house.loaders.num_loads == 2)
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
-    house.replicas.end_idle_loading()
+    house.replicas.cancel_idle_loading()
     assert (house.state("a"), house.state("b")) == ("absent", "loading")
     await wait_until(lambda: len(house.store.held) == 1)
     again = asyncio.create_task(house.use("a"))
     house.loaders.gate.set()
     await asyncio.gather(waiting, again)
-    assert (house.state("a"), house.state("b")) == ("hot", "hot")
+    assert (house.state("a"), house.state("b")) == ("ready", "ready")
 
 
 async def test_every_change_of_state_is_told() -> None:

@@ -180,11 +180,11 @@ def test_completing_with_the_last_token_counts_as_stop(spark: SparkEngine) -> No
 
 
 def run_with_fixed_parts(
-    runner: Runner, *, has_cheap_runs: bool, temperature: float
+    runner: Runner, *, has_cheap_multi_token_rows: bool, temperature: float
 ) -> tuple[int, list[Completion], list[tuple[str, ...]]]:
     """Run schemas with fixed parts beside an unconstrained sequence. Returns the number of steps, the completions, and
     the log-probabilities of the sequence that requested them."""
-    runner.has_cheap_runs = has_cheap_runs
+    runner.has_cheap_multi_token_rows = has_cheap_multi_token_rows
     spark = SparkEngine(runner)
     values = [PERSON, SCHEMAS["a flat record"], record(constant={"const": "one and the same " * 4}), SCHEMAS["a tree"]]
     sampling = {"temperature": temperature, "max_tokens": 300}
@@ -211,15 +211,15 @@ def run_with_fixed_parts(
 def test_jump_forward_saves_steps_and_changes_no_output(
     runner: Runner, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
-    monkeypatch.setattr(runner, "has_cheap_runs", True)
-    few, *with_jumps = run_with_fixed_parts(runner, has_cheap_runs=True, temperature=temperature)
-    many, *without_jumps = run_with_fixed_parts(runner, has_cheap_runs=False, temperature=temperature)
+    monkeypatch.setattr(runner, "has_cheap_multi_token_rows", True)
+    few, *with_jumps = run_with_fixed_parts(runner, has_cheap_multi_token_rows=True, temperature=temperature)
+    many, *without_jumps = run_with_fixed_parts(runner, has_cheap_multi_token_rows=False, temperature=temperature)
     assert with_jumps == without_jumps
     assert few < many
 
 
 def test_constant_takes_few_steps(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "has_cheap_runs", True)
+    monkeypatch.setattr(runner, "has_cheap_multi_token_rows", True)
     spark = SparkEngine(runner)
     completion = spark.complete(PROMPT, schema(record(constant={"const": "one and the same " * 4})), temperature=0.0)
     assert spark.engine.scheduler.num_steps < len(completion.token_ids) / 2
@@ -228,11 +228,11 @@ def test_constant_takes_few_steps(runner: Runner, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("max_tokens", range(3, 24, 2))
 def test_token_limit_cuts_jump_forward_tokens(runner: Runner, monkeypatch: pytest.MonkeyPatch, max_tokens: int) -> None:
-    monkeypatch.setattr(runner, "has_cheap_runs", True)
+    monkeypatch.setattr(runner, "has_cheap_multi_token_rows", True)
     value = record(constant={"const": "one and the same one and the same"}, more=INTEGER)
     completions = []
-    for has_cheap_runs in (True, False):
-        runner.has_cheap_runs = has_cheap_runs
+    for has_cheap_multi_token_rows in (True, False):
+        runner.has_cheap_multi_token_rows = has_cheap_multi_token_rows
         completions.append(SparkEngine(runner).complete(PROMPT, schema(value), temperature=0.0, max_tokens=max_tokens))
     assert completions[0] == completions[1]
     assert len(completions[0].token_ids) <= max_tokens

@@ -12,7 +12,7 @@ import pytest_asyncio
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.tasks import Constraint
-from engine.ranks.replica import Output, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from tests.engine.heard import Caller
 from tests.engine.structured.schemas import INTEGER, STRING, record
 from tests.engine.structured.spark_engine import SPARK
@@ -32,7 +32,7 @@ class PersonReplica:
         self.replica = replica
         self._caller = Caller(replica)
 
-    async def ask(self, constraint: Constraint | None, **sampling: object) -> tuple[str, list[Output]]:
+    async def ask(self, constraint: Constraint | None, **sampling: object) -> tuple[str, list[SequenceOutput]]:
         """Return the text and all outputs."""
         return await self._caller.ask("Describe a person.", constraint=constraint, **sampling)
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from engine.text.chat_template import ChatTemplate, TemplateRefused
+from engine.text.chat_template import ChatTemplate
 from engine.text.control_tokens import ControlToken, ControlTokens, Guard, TooDeep, take_out_controls
+from engine.text.template_pool import TemplateRefused
 
 _LIKE_CONTROLS = re.compile(r"<\|[^|>\s]+\|>|<｜[^｜]+｜>|\[/?[A-Z_]+\]|</?[a-z_]+>|</?s>")
 

@@ -412,7 +412,10 @@ def test_a_definition_that_varies_does_not_vary_here(tmp_path: Path, test_data: 
             {"tokenizer_config.json": '{"chat_template": "{% if %}"}'},
             "chat template of .*: the chat template cannot be read",
         ),
-        ({"tokenizer_config.json": '{"chat_template": 7}'}, "chat_template in tokenizer_config.json is neither"),
+        (
+            {"tokenizer_config.json": '{"chat_template": 7}'},
+            "chat_template in tokenizer_config.json must be",
+        ),
         ({"special_tokens_map.json": "{"}, "special_tokens_map.json is not JSON"),
     ],
 )

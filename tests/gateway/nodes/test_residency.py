@@ -95,7 +95,7 @@ def test_a_call_runs_where_its_region_is_and_a_node_is_where_it_has_proven_to_be
         assert code_of(refused) == (429, 3040)
         assert "retry-after" in refused.headers
     finally:
-        running.site.nodes["fra"].state = "hot"
+        running.site.nodes["fra"].state = "ready"
         running.site.nodes["fra"].publish()
     wait_until_blocking(lambda: ask(running, client, "DE").status_code == 200)
 
