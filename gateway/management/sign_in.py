@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
-from gateway.management.objects import answer, shown_time
+from gateway.management.endpoint import format_time, respond
 from gateway.services import Services
 
 _ATTRIBUTES = "Path=/; Secure; HttpOnly"
@@ -62,7 +62,7 @@ async def session(services: Services, request: Request) -> Response:
         raise Refusal(Reason.NO_ROUTE)
     found = await services.operators.session_of(request.method, request.headers.raw, _cookie(request))
     shown = {"name": found.name, "role": found.role, "csrf_token": found.csrf_token}
-    response = answer({"id": found.operator_id, **shown, "expires_on": shown_time(found.ends_at)})
+    response = respond({"id": found.operator_id, **shown, "expires_on": format_time(found.ends_at)})
     response.headers.update(_PRIVATE)
     return response
 
@@ -76,7 +76,7 @@ async def end(services: Services, request: Request) -> Response:
     cookie = _cookie(request)
     found = await services.operators.session_of(request.method, request.headers.raw, cookie)
     url = await services.operators.end(found, cookie)
-    response = answer({"provider_sign_out": url or None})
+    response = respond({"provider_sign_out": url or None})
     response.headers.update(_PRIVATE)
     gone = f"{SESSION_COOKIE}=; {_ATTRIBUTES}; SameSite=Strict; Max-Age=0"
     response.raw_headers.append((b"set-cookie", gone.encode()))
