@@ -145,9 +145,9 @@ def vocabulary() -> Vocabulary:
     return read_vocabulary(SPARK, 4096, (0, 2))
 
 
-def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str, *, is_raw: bool = False) -> bool:
+def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str, *, parse_special: bool = False) -> bool:
     assert constraint is not None
-    matcher, token_ids = compile_matcher(constraint, vocabulary), TOKENIZER.encode(text, is_raw=is_raw)
+    matcher, token_ids = compile_matcher(constraint, vocabulary), TOKENIZER.encode(text, parse_special=parse_special)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
@@ -185,9 +185,9 @@ def test_marks_that_are_control_tokens_are_spelled_with_them(vocabulary: Vocabul
     marks = Reasoning("<|reserved_0|>", "<|reserved_1|>")
     controls = Controls({marks.opening: opening, marks.closing: closing}, in_text=(opening, closing))
     held = thoughtful_answer(Constraint("json_object"), controls, Thinking(marks, "may_think"))
-    assert accepts(vocabulary, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", is_raw=True)
-    assert not accepts(vocabulary, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", is_raw=True)
-    assert not accepts(vocabulary, held, "<|reserved_1|>{}", is_raw=True)
+    assert accepts(vocabulary, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
+    assert not accepts(vocabulary, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
+    assert not accepts(vocabulary, held, "<|reserved_1|>{}", parse_special=True)
 
 
 NOW = Tool(name="now")
@@ -215,7 +215,7 @@ def test_a_free_answer_may_think_and_then_call(vocabulary: Vocabulary) -> None:
     plan = make_plan(TextGeneration(prompt="x", tools=(NOW,)), Form(HERMES), controls, Thinking(THINK, "thinks"))
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, expected in ((f"a</think>b {call}", True), ("a</think>b", True), ("a", False), (f"a{call}", False)):
-        assert accepts(vocabulary, plan.constraints[0], text, is_raw=True) is expected
+        assert accepts(vocabulary, plan.constraints[0], text, parse_special=True) is expected
 
 
 def test_a_coders_calls_follow_each_other_with_or_without_a_new_line(vocabulary: Vocabulary) -> None:
