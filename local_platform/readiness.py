@@ -1,6 +1,6 @@
-"""Whether a platform answers: the gateway's readiness over HTTP, and what its nodes publish about themselves.
+"""Readiness of a platform: the gateway's `/readyz`, and the status that its nodes publish.
 
-Speaks HTTP by hand over one socket, so that starting `hearth up` never waits for an HTTP library to load.
+Speaks HTTP over a plain socket, so that `hearth up` does not wait for an HTTP library to be imported.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from storage.ephemeral import Ephemeral
 
 _HTTP_TIMEOUT_S = 2.0
-_MAX_ANSWER_BYTES = 1 << 20
+_MAX_RESPONSE_BYTES = 1 << 20
 
 
 async def http_get(
     address: str | tuple[str, int], path: str, headers: Mapping[str, str] | None = None
 ) -> tuple[int, bytes] | None:
-    """Status and body of a GET, to a Unix socket's path or a (host, port). None when nobody answers in time."""
+    """Send a GET request to a Unix socket path or a (host, port), and return the response's status and body.
+
+    Returns None if no valid response arrives within two seconds.
+    """
     try:
         async with asyncio.timeout(_HTTP_TIMEOUT_S):
             if isinstance(address, str):
@@ -36,14 +39,14 @@ async def http_get(
                 lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
                 writer.write("\r\n".join([*lines, "", ""]).encode())
                 await writer.drain()
-                answer = await reader.read(_MAX_ANSWER_BYTES)
-                while not reader.at_eof() and len(answer) < _MAX_ANSWER_BYTES:
-                    answer += await reader.read(_MAX_ANSWER_BYTES)
+                response = await reader.read(_MAX_RESPONSE_BYTES)
+                while not reader.at_eof() and len(response) < _MAX_RESPONSE_BYTES:
+                    response += await reader.read(_MAX_RESPONSE_BYTES)
             finally:
                 writer.close()
     except (OSError, TimeoutError):
         return None
-    head, _, body = answer.partition(b"\r\n\r\n")
+    head, _, body = response.partition(b"\r\n\r\n")
     parts = head.split(b" ", 2)
     if len(parts) < 2 or not parts[1].isdigit():
         return None
@@ -51,32 +54,33 @@ async def http_get(
 
 
 async def is_gateway_ready(host: str, port: int) -> bool:
-    answer = await http_get((host, port), "/readyz")
-    return answer is not None and answer[0] == 200
+    """Return True if the gateway answers `/readyz` with 200."""
+    response = await http_get((host, port), "/readyz")
+    return response is not None and response[0] == 200
 
 
 async def read_nodes(store: Ephemeral) -> dict[str, NodeStatus]:
-    """What every living node last published, by node id. Raises StoreUnavailable."""
+    """Return the status that each live node published last, by node id. Raises StoreUnavailable."""
     published = await store.present("nodes")
     return {node_id: msgspec.json.decode(payload, type=NodeStatus) for node_id, payload in published.items()}
 
 
 @dataclass(frozen=True)
-class NodeProgress:
-    """How far the awaited nodes are with one model. `failed` maps node id -> what the node says about it."""
+class LoadProgress:
+    """Node ids that have one model ready, and node id -> error message of the nodes that failed to load it."""
 
-    hot: frozenset[str]
+    ready: frozenset[str]
     failed: dict[str, str]
 
 
-def progress_of(nodes: Mapping[str, NodeStatus], awaited: Sequence[str], model: str) -> NodeProgress:
-    """Which of the `awaited` node ids hold `model` hot, and which say that they cannot."""
-    hot, failed = set(), {}
-    for node_id in awaited:
+def load_progress(nodes: Mapping[str, NodeStatus], expected: Sequence[str], model: str) -> LoadProgress:
+    """Return how far the `expected` node ids are with loading `model`."""
+    ready, failed = set(), {}
+    for node_id in expected:
         status = nodes.get(node_id)
         replicas = [replica for replica in status.replicas if replica.model == model] if status else []
         if any(replica.state == "ready" for replica in replicas):
-            hot.add(node_id)
+            ready.add(node_id)
         elif replicas and all(replica.state == "failed" for replica in replicas):
             failed[node_id] = replicas[0].detail or "no reason given"
-    return NodeProgress(frozenset(hot), failed)
+    return LoadProgress(frozenset(ready), failed)

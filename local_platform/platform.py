@@ -1,7 +1,7 @@
-"""EmbeddedPlatform: a whole platform on one machine, out of child processes and the stores in one folder.
+"""A complete platform on one machine: redis-server, gateway and nodes as child processes, stores in one directory.
 
-Starts redis-server, nodes and gateway so that the slow ones wait for nobody, keeps them alive, and drains them in
-order. Knows which process needs which settings; not what is printed, and not how a command line is read.
+Starts redis-server and the nodes at once, then the gateway; restarts processes that crash; drains all of them in order.
+Decides which settings and secrets each process receives.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import shutil
 import signal
 import sys
 from collections.abc import Awaitable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cli.data_dir import URL_FIELDS, DataDir, Secrets
-from cli.output import CommandFailed
-from cli.progress import Progress
-from cli.readiness import is_gateway_ready, progress_of, read_nodes
-from cli.service_files import ensure_key
-from cli.supervisor import Child, ChildSpec
+from local_platform.data_dir import URL_FIELDS, DataDir
+from local_platform.errors import PlatformError
+from local_platform.first_account import create_first_account
+from local_platform.plan import Plan
+from local_platform.readiness import is_gateway_ready, load_progress, read_nodes
+from local_platform.service_keys import ensure_key
+from local_platform.supervisor import Child, ChildSpec
 from storage.embedded_redis import EmbeddedRedis
 from storage.errors import StoreUnavailable
 
@@ -31,35 +31,29 @@ if TYPE_CHECKING:
 CHAT_MODEL = "@cf/hearth/spark"
 EMBED_MODEL = "@cf/hearth/minilm"
 _START_DEADLINE_S = 120.0
-_GATEWAY_GRACE_S = 130.0  # its own drain is bounded by HEARTH_DRAIN_TIMEOUT_S, 120 s unless set
+_GATEWAY_GRACE_S = 130.0  # longer than the default HEARTH_DRAIN_TIMEOUT_S of 120 s
 _NODE_GRACE_S = 15.0
 _POLL_S = 0.05
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What to start. `nodes` maps node id -> PoP, in order; the gateway is in the first one's PoP."""
+class ProgressReport(Protocol):
+    """Where the platform reports its progress."""
 
-    host: str
-    port: int
-    nodes: Mapping[str, str]
+    def step(self, text: str) -> None:
+        """Report what the platform waits for now."""
 
-    @property
-    def origin(self) -> str:
-        """Where clients on this machine find the gateway."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+    def done(self, text: str) -> None:
+        """Report a finished step."""
 
-    @property
-    def probe_host(self) -> str:
-        return self.origin.removeprefix("http://").rpartition(":")[0].strip("[]")
+    def note(self, text: str) -> None:
+        """Report an event that the user should know of."""
 
 
 class EmbeddedPlatform:
-    """One running platform. `start`, then wait for `crashed` or a reason to stop, then `drain`."""
+    """One platform. Call `start`, then `wait_for_failure`, then `drain`."""
 
-    def __init__(self, plan: Plan, data_dir: DataDir, progress: Progress) -> None:
-        """Raises OSError when the folder cannot be used."""
+    def __init__(self, plan: Plan, data_dir: DataDir, progress: ProgressReport) -> None:
+        """Raises OSError if the data directory is unusable, and PlatformError if a service key is."""
         self._plan = plan
         self._data_dir = data_dir
         self._progress = progress
@@ -74,24 +68,27 @@ class EmbeddedPlatform:
             }.items()
         }
         self._redis_watcher: asyncio.Task[None] | None = None
-        self._own_environs: dict[str, dict[str, str]] = {}
+        self._process_environs: dict[str, dict[str, str]] = {}
         self._nodes = {node_id: self._node_child(node_id, pop) for node_id, pop in plan.nodes.items()}
         self._gateway = self._gateway_child()
-        # Nodes load the models of this setting, the first one first; that is the one people are told to call.
+        # Nodes load these models in order; the first one is shown in the printed examples.
         models = os.environ.get("HEARTH_NODE_MODELS", "").split(",")
         self._chat_model = models[0].strip() or CHAT_MODEL
-        self._waiting_for = ""
+        self._current_step = ""
         self._is_ready = False
 
     async def start(self) -> None:
-        """Returns when calls are answered. Raises CommandFailed, ChildFailed or StoreUnavailable; then drain."""
+        """Start all processes and return when the platform answers calls.
+
+        Raises PlatformError, ChildFailed or StoreUnavailable; call `drain` then, too.
+        """
         self._progress.step("starting redis-server and nodes")
         self._redis.start()
         for node in self._nodes.values():
             await node.start()
         await asyncio.to_thread(self._redis.wait_ready)
         self._redis_watcher = asyncio.create_task(self._keep_redis())
-        self._progress.done("redis-server answers")
+        self._progress.done("redis-server is ready")
         self._progress.step("migrating the database")
         await self._prepare_database()
         self._progress.done("database is migrated")
@@ -100,19 +97,21 @@ class EmbeddedPlatform:
             async with asyncio.timeout(_START_DEADLINE_S):
                 await self._unless_failed(self._until_ready())
         except TimeoutError:
-            limit = f"not ready after {_START_DEADLINE_S:.0f} s"
-            raise CommandFailed(f"{limit}, still {self._waiting_for}; logs are in {self._data_dir.logs}") from None
+            elapsed = f"not ready after {_START_DEADLINE_S:.0f} s"
+            raise PlatformError(
+                f"{elapsed}, still {self._current_step}; see the logs in {self._data_dir.logs}"
+            ) from None
         self._is_ready = True
         for child in self._children():
-            child.settle()
+            child.mark_started()
         self._data_dir.write_dev(self.dev())
 
-    async def crashed(self) -> None:
-        """Wait until supervision gives up on a child; raises ChildFailed."""
+    async def wait_for_failure(self) -> None:
+        """Wait until a child cannot be restarted, then raise ChildFailed."""
         await self._unless_failed(asyncio.Event().wait())
 
     def dev(self) -> dict[str, Any]:
-        """What dev.json holds."""
+        """Return the content of `dev.json`."""
         return {
             "base_url": f"{self._plan.origin}/client/v4",
             "account_id": self._secrets.account_id,
@@ -126,12 +125,14 @@ class EmbeddedPlatform:
                 "nodes": {node_id: node.pid for node_id, node in self._nodes.items()},
             },
             **{field: self._urls()[env] for field, env in URL_FIELDS.items()},
-            "settings": self._own_environs,
+            "settings": self._process_environs,
         }
 
     async def drain(self) -> None:
-        """Stop everything, whatever was started: gateway first, so that calls in flight still have their nodes, then
-        nodes, then redis-server. Bounded."""
+        """Stop all processes that were started: gateway, nodes, redis-server.
+
+        The gateway stops first, so that running calls can finish on their nodes. Takes a bounded time.
+        """
         self._is_ready = False
         self._progress.step("draining the gateway")
         await self._gateway.stop(_GATEWAY_GRACE_S)
@@ -143,8 +144,8 @@ class EmbeddedPlatform:
         if not self._run_dir.is_relative_to(self._data_dir.path):
             shutil.rmtree(self._run_dir, ignore_errors=True)
 
-    def hurry(self, number: int = signal.SIGTERM) -> None:
-        """Press on with a drain: the gateway takes a second SIGTERM as "now", SIGKILL ends everything."""
+    def force_stop(self, number: int = signal.SIGTERM) -> None:
+        """Send a signal to all processes during a drain. A second SIGTERM ends the gateway's drain at once."""
         for child in self._children():
             child.signal(number)
 
@@ -152,7 +153,7 @@ class EmbeddedPlatform:
         return [self._gateway, *self._nodes.values()]
 
     async def _unless_failed(self, awaited: Awaitable[object]) -> None:
-        """Await something, or raise what a child's supervision raised first."""
+        """Await `awaited`, or raise ChildFailed if a child fails first."""
         jobs = [asyncio.ensure_future(awaited)]
         jobs += [asyncio.ensure_future(child.failed()) for child in self._children()]
         try:
@@ -169,30 +170,30 @@ class EmbeddedPlatform:
 
         store = Ephemeral.connect(self._redis.url)
         try:
-            await self._until_models_are_hot(store)
+            await self._until_models_are_ready(store)
         finally:
             await store.close()
-        self._await("waiting for the gateway")
+        self._set_step("waiting for the gateway")
         while not await is_gateway_ready(self._plan.probe_host, self._plan.port):  # noqa: ASYNC110 - another process
             await asyncio.sleep(_POLL_S)
         self._progress.done("gateway is ready")
 
-    def _await(self, what: str) -> None:
-        self._waiting_for = what
-        self._progress.step(what)
+    def _set_step(self, text: str) -> None:
+        self._current_step = text
+        self._progress.step(text)
 
-    async def _until_models_are_hot(self, store: Ephemeral) -> None:
-        hot: frozenset[str] = frozenset()
-        while len(hot) < len(self._nodes):
-            waiting = ", ".join(node_id for node_id in self._nodes if node_id not in hot)
-            self._await(f"waiting for {self._chat_model} on {waiting}")
+    async def _until_models_are_ready(self, store: Ephemeral) -> None:
+        ready: frozenset[str] = frozenset()
+        while len(ready) < len(self._nodes):
+            waiting = ", ".join(node_id for node_id in self._nodes if node_id not in ready)
+            self._set_step(f"waiting for {self._chat_model} on {waiting}")
             with contextlib.suppress(StoreUnavailable):
-                now = progress_of(await read_nodes(store), list(self._nodes), self._chat_model)
+                now = load_progress(await read_nodes(store), list(self._nodes), self._chat_model)
                 for node_id, detail in now.failed.items():
-                    raise CommandFailed(f"node {node_id} cannot load {self._chat_model}: {detail}")
-                for node_id in now.hot - hot:
-                    self._progress.done(f"node {node_id} holds {self._chat_model}")
-                hot = now.hot
+                    raise PlatformError(f"node {node_id} cannot load {self._chat_model}: {detail}")
+                for node_id in now.ready - ready:
+                    self._progress.done(f"node {node_id} has loaded {self._chat_model}")
+                ready = now.ready
             await asyncio.sleep(_POLL_S)
 
     async def _prepare_database(self) -> None:
@@ -206,24 +207,24 @@ class EmbeddedPlatform:
             self._data_dir.write_secrets(self._secrets)
 
     async def _keep_redis(self) -> None:
-        """redis-server holds only what may be lost, so a crashed one is simply started again."""
+        """Restart redis-server after a crash. Its data may be lost, so no recovery is needed."""
         while True:
             await asyncio.sleep(0.2)
             if not self._redis.is_running:
-                self._progress.note("redis-server ended; starting it again")
+                self._progress.note("redis-server ended; restarting it")
                 try:
                     self._redis.start()
                     await asyncio.to_thread(self._redis.wait_ready)
                 except (StoreUnavailable, OSError) as error:
                     self._progress.note(str(error))
                     await asyncio.sleep(2.0)
-                self._write_dev_again()
+                self._update_dev()
 
-    def _changed(self, child: Child, what: str) -> None:
-        self._progress.note(f"{child.spec.name} {what}")
-        self._write_dev_again()
+    def _on_change(self, child: Child, text: str) -> None:
+        self._progress.note(f"{child.spec.name} {text}")
+        self._update_dev()
 
-    def _write_dev_again(self) -> None:
+    def _update_dev(self) -> None:
         if self._is_ready:
             self._data_dir.write_dev(self.dev())
 
@@ -257,10 +258,10 @@ class EmbeddedPlatform:
         own: Mapping[str, str],
         keys: tuple[str, ...],
     ) -> Child:
-        """A child that runs `python -m module`, with those stores and secrets that it needs and no others."""
+        """Return a child that runs `python -m module` and receives only the stores and secrets that it needs."""
         withheld = {*self._secrets.keys, *self._urls()}
         inherited = {env: value for env, value in os.environ.items() if env not in withheld}
-        self._own_environs[name] = dict(own)
+        self._process_environs[name] = dict(own)
         spec = ChildSpec(
             name=log.replace("-", " ", 1),
             command=(sys.executable, "-m", module),
@@ -272,25 +273,7 @@ class EmbeddedPlatform:
             },
             log=self._data_dir.logs / f"{log}.log",
         )
-        return Child(spec, self._changed)
+        return Child(spec, self._on_change)
 
     def _urls(self) -> dict[str, str]:
         return {**self._data_dir.environ(), "REDIS_URL": self._redis.url}
-
-
-async def create_first_account(database_url: str, secrets: Secrets) -> Secrets:
-    """Create the account and the token that the ready curl uses; an account id that was known before is kept."""
-    from storage.database import Database
-    from tenants import accounts
-    from tenants.credentials import api_tokens, scopes
-
-    pepper = bytes.fromhex(secrets.keys["HEARTH_TOKEN_PEPPER"])
-    database = Database.connect(database_url)
-    try:
-        account_id = secrets.account_id
-        if not account_id or await accounts.find(database, account_id) is None:
-            account_id = (await accounts.create(database, "default", account_id or None)).account_id
-        created = await api_tokens.create(database, pepper, account_id, "hearth up", scopes.WORKERS_AI_GROUPS)
-        return Secrets(secrets.keys, account_id, created.secret)
-    finally:
-        await database.close()

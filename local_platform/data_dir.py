@@ -1,7 +1,7 @@
-"""DIR, the folder in which `hearth up` keeps one platform: where everything lies in it, and its two private files.
+"""The data directory: one local platform's files, and where each of them is.
 
-`secrets.json` is made once and holds the platform's two keys and its first account and token. `dev.json` exists
-while the platform is up and says how to reach it. Both have mode 600. Knows nothing of processes.
+`secrets.json` is written once and holds the platform's keys, its first account and that account's API token.
+`dev.json` exists while the platform runs and says how to reach it. Both files have mode 0600.
 """
 
 from __future__ import annotations
@@ -19,16 +19,11 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from urllib.parse import quote
 
-import typer
-
 DEFAULT_DATA = Path(".hearth")
-DataOption = Annotated[
-    Path | None, typer.Option("--data", help="Folder of a platform that `hearth up` started; .hearth unless given.")
-]
-# A Unix socket's path has 108 bytes with its closing zero; the longest name we put into a run folder is under 40.
+# A Unix socket path has at most 107 bytes and a closing zero; socket names in the run folder are shorter than 40.
 _MAX_RUN_DIR_BYTES = 107 - 40
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9/_.-]+")
 URL_FIELDS = {"database_url": "DATABASE_URL", "redis_url": "REDIS_URL", "objects_url": "OBJECTS_URL"}
@@ -36,7 +31,7 @@ KEYS = ("HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET")
 
 
 class DataDirInUse(Exception):
-    """Another `hearth up` holds this folder. `pid` and `url` are what it wrote about itself, as far as it got."""
+    """Another `hearth up` has locked this directory. `pid` and `url` are None if it has not written them yet."""
 
     def __init__(self, pid: int | None, url: str | None) -> None:
         super().__init__("in use")
@@ -46,7 +41,7 @@ class DataDirInUse(Exception):
 
 @dataclass(frozen=True)
 class Secrets:
-    """The two keys by environment variable, and the first account (empty strings until it exists)."""
+    """The platform's keys by environment variable, and its first account; empty strings until that account exists."""
 
     keys: Mapping[str, str]
     account_id: str = ""
@@ -54,6 +49,8 @@ class Secrets:
 
 
 class DataDir:
+    """One platform's data directory. Constructing it touches no file."""
+
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         self.logs = self.path / "logs"
@@ -62,7 +59,7 @@ class DataDir:
         self._lock = self.path / "lock"
 
     def create(self) -> None:
-        """Make the folder, readable by its owner only, and what has to be in it. Raises OSError."""
+        """Create the directory with mode 0700, and its subdirectories. Raises OSError."""
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.path))
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -71,11 +68,11 @@ class DataDir:
 
     @property
     def is_platform(self) -> bool:
-        """Whether a platform was ever started here."""
+        """True if a platform was ever started in this directory."""
         return self._secrets.exists()
 
     def environ(self) -> dict[str, str]:
-        """What every process of an embedded platform reads, as far as it is no secret and known before it runs."""
+        """Return the environment variables that all processes share, without secrets and the Redis URL."""
         return {
             "DATABASE_URL": f"sqlite://{quote(str(self.path / 'hearth.db'))}",
             "OBJECTS_URL": f"file://{quote(str(self.path / 'objects'))}",
@@ -86,12 +83,15 @@ class DataDir:
 
     @property
     def service_ring(self) -> Path:
-        """Where the public keys of its gateway and nodes are; their private ones lie beside it."""
+        """The file with the public service keys. Private service keys are in a folder beside this file."""
         return self.path / "service" / "ring.json"
 
     def run_dir(self) -> Path:
-        """A folder for sockets, which nobody else can enter: in DIR, or in the temporary folder where DIR's path is too
-        long for a socket or would need quoting in a URL. Raises OSError."""
+        """Create and return a private folder for Unix sockets.
+
+        The folder is in the system's temporary directory if this directory's path is too long for a socket path or
+        would need quoting in a URL. Raises OSError if the folder is not private to this user.
+        """
         folder = self.path / "run"
         if len(os.fsencode(folder)) > _MAX_RUN_DIR_BYTES or not _PLAIN_PATH.fullmatch(str(folder)):
             name = hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
@@ -103,7 +103,10 @@ class DataDir:
         return folder
 
     def read_secrets(self) -> Secrets:
-        """Raises FileNotFoundError when no platform was ever started here, ValueError when the file is damaged."""
+        """Return the stored secrets.
+
+        Raises FileNotFoundError if no platform was ever started here, and ValueError if the file is damaged.
+        """
         try:
             stored = json.loads(self._secrets.read_text())
             keys = {name: str(stored[name]) for name in KEYS}
@@ -112,18 +115,19 @@ class DataDir:
         return Secrets(keys, str(stored.get("account_id", "")), str(stored.get("api_token", "")))
 
     def ensure_secrets(self) -> Secrets:
-        """The keys of this platform, made at its first start and never again."""
+        """Return the stored secrets; generate and store them on the first call."""
         with contextlib.suppress(FileNotFoundError):
             return self.read_secrets()
-        made = Secrets({name: secrets.token_hex(32) for name in KEYS})
-        self.write_secrets(made)
-        return made
+        generated = Secrets({name: secrets.token_hex(32) for name in KEYS})
+        self.write_secrets(generated)
+        return generated
 
     def write_secrets(self, value: Secrets) -> None:
+        """Replace `secrets.json`. Raises OSError."""
         write_private(self._secrets, {**value.keys, "account_id": value.account_id, "api_token": value.api_token})
 
     def read_dev(self) -> dict[str, Any] | None:
-        """What the running platform says of itself; None when there is none, or when the file cannot be read."""
+        """Return the content of `dev.json`, or None if no platform runs here or the file is unreadable."""
         try:
             found = json.loads(self._dev.read_text())
         except (OSError, ValueError):
@@ -131,23 +135,26 @@ class DataDir:
         return found if isinstance(found, dict) else None
 
     def write_dev(self, value: Mapping[str, Any]) -> None:
+        """Replace `dev.json`. Raises OSError."""
         write_private(self._dev, value)
 
     def remove_dev(self) -> None:
+        """Delete `dev.json` if it exists."""
         self._dev.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def held(self, url: str) -> Iterator[None]:
-        """Hold this folder as the only `hearth up` in it. Raises DataDirInUse.
+    def locked(self, url: str) -> Iterator[None]:
+        """Lock this directory for one `hearth up`. Raises DataDirInUse.
 
-        The lock is the kernel's, so it ends with the process however that ends; what a killed one left is swept.
+        The kernel releases the lock when the process ends, also if it is killed. A `dev.json` left behind by a killed
+        process is deleted.
         """
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise self._holder() from None
+                raise self._in_use() from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "url": url}).encode(), 0)
             self.remove_dev()
@@ -158,17 +165,17 @@ class DataDir:
         finally:
             os.close(descriptor)
 
-    def _holder(self) -> DataDirInUse:
+    def _in_use(self) -> DataDirInUse:
         try:
-            holder = json.loads(self._lock.read_text())
-            return DataDirInUse(int(holder["pid"]), str(holder["url"]))
+            owner = json.loads(self._lock.read_text())
+            return DataDirInUse(int(owner["pid"]), str(owner["url"]))
         except (OSError, ValueError, KeyError, TypeError):
             return DataDirInUse(None, None)
 
 
 def write_private(path: Path, value: Mapping[str, Any]) -> None:
-    """Write JSON with mode 600, whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mkstemp makes it 600
+    """Write JSON to a file with mode 0600, atomically. Raises OSError."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mkstemp sets mode 0600
     try:
         with os.fdopen(descriptor, "w") as file:
             json.dump(value, file, indent=2)

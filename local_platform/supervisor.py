@@ -1,7 +1,7 @@
-"""Supervisor: child processes that are started again when they crash, and stopped in order when asked.
+"""Supervision of child processes: restart them after a crash, stop them in order.
 
-Children never outlive this process: the kernel kills them with it (Linux), and they are their own sessions, so that a
-Ctrl-C in the terminal reaches only this process, which then decides the order. Knows nothing of what the children do.
+The kernel kills the children when this process ends (Linux). Each child has its own session, so Ctrl-C in the terminal
+reaches only this process, which then decides the order in which the children stop.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from telemetry.child_process import die_with_parent
 _MAX_LOG_BYTES = 16 * 1024 * 1024
 _FIRST_DELAY_S = 0.2
 _MAX_DELAY_S = 10.0
-_STEADY_S = 30.0  # a child that lived this long starts its backoff anew
+_STABLE_S = 30.0  # the restart delay is reset after a child has run this long
 
 
 class ChildFailed(Exception):
-    """A child ended by itself before the platform was ready; the text says which, how, and its last words."""
+    """A child ended before the platform was ready. The message has its name, exit status and last log line."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """What to start. Standard output and error are appended to `log`."""
+    """A command to run. Standard output and standard error are appended to `log`."""
 
     name: str
     command: Sequence[str]
@@ -39,7 +39,7 @@ class ChildSpec:
 
 
 class Child:
-    """One process under supervision."""
+    """One supervised process. `on_change` is called with a message when the process crashes and is restarted."""
 
     def __init__(self, spec: ChildSpec, on_change: Callable[[Child, str], None]) -> None:
         self.spec = spec
@@ -47,37 +47,37 @@ class Child:
         self._process: asyncio.subprocess.Process | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._is_stopping = False
-        self._is_settled = False
+        self._is_started = False
 
     @property
     def pid(self) -> int | None:
-        """None while there is no such process."""
+        """The process id, or None while no process runs."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
 
     async def start(self) -> None:
-        """Start the process and begin to watch it. Raises ChildFailed when it cannot be started at all."""
+        """Start the process and its supervision. Raises ChildFailed if the command cannot be executed."""
         _rotate(self.spec.log)
         await self._spawn()
         self._watcher = asyncio.create_task(self._watch(), name=f"watch {self.spec.name}")
 
-    def settle(self) -> None:
-        """From now on an exit is a crash to recover from, not a start that failed."""
-        self._is_settled = True
+    def mark_started(self) -> None:
+        """Treat later exits as crashes to recover from, no longer as a failed start."""
+        self._is_started = True
 
     async def failed(self) -> None:
-        """Wait until supervision itself gives up; raises ChildFailed then. Returns when stopped."""
+        """Wait until the start fails, then raise ChildFailed. Returns when the child is stopped."""
         assert self._watcher is not None
         await asyncio.shield(self._watcher)
 
     def signal(self, number: int) -> None:
-        """Ask the process to end; it is not started again."""
+        """Send a signal to the process. The process is not restarted afterwards."""
         self._is_stopping = True
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     async def stop(self, grace_s: float) -> None:
-        """SIGTERM, then SIGKILL after `grace_s`. Returns when the process has ended."""
+        """Send SIGTERM, then SIGKILL after `grace_s` seconds. Returns when the process has ended."""
         self.signal(signal.SIGTERM)
         if self._watcher is None:
             return
@@ -111,22 +111,24 @@ class Child:
             status = await self._process.wait()
             if self._is_stopping:
                 return
-            how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-            if not self._is_settled and status >= 0:
-                raise ChildFailed(f"{self.spec.name} {how}: {last_line(self.spec.log)} (log: {self.spec.log})")
-            if time.monotonic() - started >= _STEADY_S:
+            exit_text = (
+                f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
+            )
+            if not self._is_started and status >= 0:
+                raise ChildFailed(f"{self.spec.name} {exit_text}: {last_line(self.spec.log)} (log: {self.spec.log})")
+            if time.monotonic() - started >= _STABLE_S:
                 delay_s = _FIRST_DELAY_S
-            self._on_change(self, f"{how}; starting it again in {delay_s:.1f} s (log: {self.spec.log})")
+            self._on_change(self, f"{exit_text}; restarting in {delay_s:.1f} s (log: {self.spec.log})")
             await asyncio.sleep(delay_s)
             delay_s = min(delay_s * 2, _MAX_DELAY_S)
             if self._is_stopping:
                 return
             await self._spawn()
-            self._on_change(self, "started again")
+            self._on_change(self, "restarted")
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says anything, for a one-line message."""
+    """Return the last line of a log file that is not blank, for a one-line message."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 8192))

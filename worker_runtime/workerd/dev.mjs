@@ -1,15 +1,16 @@
-// Runs one Worker in workerd, with AI bound to a Hearth and KV, D1 and R2 in local stores; started by `hearth worker dev`.
+// Runs one Worker in workerd with its AI binding connected to Hearth, and with local KV, D1 and R2 stores. Started by
+// `hearth worker dev`.
 //
-// Reads what to do as one JSON object from standard input, and tells on standard output, a JSON object a line, when the
-// Worker is ready, changed or broken. The script is bundled, so that it may import packages and be TypeScript, and
-// bundled again whenever a file of it changes. AI goes from workerd to the gateway with no process between them.
+// Reads its configuration as one JSON object from standard input. Writes one JSON object per line to standard output when
+// the Worker is ready, has changed, or fails to build. The script is bundled, so it can import packages and be TypeScript,
+// and is bundled again whenever one of its files changes. workerd calls the gateway directly.
 
 import { text } from "node:stream/consumers";
 import * as esbuild from "esbuild";
 import { Log, LogLevel, Miniflare } from "miniflare";
 
-const plan = JSON.parse(await text(process.stdin));
-const say = (event) => process.stdout.write(JSON.stringify(event) + "\n");
+const config = JSON.parse(await text(process.stdin));
+const emit = (event) => process.stdout.write(JSON.stringify(event) + "\n");
 
 const AI_FACTORY = `
 import { Ai } from "cloudflare-internal:ai-api";
@@ -17,8 +18,8 @@ export default (env) => new Ai(env.FETCHER);
 `;
 
 function gateway() {
-  const url = new URL(plan.gateway.url);
-  const injectRequestHeaders = Object.entries(plan.gateway.headers).map(([name, value]) => ({ name, value }));
+  const url = new URL(config.gateway.url);
+  const injectRequestHeaders = Object.entries(config.gateway.headers).map(([name, value]) => ({ name, value }));
   const port = url.port || (url.protocol === "https:" ? 443 : 80);
   const address = `${url.hostname}:${port}`;
   if (url.protocol === "http:") return { external: { address, http: { injectRequestHeaders } } };
@@ -28,9 +29,9 @@ function gateway() {
 
 function options(script) {
   return {
-    host: plan.host,
-    port: plan.port,
-    defaultPersistRoot: plan.state,
+    host: config.host,
+    port: config.port,
+    defaultPersistRoot: config.state,
     log: new Log(LogLevel.ERROR),
     handleRuntimeStdio: (stdout, stderr) => {
       stdout.pipe(process.stderr, { end: false });
@@ -38,15 +39,15 @@ function options(script) {
     },
     workers: [
       {
-        name: plan.name,
+        name: config.name,
         modules: [{ type: "ESModule", path: "worker.mjs", contents: script }],
-        compatibilityDate: plan.compatibility_date,
-        compatibilityFlags: plan.compatibility_flags,
-        bindings: plan.vars,
-        kvNamespaces: plan.kv,
-        d1Databases: plan.d1,
-        r2Buckets: plan.r2,
-        wrappedBindings: Object.fromEntries(plan.ai.map((name) => [name, { scriptName: "hearth:ai" }])),
+        compatibilityDate: config.compatibility_date,
+        compatibilityFlags: config.compatibility_flags,
+        bindings: config.vars,
+        kvNamespaces: config.kv,
+        d1Databases: config.d1,
+        r2Buckets: config.r2,
+        wrappedBindings: Object.fromEntries(config.ai.map((name) => [name, { scriptName: "hearth:ai" }])),
       },
       {
         name: "hearth:ai",
@@ -58,12 +59,12 @@ function options(script) {
 }
 
 let worker;
-const keepRunning = {
+const runAfterBuild = {
   name: "hearth",
   setup(build) {
     build.onEnd(async (result) => {
       if (result.errors.length > 0) {
-        say({ event: "broken", message: result.errors.map(described).join("; ") });
+        emit({ event: "broken", message: result.errors.map(formatError).join("; ") });
         return;
       }
       try {
@@ -71,21 +72,21 @@ const keepRunning = {
         if (worker === undefined) worker = new Miniflare(options(script));
         else await worker.setOptions(options(script));
         const url = await worker.ready;
-        say({ event: "ready", url: url.origin });
+        emit({ event: "ready", url: url.origin });
       } catch (error) {
-        say({ event: "broken", message: String(error.message ?? error) });
+        emit({ event: "broken", message: String(error.message ?? error) });
       }
     });
   },
 };
 
-function described(error) {
-  const place = error.location ? `${error.location.file}:${error.location.line}: ` : "";
-  return place + error.text;
+function formatError(error) {
+  const location = error.location ? `${error.location.file}:${error.location.line}: ` : "";
+  return location + error.text;
 }
 
 const bundler = await esbuild.context({
-  entryPoints: [plan.script],
+  entryPoints: [config.script],
   bundle: true,
   write: false,
   format: "esm",
@@ -95,7 +96,7 @@ const bundler = await esbuild.context({
   loader: { ".html": "text", ".txt": "text", ".sql": "text" },
   sourcemap: "inline",
   logLevel: "silent",
-  plugins: [keepRunning],
+  plugins: [runAfterBuild],
 });
 
 async function stop() {
