@@ -19,7 +19,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.sampling import Sampling
-from engine.ranks.replica import Output, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.scheduling.sequence import SequenceRequest
 
 
@@ -29,7 +29,7 @@ async def first_token_ms(zygote: Zygote, model_dir: Path) -> float:
     replica = await Replica.start(zygote, EngineConfig(model_dir=model_dir), "bench", print)
     ended = asyncio.Event()
 
-    def sink(output: Output) -> None:
+    def sink(output: SequenceOutput) -> None:
         if output.finish:
             ended.set()
 

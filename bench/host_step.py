@@ -35,7 +35,7 @@ class NullRunner:
         self.vocab_size = 32_000
         self.eos_token_ids: tuple[int, ...] = (2,)
         self.layout_tag = "null"
-        self.has_cheap_runs = True
+        self.has_cheap_multi_token_rows = True
 
     def run(self, inputs: StepInputs) -> StepOutput:
         return StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32))

@@ -25,7 +25,7 @@ from engine.loop import Engine
 from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
-from engine.speculation.make import make_guesses
+from engine.speculation.factory import make_drafter
 from engine.text.tokenizer import Tokenizer
 
 STREAMS = (1, 2, 4, 16)
@@ -76,18 +76,18 @@ class Bench:
         self._temperature = temperature
         self._runner = Runner(config)
         self._tokenizer = Tokenizer(config.model_dir)
-        self._guesses = {
-            mode: make_guesses(dataclasses.replace(config, speculation=mode), self._runner.max_model_len)
+        self._drafter = {
+            mode: make_drafter(dataclasses.replace(config, speculation=mode), self._runner.max_model_len)
             for mode in modes
         }
         self._next_id = 1
 
     def compare(self, text: str, streams: int, rounds: int) -> list[dict[str, Any]]:
-        speeds: dict[str, list[float]] = {mode: [] for mode in self._guesses}
+        speeds: dict[str, list[float]] = {mode: [] for mode in self._drafter}
         tokens: dict[str, Any] = {}
         numbers: dict[str, Any] = {}
         for number in range(rounds + 1):
-            for mode in self._guesses:
+            for mode in self._drafter:
                 seconds, tokens[mode], numbers[mode] = self._run(mode, text, streams)
                 if number:
                     speeds[mode].append(sum(map(len, tokens[mode])) / seconds)
@@ -105,12 +105,12 @@ class Bench:
                 "tokens": sum(map(len, tokens[mode])),
                 "same": tokens[mode] == tokens["off"],
             }
-            for mode in self._guesses
+            for mode in self._drafter
         ]
 
     def _run(self, mode: str, text: str, streams: int) -> tuple[float, list[list[int]], tuple[int, int]]:
         """Seconds, the tokens of each stream, and how many were guessed and how many of these rightly."""
-        engine = Engine(self._runner, self._config, guesses=self._guesses[mode])
+        engine = Engine(self._runner, self._config, drafter=self._drafter[mode])
         sampling = Sampling(max_tokens=MAX_TOKENS, temperature=self._temperature, seed=7)
         first = self._next_id
         self._next_id += streams
@@ -124,7 +124,7 @@ class Bench:
             for sequence_id, token_id in zip(report.sequence_ids.tolist(), report.token_ids.tolist(), strict=True):
                 drawn[sequence_id].append(token_id)
         status = engine.status()
-        return time.perf_counter() - start, list(drawn.values()), (status.num_guessed, status.num_guessed_right)
+        return time.perf_counter() - start, list(drawn.values()), (status.num_drafted, status.num_accepted)
 
     def _prompt(self, text: str, number: int) -> list[int]:
         if text == "plain":

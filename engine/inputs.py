@@ -43,29 +43,26 @@ class LogitBias:
 
 
 class ConstrainedRows(Protocol):
-    """Those of the K sampling rows whose text is held to a constraint. A mask is [bytes], a bit for each token that may
-    be drawn, the lowest first, at least V of them. None of `end_ids` is allowed in the rows `unending`."""
+    """The rows among the K sampling rows whose text is constrained by a grammar. A mask is [bytes], one bit per token
+    that is allowed, lowest bit first, with at least V bits."""
 
-    unending: list[int]
-    end_ids: tuple[int, ...]
+    def initial_masks(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
+        """Return the R rows that must sample under a mask at once, and their masks [R, bytes]. `is_filtered` [K]: rows
+        whose sampling depends on the probabilities of other tokens. The other rows sample from all tokens first."""
 
-    def allowed(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
-        """The R rows that have to draw under a mask at once, and their masks [R, bytes]. `is_filtered` [K]: whose draw
-        depends on more than the token drawn being allowed. The others draw from all tokens first."""
+    def accept(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
+        """Accept the sampled tokens [K]. Tokens that a grammar forces are written over the sampled ones, and rows whose
+        grammar failed are marked. Returns the R rows whose token is rejected: they sample again under
+        `rejected_masks`, and the result goes to `accept_resampled`."""
 
-    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
-        """Hear what all K rows drew; what a constraint forces, and what it wants in place of a token after which a text
-        could not be closed in time, is written over it, and a row whose constraint failed is marked. Returns the R rows
-        whose token is not allowed: they draw again, under the masks of `allowed_again`, and `settle_again` hears it."""
-
-    def allowed_again(self) -> NDArray[np.uint8]:
+    def rejected_masks(self) -> NDArray[np.uint8]:
         """[R, bytes]"""
 
-    def settle_again(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
-        """See `settle`."""
+    def accept_resampled(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """See `accept`."""
 
 
-class BeginsConstraints(Protocol):
+class ConstraintSource(Protocol):
     """Who knows the constrained sequences."""
 
     def begin(self, sequence_ids: Longs, remaining: Ints) -> ConstrainedRows | None:
@@ -107,7 +104,7 @@ class SamplingInputs:
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredTokens:
+class PromptLogprobRows:
     """P tokens of prompts whose log-probabilities are wanted: the logits of the tokens before them are computed beside
     those of the K rows that sample, L = K + P in all, in the order of the step's tokens."""
 
@@ -119,7 +116,7 @@ class ScoredTokens:
 
 
 @dataclass(frozen=True, eq=False)
-class TokenScores:
+class TokenLogprobs:
     """The log-probabilities of P tokens, and the likeliest at each of their places."""
 
     logprobs: Floats  # [P]
@@ -146,8 +143,8 @@ class StepInputs:
     num_decode_rows: int
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], handles, 0 for none; None if no row has one
-    is_guessed: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
-    scored: ScoredTokens | None = None
+    has_drafts: bool = False  # whether rows may have tokens that are guesses: wrong ones come again, as others
+    scored: PromptLogprobRows | None = None
 
     @property
     def num_rows(self) -> int:
@@ -172,7 +169,7 @@ class StepOutput:
     logprobs: Floats | None = None  # [K]
     top_ids: Ints | None = None  # [K, most asked]
     top_logprobs: Floats | None = None  # [K, most asked]
-    scores: TokenScores | None = None  # of the step's `scored`
+    scores: TokenLogprobs | None = None  # of the step's `scored`
 
     def only(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> StepOutput:
         """Of those of the K rows that are marked or listed; a copy."""
@@ -213,7 +210,7 @@ def warming_step(num_tokens: int) -> StepInputs:
     )
 
 
-def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints | None = None) -> StepInputs:
+def build(step: ScheduledStep, table: SlotTable, constraints: ConstraintSource | None = None) -> StepInputs:
     """Index arrays for `step`. Costs a handful of NumPy calls whatever the batch is."""
     slots, num_tokens = step.slots, step.num_tokens
     starts = table.num_computed[slots]  # int32 [R]
@@ -235,7 +232,7 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is in here
         logit_rows = query_starts[sampled + 1].astype(np.int64) - 1
         sampling = _sampling(slots[sampled], table.length[slots[sampled]], table, constraints)
-        if table.num_scored:
+        if table.num_prompt_logprobs:
             logit_rows, scored = _scored(step, query_starts, logit_rows, table)
     else:  # every row decodes, and draws at each of its tokens
         logit_rows = np.arange(len(positions))
@@ -252,18 +249,18 @@ def build(step: ScheduledStep, table: SlotTable, constraints: BeginsConstraints 
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
-        is_guessed=step.num_drafts is not None,
+        has_drafts=step.num_drafts is not None,
         scored=scored,
     )
 
 
 def _scored(
     step: ScheduledStep, query_starts: Ints, sampled: Longs, table: SlotTable
-) -> tuple[Longs, ScoredTokens | None]:
+) -> tuple[Longs, PromptLogprobRows | None]:
     """The rows of T whose logits are needed, `sampled` [K] and those before wanted tokens, and what they are for."""
     rows, token_ids, sequences, num_tops = [], [], [], 0
     for index, slot in enumerate(step.slots.tolist()):
-        known = table.num_scored.get(slot)
+        known = table.num_prompt_logprobs.get(slot)
         if known is None:
             continue
         start = int(table.num_computed[slot])
@@ -279,7 +276,7 @@ def _scored(
     scored = np.concatenate(rows)
     every = np.sort(np.concatenate([sampled, scored]))  # [L]
     places = np.searchsorted(every, sampled), np.searchsorted(every, scored)
-    return every, ScoredTokens(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
+    return every, PromptLogprobRows(*places, np.concatenate(token_ids), num_tops, tuple(sequences))
 
 
 def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
@@ -287,7 +284,7 @@ def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
     return handles if handles.any() else None
 
 
-def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: BeginsConstraints | None) -> SamplingInputs:
+def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: ConstraintSource | None) -> SamplingInputs:
     """The sampling columns of the K rows in `slots`, each of which draws its token number `lengths` [K]."""
     constrained = None
     if constraints is not None:

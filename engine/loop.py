@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import inputs
-from engine.adapters.queue import AdapterQueue, KeepsAdapters
+from engine.adapters.queue import AdapterQueue, AdapterStore
 from engine.arrays import Ints, segment_offsets
 from engine.config import EngineConfig
 from engine.report import (
@@ -30,25 +30,25 @@ from engine.report import (
     UNCLOSED,
     EngineInfo,
     EngineStatus,
-    ScoredPrompt,
+    PromptLogprobs,
     StepReport,
 )
 from engine.scheduling.block_manager import BlockManager
-from engine.scheduling.faults import find_fault
 from engine.scheduling.prefix_hash import PrefixHasher
+from engine.scheduling.request_check import check_request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.scheduling.step_budget import ScheduledStep
-from engine.speculation.speculator import Guesses, Speculator, count_standing
-from engine.structured.forced_tokens import ForcedTokens
-from engine.structured.matchers import Matchers
+from engine.speculation.speculator import Drafter, Speculator, count_accepted
+from engine.structured.jump_forward import JumpForward
+from engine.structured.matchers import GrammarMatchers
 
 _MAX_SCORED_BYTES = 1 << 26  # of the logits that a step computes for tokens of prompts
 _MAX_WAIT_S = 0.005  # for a matcher, when there is nothing else to do
 _NO_ROWS = np.empty(0, dtype=np.int32)
 
 
-class RunsSteps(Protocol):
+class StepRunner(Protocol):
     """What a Runner offers: facts of the loaded model, and the forward pass with sampling."""
 
     num_blocks: int
@@ -57,7 +57,9 @@ class RunsSteps(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     layout_tag: str
-    has_cheap_runs: bool  # whether several tokens of a row cost little more than one, beside any number of rows
+    has_cheap_multi_token_rows: (
+        bool  # whether several tokens of a row cost little more than one, beside any number of rows
+    )
 
     def run(self, inputs: inputs.StepInputs) -> inputs.StepOutput: ...
     def wipe(self, block_ids: Ints) -> None: ...
@@ -69,13 +71,13 @@ class Engine:
 
     def __init__(
         self,
-        runner: RunsSteps,
+        runner: StepRunner,
         config: EngineConfig,
         revision: str = "",
-        adapters: KeepsAdapters | None = None,
-        guesses: Guesses | None = None,
+        adapters: AdapterStore | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
-        """`guesses` None: every token is drawn in a step of its own."""
+        """`drafter` None: every token is drawn in a step of its own."""
         self.info = _info_of(runner, adapters)
         self.table = SlotTable(config.max_sequences, self.info.max_model_len, runner.block_size)
         self.blocks = BlockManager(runner.num_blocks)
@@ -85,12 +87,14 @@ class Engine:
             max_step_tokens=config.max_step_tokens,
             max_waiting=config.max_waiting,
             make_hasher=_hasher_maker(runner, revision) if config.is_prefix_cache_enabled else None,
-            max_scored_tokens=_MAX_SCORED_BYTES // (4 * runner.vocab_size),
+            max_prompt_logprob_tokens=_MAX_SCORED_BYTES // (4 * runner.vocab_size),
         )
         self.num_computed_tokens = 0
-        self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
-        self.speculator = self._make_speculator(guesses, runner, config) if guesses is not None else None
-        self._forced = ForcedTokens(self.scheduler, self.matchers.find) if runner.has_cheap_runs else None
+        self.matchers = GrammarMatchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
+        self.speculator = self._make_speculator(drafter, runner, config) if drafter is not None else None
+        self._jump_forward = (
+            JumpForward(self.scheduler, self.matchers.find) if runner.has_cheap_multi_token_rows else None
+        )
         self._runner = runner
         self._adapters: AdapterQueue | None = None
         if adapters is not None:
@@ -104,14 +108,14 @@ class Engine:
         self._charged_s = 0.0  # until when the devices' time is charged; 0 while there is nothing to do
         self._max_open_tokens = 0  # sum of what the open sequences may grow to
 
-    def _make_speculator(self, guesses: Guesses, runner: RunsSteps, config: EngineConfig) -> Speculator:
+    def _make_speculator(self, drafter: Drafter, runner: StepRunner, config: EngineConfig) -> Speculator:
         return Speculator(
             self.scheduler,
-            guesses,
+            drafter,
             free_step_tokens=min(config.free_step_tokens, config.max_step_tokens),
             vocab_size=runner.vocab_size,
             is_held=lambda sequence_id: self.matchers.find(sequence_id) is not None,
-            has_cheap_runs=runner.has_cheap_runs,
+            has_cheap_multi_token_rows=runner.has_cheap_multi_token_rows,
         )
 
     @property
@@ -120,7 +124,7 @@ class Engine:
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence. One that cannot be served ends in the next report."""
-        code = find_fault(request, self.info, has_adapters=self._adapters is not None)
+        code = check_request(request, self.info, has_adapters=self._adapters is not None)
         if code == RUNNING and request.sequence_id in self._sequences:
             code = ERROR
         if code != RUNNING:
@@ -158,7 +162,7 @@ class Engine:
         if request.constraint is None:
             self.scheduler.queue(sequence)
         else:
-            self.matchers.prepare(request.sequence_id, request.constraint, request.namespace)
+            self.matchers.submit(request.sequence_id, request.constraint, request.namespace)
 
     def refuse(self, sequence_id: int, code: int = ERROR) -> None:
         """Have the next report end a sequence that never began."""
@@ -175,7 +179,7 @@ class Engine:
 
     def _wipe(self) -> None:
         """Nothing stays of what ephemeral sequences left. Before a step runs: its blocks may be among theirs."""
-        left = self.scheduler.take_wiped()
+        left = self.scheduler.take_blocks_to_wipe()
         if left is not None:
             self._runner.wipe(left)
 
@@ -185,7 +189,7 @@ class Engine:
             self._charged_s = time.perf_counter()
         if self._adapters is not None and self._adapters.num_waiting:
             self._take_adapters(self._adapters)
-        if self.matchers.is_preparing:
+        if self.matchers.is_compiling:
             self._queue_prepared()
         scheduled = self.scheduler.plan()
         if self.speculator is not None:
@@ -211,19 +215,21 @@ class Engine:
             self._charged_s = 0.0
         return report
 
-    def _take_scores(self, scored: inputs.ScoredTokens, scores: inputs.TokenScores | None) -> tuple[ScoredPrompt, ...]:
+    def _take_scores(
+        self, scored: inputs.PromptLogprobRows, scores: inputs.TokenLogprobs | None
+    ) -> tuple[PromptLogprobs, ...]:
         """What the step found out of prompts, to be told; what is told is counted."""
         assert scores is not None, "a runner scores what it is asked to"
         told, first = [], 0
         for slot, sequence_id, count in scored.sequences:
             part = slice(first, first + count)
             told.append(
-                ScoredPrompt(sequence_id, scores.logprobs[part], scores.top_ids[part], scores.top_logprobs[part])
+                PromptLogprobs(sequence_id, scores.logprobs[part], scores.top_ids[part], scores.top_logprobs[part])
             )
             first += count
-            self.table.num_scored[slot] += count
-            if self.table.num_scored[slot] == self.table.num_prompt[slot]:
-                del self.table.num_scored[slot]
+            self.table.num_prompt_logprobs[slot] += count
+            if self.table.num_prompt_logprobs[slot] == self.table.num_prompt[slot]:
+                del self.table.num_prompt_logprobs[slot]
         return tuple(told)
 
     def _charge(self, step: ScheduledStep, num_tokens: int) -> None:
@@ -249,14 +255,14 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             num_steps=scheduler.num_steps,
             num_ranks=self._num_ranks,
-            num_guessed=self.speculator.num_guessed if self.speculator is not None else 0,
-            num_guessed_right=self.speculator.num_right if self.speculator is not None else 0,
+            num_drafted=self.speculator.num_drafted if self.speculator is not None else 0,
+            num_accepted=self.speculator.num_accepted if self.speculator is not None else 0,
             busy_us=int(self.busy_us),
         )
 
     def _take_adapters(self, adapters: AdapterQueue) -> None:
         """Sequences whose adapter is here go on; waits a little for one if there is nothing else to do."""
-        is_idle = not (self.scheduler.has_sequences or self._ended or self.matchers.is_preparing)
+        is_idle = not (self.scheduler.has_sequences or self._ended or self.matchers.is_compiling)
         for sequence, code in adapters.take_ready(_MAX_WAIT_S if is_idle else 0):
             if code == RUNNING:
                 self._go_on(sequence)
@@ -294,7 +300,7 @@ class Engine:
         return self._conclude(sampled, output, codes)
 
     def _commit_guessed(self, step: ScheduledStep, output: inputs.StepOutput) -> StepReport:
-        """The same where rows have guesses: of what each drew at them, the tokens up to the first wrong guess stand."""
+        """The same where rows have drafter: of what each drew at them, the tokens up to the first wrong guess stand."""
         assert self.speculator is not None
         table, slots, drawn = self.table, step.slots, output.token_ids
         rows = np.repeat(slots, step.num_tokens)  # [T], the slot of each token drawn
@@ -303,31 +309,31 @@ class Engine:
         codes = self._finish_codes(rows, places + 1, output)
         last_place = table.token_ids.shape[1] - 1  # a row's last draw has no guess, and may have no place for one
         guessed = table.token_ids[rows, np.minimum(places, last_place)]
-        num_standing = count_standing(step, drawn, guessed, codes != RUNNING)
-        stands = offsets < np.repeat(num_standing, step.num_tokens)
+        num_accepted = count_accepted(step, drawn, guessed, codes != RUNNING)
+        stands = offsets < np.repeat(num_accepted, step.num_tokens)
         rows, places = rows[stands], places[stands]
         table.token_ids[rows, places] = drawn[stands]
-        table.length[slots] += num_standing
-        self.scheduler.commit(ScheduledStep(slots, num_standing))
+        table.length[slots] += num_accepted
+        self.scheduler.commit(ScheduledStep(slots, num_accepted))
         self.scheduler.take_back(slots)
         self.scheduler.counters.charge_completion(table.tenant[rows])
-        self.speculator.learn(step, num_standing)
+        self.speculator.learn(step, num_accepted)
         return self._conclude(rows, output.only(stands), codes[stands])
 
     def _conclude(self, sampled: Ints, output: inputs.StepOutput, codes: NDArray[np.uint8]) -> StepReport:
         """Report the tokens drawn for the slots `sampled`, and let those go that end with them. A slot may be there
         several times, in a row; only its last token can end it."""
-        if self._forced is not None and self.matchers.has_forced:
-            sampled, output, codes = self._forced.append(sampled, output, codes)
+        if self._jump_forward is not None and self.matchers.has_jump_forward:
+            sampled, output, codes = self._jump_forward.append(sampled, output, codes)
         tokens = output.token_ids
         if output.is_failed is not None:
             for slot in sampled[output.is_failed].tolist():  # its KV may be what is broken
                 self.scheduler.disown(self.scheduler.sequence_at(slot))
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
         is_over = codes != RUNNING
-        if self.matchers.has_forced or self.matchers.has_ended or (self.matchers.num_held and is_over.any()):
-            tokens, is_complete = self._end_constrained(sampled, tokens, codes)
-            is_over |= is_complete
+        matchers = self.matchers
+        if matchers.has_jump_forward or matchers.has_completed or (matchers.num_matchers and is_over.any()):
+            is_over |= self._end_constrained(sampled, codes)
         report = self._report(sampled, output, tokens, codes)
         for slot in sampled[is_over].tolist():
             sequence = self.scheduler.sequence_at(slot)
@@ -345,35 +351,33 @@ class Engine:
             codes[output.is_failed] = ERROR
         return codes
 
-    def _end_constrained(self, slots: Ints, tokens: Ints, codes: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Correct the finish codes of constrained rows. Returns their tokens, less those that only the limit put there,
-        and which of the rows have said all there is to say: their last token is text like any other, so their end is an
-        entry of its own."""
+    def _end_constrained(self, slots: Ints, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Correct the finish codes of constrained rows. Returns which rows have a complete text: their last token is
+        text, so a report entry of its own ends them."""
         is_complete = np.zeros(len(slots), dtype=np.bool_)
         ids = self.table.sequence_id[slots].tolist()
         for row, sequence_id in enumerate(ids):
-            hold = self.matchers.find(sequence_id)
-            if hold is not None and hold.is_failed and codes[row] == ERROR:
+            matcher = self.matchers.find(sequence_id)
+            if matcher is None:
+                continue
+            if matcher.is_failed and codes[row] == ERROR:
                 codes[row] = TOO_COMPLEX
-            if hold is not None and hold.is_cut and codes[row] == STOP:
-                codes[row], tokens = LENGTH, np.where(np.arange(len(slots)) == row, np.int32(-1), tokens)
+            if codes[row] in (ERROR, TOO_COMPLEX, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
                 continue
-            if hold is None or codes[row] in (ERROR, TOO_COMPLEX, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
-                continue
-            if hold.is_over:
+            if matcher.is_complete:
                 codes[row], is_complete[row] = RUNNING, True
                 slot = slots[row]
                 self._ended.append(
                     (sequence_id, STOP, int(self.table.num_cached[slot]), round(self.table.device_us[slot]))
                 )
-            elif codes[row] == LENGTH and not hold.is_match:
+            elif codes[row] == LENGTH and not matcher.is_match:
                 codes[row] = UNCLOSED
-        return tokens, is_complete
+        return is_complete
 
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
         self._num_ephemeral -= sequence.request.is_ephemeral
-        self.matchers.forget(sequence.sequence_id)
+        self.matchers.release(sequence.sequence_id)
         if self._adapters is not None and sequence.request.adapter is not None:
             self._adapters.forget(sequence)
         del self._sequences[sequence.sequence_id]
@@ -411,7 +415,7 @@ class Engine:
         )
 
 
-def _info_of(runner: RunsSteps, adapters: KeepsAdapters | None) -> EngineInfo:
+def _info_of(runner: StepRunner, adapters: AdapterStore | None) -> EngineInfo:
     return EngineInfo(
         max_model_len=min(runner.max_model_len, runner.num_blocks * runner.block_size),
         vocab_size=runner.vocab_size,
@@ -423,7 +427,7 @@ def _info_of(runner: RunsSteps, adapters: KeepsAdapters | None) -> EngineInfo:
     )
 
 
-def _hasher_maker(runner: RunsSteps, revision: str) -> Callable[[SequenceRequest], PrefixHasher]:
+def _hasher_maker(runner: StepRunner, revision: str) -> Callable[[SequenceRequest], PrefixHasher]:
     """Names of blocks depend on all that their KV does: who may share it, the model, its adapter, how KV is stored."""
 
     def make(request: SequenceRequest) -> PrefixHasher:

@@ -41,7 +41,7 @@ FINISHES: tuple[Finish | None, ...] = (None, *(each for each in get_args(Finish)
 
 
 @dataclass(frozen=True, eq=False)
-class ScoredPrompt:
+class PromptLogprobs:
     """The log-probabilities of the next N tokens of a sequence's prompt, from its second one on, and the likeliest in
     each one's place."""
 
@@ -65,7 +65,7 @@ class StepReport:
     top_ids: NDArray[np.int32] | None = None  # [E, most asked]
     top_logprobs: NDArray[np.float32] | None = None  # [E, most asked]
     device_us: NDArray[np.int64] | None = None  # [E], microseconds of devices that the sequence has had until now
-    prompts: tuple[ScoredPrompt, ...] = ()
+    prompts: tuple[PromptLogprobs, ...] = ()
 
     @property
     def num_entries(self) -> int:
@@ -85,8 +85,8 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_preemptions: int = 0
     num_steps: int = 0
     num_ranks: int = 1
-    num_guessed: int = 0
-    num_guessed_right: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     busy_us: int = 0
 
 

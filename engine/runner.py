@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.adapters.bank import AdapterBank
+from engine.adapters.cache import AdapterCache
 from engine.arrays import Ints
 from engine.checkpoints import weights
 from engine.checkpoints.placement import Placed
@@ -25,7 +25,7 @@ from engine.kernels.device import DeviceKernels
 from engine.kernels.interface import Kernels, KvPool
 from engine.kernels.native.operators import find_native_kernels
 from engine.kernels.upload import Upload
-from engine.layers.share import WHOLE, Share
+from engine.layers.shard import WHOLE, Shard
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
@@ -43,7 +43,7 @@ class Runner:
     weights or KV do not fit in what is free; a runner that exists is ready. `layout_tag` names how KV is stored: blocks
     of runners with equal tags and weights are alike.
 
-    One of several ranks has its `share` of the model, and each runs every step. The leader's `announce` tells the
+    One of several ranks has its `shard` of the model, and each runs every step. The leader's `announce` tells the
     others of it; their logits are nothing.
     """
 
@@ -51,13 +51,13 @@ class Runner:
         self,
         config: EngineConfig,
         kernels: Kernels | None = None,
-        share: Share = WHOLE,
+        shard: Shard = WHOLE,
         announce: Callable[[StepInputs], None] | None = None,
         announce_wipe: Callable[[Ints], None] | None = None,
     ) -> None:
-        device = device_of(config.device, share.rank, share.size)
+        device = device_of(config.device, shard.rank, shard.size)
         take(device)
-        torch.set_num_threads(max(config.num_threads // share.size, 1))
+        torch.set_num_threads(max(config.num_threads // shard.size, 1))
         self._device = device
         self._announce = announce
         self._announce_wipe = announce_wipe
@@ -65,25 +65,25 @@ class Runner:
         checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
         kernels = kernels or _kernels_for(device)
         empty = self._check(checkpoint)
-        self.dtype = _choose_dtype(config.dtype, checkpoint, self.model_config, share, kernels, device)
-        weight_bytes = memory_bytes(empty, checkpoint, kernels, self.dtype) // share.size
+        self.dtype = _choose_dtype(config.dtype, checkpoint, self.model_config, shard, kernels, device)
+        weight_bytes = memory_bytes(empty, checkpoint, kernels, self.dtype) // shard.size
         free_bytes = free_memory_bytes(device) - weight_bytes
         if free_bytes < 0:
             raise MemoryError(f"in {self.dtype}, the weights take {_gib(-free_bytes)} more than are free")
         with Placed(checkpoint.usual_place):
-            self._model = Decoder(self.model_config, self.dtype, device, share)
+            self._model = Decoder(self.model_config, self.dtype, device, shard)
         self.block_size = config.block_size
-        self.num_blocks = self._num_blocks(config, share, free_bytes)
+        self.num_blocks = self._num_blocks(config, shard, free_bytes)
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
-        self.has_cheap_runs = kernels.has_cheap_runs
-        self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{share.size}-block{self.block_size}"
+        self.has_cheap_multi_token_rows = kernels.has_cheap_multi_token_rows
+        self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{shard.size}-block{self.block_size}"
         if self.model_config.has_long_rope(self.max_model_len):
             self.layout_tag += "-long"
         self.num_forward_tokens = 0
         self.num_steps = 0
-        self._load(checkpoint, kernels, is_whole=share.is_whole)
+        self._load(checkpoint, kernels, is_whole=shard.is_whole)
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
             self._pool = self._allocate_pool()
@@ -91,10 +91,10 @@ class Runner:
         _give_memory_back()
         self._upload = None if device == CPU else Upload(device)
         self._sample = sample if device == CPU else sample_from_device
-        self.adapters: AdapterBank | None = None  # not on a GPU: their tables are the host's memory
+        self.adapters: AdapterCache | None = None  # not on a GPU: their tables are the host's memory
         if device == CPU:
-            budget_bytes = config.adapter_memory_bytes // share.size
-            self.adapters = AdapterBank(self._model, self.dtype, budget_bytes, kernels)
+            budget_bytes = config.adapter_memory_bytes // shard.size
+            self.adapters = AdapterCache(self._model, self.dtype, budget_bytes, kernels)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:
@@ -167,11 +167,11 @@ class Runner:
         packed = keep_packed(self._model, checkpoint, kernels)
         weights.load(checkpoint, {**self._model.destinations(checkpoint.entries), **packed}, is_whole=is_whole)
 
-    def _num_blocks(self, config: EngineConfig, share: Share, free_bytes: int) -> int:
+    def _num_blocks(self, config: EngineConfig, shard: Shard, free_bytes: int) -> int:
         """Blocks of the KV pool: those asked for, or as many as its memory holds, if they fit in what is free beside
         the weights. Raises ValueError, MemoryError."""
         slot_bytes = self._slot_elements() * self.dtype.itemsize
-        num_blocks = config.num_blocks or config.kv_memory_bytes // share.size // (slot_bytes * max(self.block_size, 1))
+        num_blocks = config.num_blocks or config.kv_memory_bytes // shard.size // (slot_bytes * max(self.block_size, 1))
         if self.block_size < 1 or num_blocks < 1:
             raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} does not hold one block of {self.block_size}")
         if self._device != CPU:
@@ -207,13 +207,13 @@ class Runner:
         return KvPool(data, self.block_size)
 
 
-def settle_dtype(config: EngineConfig, share: Share) -> EngineConfig:
+def settle_dtype(config: EngineConfig, shard: Shard) -> EngineConfig:
     """`config` with its precision decided, so that every rank has the same. Raises as Runner does."""
     if config.dtype != "auto":
         return config
-    model_config, device = read_config(config.model_dir), device_of(config.device, share.rank, share.size)
+    model_config, device = read_config(config.model_dir), device_of(config.device, shard.rank, shard.size)
     checkpoint = weights.open_checkpoint(config.model_dir).without(model_config.ignored)
-    dtype = _choose_dtype("auto", checkpoint, model_config, share, _kernels_for(device), device)
+    dtype = _choose_dtype("auto", checkpoint, model_config, shard, _kernels_for(device), device)
     return replace(config, dtype=str(dtype).removeprefix("torch."))
 
 
@@ -238,7 +238,7 @@ def _choose_dtype(
     wanted: str,
     checkpoint: weights.Checkpoint,
     config: ModelConfig,
-    share: Share,
+    shard: Shard,
     kernels: Kernels,
     device: torch.device,
 ) -> torch.dtype:
@@ -248,7 +248,7 @@ def _choose_dtype(
         return _DTYPES[wanted]
     if wanted != "auto":
         raise ValueError(f"dtype={wanted!r}: expected auto, float32 or bfloat16")
-    empty = Decoder(config, torch.float32, torch.device("meta"), share)
+    empty = Decoder(config, torch.float32, torch.device("meta"), shard)
     if has_packed(empty, checkpoint, kernels, torch.bfloat16):
         return torch.bfloat16
     if checkpoint.dtype == torch.float32:

@@ -148,9 +148,7 @@ async def _run_batch(context: RequestContext, exchange: Exchange, batch: Synchro
         exchange.on_disconnect(None)
 
 
-async def run_item(
-    context: RequestContext, body: dict[str, Any], on_start: Callable[[CallEnds], None]
-) -> ItemResponse:
+async def run_item(context: RequestContext, body: dict[str, Any], on_start: Callable[[CallEnds], None]) -> ItemResponse:
     """Run one request of a batch, unstreamed. `on_start` receives the running calls, to end them early. Raises what
     `serve` raises."""
     services, request = context.services, await prepare(context, body)

@@ -85,7 +85,9 @@ async def count_request(services: Services, exchange: Exchange, principal: Princ
 
 
 @contextlib.asynccontextmanager
-async def reserve_for_task(services: Services, exchange: Exchange, principal: Principal, task: str) -> AsyncIterator[None]:
+async def reserve_for_task(
+    services: Services, exchange: Exchange, principal: Principal, task: str
+) -> AsyncIterator[None]:
     """Apply the limits of a task that runs no model while the block runs: its request windows and its concurrency.
     `count_request` has already counted the request for its account and token. Raises Refusal."""
     items = services.limits.items(principal, task)

@@ -51,9 +51,7 @@ def _always(_call: Call) -> bool:
 class RetryTracker:
     """Remembers recent useful responses. `may_share` returns True if a call may be remembered in Redis."""
 
-    def __init__(
-        self, clock: Clock, shared: Shared | None = None, may_share: Callable[[Call], bool] = _always
-    ) -> None:
+    def __init__(self, clock: Clock, shared: Shared | None = None, may_share: Callable[[Call], bool] = _always) -> None:
         self._clock = clock
         self._shared = shared
         self._may_share = may_share

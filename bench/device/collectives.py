@@ -67,7 +67,7 @@ def run(rank: int, meeting: Meeting, options: argparse.Namespace) -> dict[str, A
     times_us = {}
     for rows in map(int, options.rows.split(",")):
         x = torch.zeros(rows, options.width, dtype=torch.bfloat16, device=device)
-        times_us[rows] = round(_median_us(lambda x=x: group.total(x), device, options.repeats), 1)
+        times_us[rows] = round(_median_us(lambda x=x: group.all_reduce(x), device, options.repeats), 1)
     return {
         "backend": backend_of(device),
         "is_right": _is_right(group, rank, options.ranks, device),
@@ -78,8 +78,8 @@ def run(rank: int, meeting: Meeting, options: argparse.Namespace) -> dict[str, A
 def _is_right(group: Group, rank: int, size: int, device: torch.device) -> bool:
     """Each rank brings its number plus one, in bfloat16, which holds such sums exactly."""
     mine = torch.full((3, 5), rank + 1.0, dtype=torch.bfloat16, device=device)
-    is_summed = bool((group.total(mine.clone()) == size * (size + 1) / 2).all())
-    parts = [part.float().mean().item() for part in group.collect(mine.float())]
+    is_summed = bool((group.all_reduce(mine.clone()) == size * (size + 1) / 2).all())
+    parts = [part.float().mean().item() for part in group.all_gather(mine.float())]
     return is_summed and parts == ([float(each + 1) for each in range(size)] if rank == 0 else [])
 
 

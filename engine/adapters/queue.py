@@ -24,7 +24,7 @@ from engine.scheduling.sequence import Sequence
 from engine.scheduling.waiting import Turns
 
 if TYPE_CHECKING:
-    from engine.adapters.shelf import Need
+    from engine.adapters.slot_pool import AdapterSize
 
 PATIENCE_S = 1.0
 
@@ -35,19 +35,19 @@ class Reading:
     can be served, but has no place now; `need` says of what size. Any other code is the end of those who want it."""
 
     code: int
-    need: Need | None = None
+    need: AdapterSize | None = None
 
 
-class KeepsAdapters(Protocol):
-    """What an AdapterBank offers: adapters by handle, read beside the steps; none leaves that is held."""
+class AdapterStore(Protocol):
+    """What an AdapterCache offers: adapters by handle, read beside the steps; none leaves that is held."""
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]: ...
     def hold(self, digest: str) -> int: ...
     def release(self, digest: str) -> bool: ...
     def read(self, adapter: LocalAdapter, may_place: bool) -> Future[Reading]: ...
-    def has_room(self, needs: Items[Need]) -> bool: ...
-    def leavers_for(self, needs: Items[Need]) -> Collection[str]: ...
+    def has_room(self, needs: Items[AdapterSize]) -> bool: ...
+    def evictions_for(self, needs: Items[AdapterSize]) -> Collection[str]: ...
 
 
 @dataclass(eq=False)
@@ -57,7 +57,7 @@ class _Wanted:
     adapter: LocalAdapter
     since_s: float
     sequences: dict[int, Sequence] = field(default_factory=dict)
-    need: Need | None = None  # once it is known to be one that can be served, and waits for a place
+    need: AdapterSize | None = None  # once it is known to be one that can be served, and waits for a place
     reading: Future[Reading] | None = None
 
 
@@ -66,7 +66,7 @@ class AdapterQueue:
 
     def __init__(
         self,
-        bank: KeepsAdapters,
+        bank: AdapterStore,
         counters: TenantCounters,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -211,7 +211,7 @@ class AdapterQueue:
 
     def _close_for(self, placing: list[_Wanted]) -> None:
         """From now on nobody joins what has to leave for these."""
-        self._closed = self._bank.leavers_for(_needs_of(placing)) if placing else frozenset()
+        self._closed = self._bank.evictions_for(_needs_of(placing)) if placing else frozenset()
 
     def _try(self, wanted: _Wanted, placing: list[_Wanted], ready: list[tuple[Sequence, int]]) -> bool:
         """Join the adapter or have it read. False: it has no room beside those that are about to have a place."""
@@ -250,5 +250,5 @@ def _digest_of(sequence: Sequence) -> str:
     return sequence.request.adapter.digest if sequence.request.adapter is not None else ""
 
 
-def _needs_of(many: Items[_Wanted]) -> list[Need]:
+def _needs_of(many: Items[_Wanted]) -> list[AdapterSize]:
     return [each.need for each in many if each.need is not None]

@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.adapters.shelf import Shelf
+from engine.adapters.slot_pool import SlotPool
 from engine.adapters.tables import Run, SiteTables
 from engine.kernels.interface import AddLowRank, LowRankTokens, Operator
 
 _LONG = {4: 8, 2: 32}  # bytes of a number -> tokens in a row from which on a product is the better way
 _SUM = 0  # mode of embedding_bag
 
-Place = tuple[Shelf, int]
+Place = tuple[SlotPool, int]
 
 
 class Packed:
     """n tokens with adapters of one shelf whose maps have a kernel. Tells the kernels, once, who reads what."""
 
-    def __init__(self, shelf: Shelf, slots: Sequence[int], tokens: Sequence[int]) -> None:
+    def __init__(self, shelf: SlotPool, slots: Sequence[int], tokens: Sequence[int]) -> None:
         order = np.argsort(np.array(slots, dtype=np.int32), kind="stable")
         self._tokens = LowRankTokens(
             torch.from_numpy(np.array(slots, dtype=np.int32)[order]),
@@ -53,7 +53,7 @@ class Packed:
 class Singles:
     """n tokens with adapters of one shelf. Makes, once, the rows of the tables that they read."""
 
-    def __init__(self, shelf: Shelf, slots: Sequence[int], tokens: NDArray[np.int64] | None) -> None:
+    def __init__(self, shelf: SlotPool, slots: Sequence[int], tokens: NDArray[np.int64] | None) -> None:
         """`tokens` are their places among the step's; None if they are all of them, in order."""
         self._shelf, self._slots = shelf, np.array(slots, dtype=np.int32)
         self._tokens = None if tokens is None else torch.from_numpy(tokens)
@@ -104,7 +104,7 @@ def _bags(table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, weights
 class Span:
     """Tokens [first, last) of the step, all of one adapter."""
 
-    shelf: Shelf
+    shelf: SlotPool
     slot: int
     first: int
     last: int
@@ -165,7 +165,7 @@ class AdaptedStep:
             return
         firsts = np.flatnonzero(np.diff(of_token, prepend=of_token[0] - 1))
         lasts = np.append(firsts[1:], len(of_token))
-        single: dict[int, tuple[Shelf, list[int], list[int]]] = {}
+        single: dict[int, tuple[SlotPool, list[int], list[int]]] = {}
         for first, last, handle in zip(firsts.tolist(), lasts.tolist(), of_token[firsts].tolist(), strict=True):
             if not handle:
                 continue

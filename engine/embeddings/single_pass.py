@@ -113,7 +113,7 @@ class SinglePass:
             on_frame=self._on_frame,
             on_lost=self._on_lost,
             on_exit=on_exit,
-            is_owed=lambda: bool(self._in_flight),
+            has_pending=lambda: bool(self._in_flight),
         )
         self._loaded: asyncio.Future[Ready] = self._loop.create_future()
         self._jobs: deque[_Job] = deque()  # with rows still to be taken

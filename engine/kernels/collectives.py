@@ -73,7 +73,7 @@ def backend_of(device: torch.device) -> str:
 
 
 class Group:
-    """See `engine.layers.share.Collectives`."""
+    """See `engine.layers.shard.Collectives`."""
 
     def __init__(self, backend: Any, rank: int, size: int, device: torch.device) -> None:
         self._all_reduce, self._gather = backend.allreduce, backend.gather
@@ -82,14 +82,14 @@ class Group:
         self._size, self._is_leader = size, rank == 0
         self._is_exact = device.type == "cpu"
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """On a CPU sums are float32: it is enough that the parts were rounded."""
         if self._is_exact and x.dtype != torch.float32:
             x = x.float()
         self._all_reduce([x]).wait()
         return x
 
-    def collect(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         options = _at_once(_c10d.GatherOptions())
         options.rootRank = 0
         parts = [torch.empty_like(x) for _ in range(self._size)] if self._is_leader else []

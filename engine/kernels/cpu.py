@@ -38,7 +38,7 @@ _SILU: Operator = getattr(torch._C._nn, "silu", ACTIVATIONS["silu"])
 class CpuKernels:
     """See `engine.kernels.interface.Kernels` for the law of each."""
 
-    has_cheap_runs = False
+    has_cheap_multi_token_rows = False
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         return bind_linear(weight, bias)

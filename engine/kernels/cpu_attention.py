@@ -46,7 +46,7 @@ class CpuAttention:
 
     def begin(self, step: AttentionStep) -> None:
         self._slot_mapping = step.slot_mapping
-        self._is_guessed = step.is_guessed and self._contexts.begin(step)
+        self._is_guessed = step.has_drafts and self._contexts.begin(step)
         if self._is_guessed:
             return
         self._contexts.pass_by(step)

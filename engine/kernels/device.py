@@ -32,7 +32,7 @@ from engine.kernels.reference import ACTIVATIONS
 class DeviceKernels:
     """See `engine.kernels.interface.Kernels` for the law of each."""
 
-    has_cheap_runs = True
+    has_cheap_multi_token_rows = True
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         return lambda x: functional.linear(x, weight, bias)

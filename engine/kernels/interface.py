@@ -180,7 +180,7 @@ class AttentionStep(Protocol):
     @property
     def num_decode_rows(self) -> int: ...
     @property
-    def is_guessed(self) -> bool: ...
+    def has_drafts(self) -> bool: ...
 
 
 class Attention(Protocol):
@@ -199,7 +199,7 @@ class Attention(Protocol):
 class Kernels(Protocol):
     """The factories. Residual streams are float32 [T, C]; everything between norms and residuals has `dtype`."""
 
-    has_cheap_runs: bool
+    has_cheap_multi_token_rows: bool
     """Whether attention takes several tokens of a decode row at little more than the cost of one, beside any others."""
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:

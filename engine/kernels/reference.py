@@ -38,7 +38,7 @@ ACTIVATIONS: dict[str, Operator] = {
 class ReferenceKernels:
     """See `engine.kernels.interface.Kernels` for the law of each."""
 
-    has_cheap_runs = False
+    has_cheap_multi_token_rows = False
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         return lambda x: functional.linear(x, weight, bias)

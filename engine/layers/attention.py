@@ -16,12 +16,12 @@ from engine.checkpoints.part import Cut, Destination, Span, part_of
 from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
 from engine.layers.config import AttentionConfig, NormConfig
 from engine.layers.linear import Linear
-from engine.layers.share import WHOLE, Share, scaled
+from engine.layers.shard import WHOLE, Shard, scaled
 
 
 class SelfAttention:
-    """Queries, keys and values from one fused matrix, for this rank's `share` of the heads; `project` then gives its
-    share of a sum.
+    """Queries, keys and values from one fused matrix, for this rank's `shard` of the heads; `project` then gives its
+    shard of a sum.
 
     `qk_norm` is head, width, weightless or None; `positions` rotary, temperature or None. `head_order` [D], if given,
     rearranges each head of queries and keys, weights and norms alike: see `engine.models.rope.head_order`.
@@ -40,22 +40,22 @@ class SelfAttention:
         num_channels: int,
         dtype: torch.dtype,
         device: torch.device,
-        share: Share = WHOLE,
+        shard: Shard = WHOLE,
     ) -> None:
-        whole, config = config, share.of_attention(config)
+        whole, config = config, shard.of_attention(config)
         self._config, self._norm_config, self._qk_norm = config, norm, qk_norm
         self._positions, self._head_order = positions, head_order
-        self._share, self._whole = share, whole
+        self._shard, self._whole = shard, whole
         self._query_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         widths = (self._query_width, kv_width, kv_width)
         is_split = len(names) == len(widths)
         parts = dict(zip(names, widths, strict=True)) if is_split else {names[0]: sum(widths)}
-        self._head_cuts = _head_cuts(whole, share)
+        self._head_cuts = _head_cuts(whole, shard)
         cuts = dict(zip(names, self._head_cuts, strict=True)) if is_split else {names[0]: _fused(self._head_cuts)}
         self._qkv = Linear(parts, num_channels, config.has_bias, dtype, device, cuts)
         query_cut = self._head_cuts[0]
         out_cuts = {"o_proj": query_cut and replace(query_cut, dim=1)}
-        has_output_bias = config.has_output_bias and share.is_first
+        has_output_bias = config.has_output_bias and shard.is_first
         self._out = Linear({"o_proj": num_channels}, self._query_width, has_output_bias, dtype, device, out_cuts)
         # Weights of the norms of queries and keys, float32 [heads, D], heads of both in a row, each where its part is.
         self._num_keyed_heads = config.num_heads + config.num_kv_heads
@@ -80,8 +80,8 @@ class SelfAttention:
             yield f"{prefix}q_norm.weight", part_of(self._norm_weight[: self._config.num_heads].view(-1), queries)
             yield f"{prefix}k_norm.weight", part_of(self._norm_weight[self._config.num_heads :].view(-1), keys)
         if self.sinks is not None:
-            num_heads, (queries_held, _) = self._whole.num_heads, self._share.heads(self._whole)
-            yield f"{prefix}sinks", part_of(self.sinks, self._share.cut(0, num_heads, queries_held))
+            num_heads, (queries_held, _) = self._whole.num_heads, self._shard.heads(self._whole)
+            yield f"{prefix}sinks", part_of(self.sinks, self._shard.cut(0, num_heads, queries_held))
 
     def bind(self, kernels: Kernels) -> None:
         if self._head_order is not None:
@@ -131,8 +131,8 @@ class SelfAttention:
         if self._qk_norm != "width":
             self._normalise = [kernels.norm_heads(weight, eps)]
             return
-        if not self._share.is_whole:
-            self._normalise = [_norm_across(weight.flatten(), eps, self._whole, self._share)]
+        if not self._shard.is_whole:
+            self._normalise = [_norm_across(weight.flatten(), eps, self._whole, self._shard)]
             return
         width, last = self._query_width, self._num_keyed_heads * self._config.head_dim
         of_queries = kernels.norm_heads(weight[:num_heads].reshape(1, -1), eps)
@@ -140,11 +140,11 @@ class SelfAttention:
         self._normalise = [of_queries, lambda qkv: of_keys(qkv[:, width:last])]
 
 
-def _head_cuts(config: AttentionConfig, share: Share) -> tuple[Cut | None, Cut | None, Cut | None]:
+def _head_cuts(config: AttentionConfig, shard: Shard) -> tuple[Cut | None, Cut | None, Cut | None]:
     """A rank's rows of the matrices of queries, keys and values."""
-    queries, keys = (scaled(span, config.head_dim) for span in share.heads(config))
-    of_queries = share.cut(0, config.num_heads * config.head_dim, queries)
-    of_keys = share.cut(0, config.num_kv_heads * config.head_dim, keys)
+    queries, keys = (scaled(span, config.head_dim) for span in shard.heads(config))
+    of_queries = shard.cut(0, config.num_heads * config.head_dim, queries)
+    of_keys = shard.cut(0, config.num_kv_heads * config.head_dim, keys)
     return of_queries, of_keys, of_keys
 
 
@@ -161,20 +161,20 @@ def _fused(cuts: tuple[Cut | None, ...]) -> Cut | None:
 
 
 def _norm_across(
-    weight: torch.Tensor, eps: float, config: AttentionConfig, share: Share
+    weight: torch.Tensor, eps: float, config: AttentionConfig, shard: Shard
 ) -> Callable[[torch.Tensor], None]:
     """Queries and keys, each divided by the root mean square of all heads of all ranks; weight float32 [heads D]. Ranks
     that hold the same keys each count their part of them."""
-    own = share.of_attention(config)
+    own = shard.of_attention(config)
     width, last = own.num_heads * own.head_dim, len(weight)
-    num_copies = own.num_kv_heads * share.size // config.num_kv_heads
+    num_copies = own.num_kv_heads * shard.size // config.num_kv_heads
     sizes = torch.tensor([config.num_heads, config.num_kv_heads * num_copies], device=weight.device) * config.head_dim
 
     def norm(qkv: torch.Tensor) -> None:
         exact = qkv[:, :last].float()  # [T, heads D]
         queries, keys = exact[:, :width], exact[:, width:]
         squares = torch.stack((queries.square().sum(-1), keys.square().sum(-1)), 1)  # [T, 2]
-        factors = share.total(squares).div_(sizes).add_(eps).rsqrt_()
+        factors = shard.all_reduce(squares).div_(sizes).add_(eps).rsqrt_()
         queries.mul_(factors[:, :1])
         keys.mul_(factors[:, 1:])
         qkv[:, :last] = exact.mul_(weight)

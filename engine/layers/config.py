@@ -22,7 +22,7 @@ RMS_NORM = NormConfig()
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """Keys and values from one latent of a token, kept in their place, beside a rotated key that all heads share.
+    """Keys and values from one latent of a token, kept in their place, beside a rotated key that all heads shard.
 
     `query_rank` None: queries are projected directly.
     """

@@ -10,27 +10,27 @@ from engine.arrays import ceil_div
 from engine.checkpoints.part import Destination, Span, part_of
 from engine.kernels.interface import Kernels, Operator
 from engine.layers.linear import Linear
-from engine.layers.share import WHOLE, Share
+from engine.layers.shard import WHOLE, Shard
 
 
-def vocabulary_span(share: Share, vocab_size: int) -> tuple[Span, int]:
+def vocabulary_span(shard: Shard, vocab_size: int) -> tuple[Span, int]:
     """A rank's range of the vocabulary, and how many rows every rank has: those of the last may be empty."""
-    num_rows = ceil_div(vocab_size, share.size)
-    first = min(share.rank * num_rows, vocab_size)
+    num_rows = ceil_div(vocab_size, shard.size)
+    first = min(shard.rank * num_rows, vocab_size)
     return (first, min(first + num_rows, vocab_size)), num_rows
 
 
 class Embedding:
-    """One row of `weight` [V, C], or of this rank's share of it, for each token id."""
+    """One row of `weight` [V, C], or of this rank's shard of it, for each token id."""
 
     def __init__(
-        self, vocab_size: int, width: int, dtype: torch.dtype, device: torch.device, share: Share = WHOLE
+        self, vocab_size: int, width: int, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
     ) -> None:
-        self._share = share
-        self._span, num_rows = vocabulary_span(share, vocab_size)
-        self._cut = share.cut(0, vocab_size, self._span)
+        self._shard = shard
+        self._span, num_rows = vocabulary_span(shard, vocab_size)
+        self._cut = shard.cut(0, vocab_size, self._span)
         self.weight = torch.empty(num_rows, width, dtype=dtype, device=device)  # [V, C]
-        if not share.is_whole:
+        if not shard.is_whole:
             self.weight[self._span[1] - self._span[0] :] = 0
             self.forward = self._look_up  # type: ignore[method-assign]
 
@@ -43,7 +43,7 @@ class Embedding:
         first, last = self._span
         is_absent = (token_ids < first) | (token_ids >= last)  # [T]
         rows = self.weight.index_select(0, (token_ids - first).masked_fill_(is_absent, 0)).float()
-        return self._share.total(rows.masked_fill_(is_absent.unsqueeze(1), 0))
+        return self._shard.all_reduce(rows.masked_fill_(is_absent.unsqueeze(1), 0))
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """int64 [T] -> float32 [T, C], the start of the residual stream."""
@@ -55,15 +55,15 @@ class Embedding:
 
 
 class Head(Linear):
-    """x [K, C] -> logits [K, V], or those of this rank's share of the vocabulary."""
+    """x [K, C] -> logits [K, V], or those of this rank's shard of the vocabulary."""
 
     def __init__(
-        self, vocab_size: int, width: int, dtype: torch.dtype, device: torch.device, share: Share = WHOLE
+        self, vocab_size: int, width: int, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
     ) -> None:
-        span, num_rows = vocabulary_span(share, vocab_size)
+        span, num_rows = vocabulary_span(shard, vocab_size)
         super().__init__({"": num_rows}, width, False, dtype, device)
-        self._num_held, self._cut = span[1] - span[0], share.cut(0, vocab_size, span)
-        if not share.is_whole:
+        self._num_held, self._cut = span[1] - span[0], shard.cut(0, vocab_size, span)
+        if not shard.is_whole:
             self._weight[self._num_held :] = 0
 
     def destinations(self, prefix: str) -> Iterator[tuple[str, Destination]]:
@@ -73,11 +73,11 @@ class Head(Linear):
         yield f"{prefix}.weight", part_of(self._weight[: self._num_held], self._cut)
 
 
-def gathered(head: Operator, share: Share, vocab_size: int) -> Operator:
+def gathered(head: Operator, shard: Shard, vocab_size: int) -> Operator:
     """All ranks' logits side by side, float32 [K, V]; on a rank that does not lead, none."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        parts = share.collect(head(x).float())  # ranks × [K, V / ranks]
+        parts = shard.all_gather(head(x).float())  # ranks × [K, V / ranks]
         if not parts:
             return x.new_empty(0, vocab_size, dtype=torch.float32)
         return torch.cat(parts, 1)[:, :vocab_size].contiguous()

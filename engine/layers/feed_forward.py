@@ -10,11 +10,11 @@ from engine.checkpoints.part import Destination
 from engine.kernels.interface import Kernels, Operator
 from engine.layers.config import MlpConfig
 from engine.layers.linear import Linear
-from engine.layers.share import WHOLE, Share
+from engine.layers.shard import WHOLE, Shard
 
 
 class Mlp:
-    """x [T, C] -> [T, C] through `config.inner` channels, or this rank's `share` of them and of the sum that comes out.
+    """x [T, C] -> [T, C] through `config.inner` channels, or this rank's `shard` of them and of the sum that comes out.
 
     `up` names one matrix or two, gate first.
     """
@@ -27,16 +27,16 @@ class Mlp:
         num_channels: int,
         dtype: torch.dtype,
         device: torch.device,
-        share: Share = WHOLE,
+        shard: Shard = WHOLE,
     ) -> None:
-        first, last = share.span(config.inner)
+        first, last = shard.span(config.inner)
         num_halves = 2 if config.activation.is_gated else 1
         per_part = num_halves // len(up)  # of the halves, in each matrix
         spans = [(half * config.inner + first, half * config.inner + last) for half in range(per_part)]
-        parts, cut = dict.fromkeys(up, per_part * (last - first)), share.cut(0, per_part * config.inner, *spans)
+        parts, cut = dict.fromkeys(up, per_part * (last - first)), shard.cut(0, per_part * config.inner, *spans)
         self._config = config
         self._up = Linear(parts, num_channels, config.has_bias, dtype, device, dict.fromkeys(up, cut))
-        has_bias, cuts = config.has_bias and share.is_first, {down: share.cut(1, config.inner, (first, last))}
+        has_bias, cuts = config.has_bias and shard.is_first, {down: shard.cut(1, config.inner, (first, last))}
         self._down = Linear({down: num_channels}, last - first, has_bias, dtype, device, cuts)
         self._activate: Operator
 

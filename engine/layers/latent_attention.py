@@ -18,12 +18,12 @@ from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
 from engine.layers.config import AttentionConfig, LatentConfig, NormConfig
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm
-from engine.layers.share import WHOLE, Share, scaled
+from engine.layers.shard import WHOLE, Shard, scaled
 
 
 class LatentAttention:
     """Projections around a kernel of shape (H heads, 1 KV head, R + S, values R). `head_order` [S] as in SelfAttention,
-    of the rotated part. A rank has its `share` of the heads, and the latents whole."""
+    of the rotated part. A rank has its `shard` of the heads, and the latents whole."""
 
     sinks: torch.Tensor | None = None
 
@@ -35,15 +35,15 @@ class LatentAttention:
         num_channels: int,
         dtype: torch.dtype,
         device: torch.device,
-        share: Share = WHOLE,
+        shard: Shard = WHOLE,
     ) -> None:
-        heads, num_all = share.span(config.num_heads), config.num_heads
-        config = share.of_attention(config)
+        heads, num_all = shard.span(config.num_heads), config.num_heads
+        config = shard.of_attention(config)
         self._latent, self._num_heads, self._head_order = latent, config.num_heads, head_order
         head_width = latent.plain_dim + latent.rotary_dim
 
         def cut(dim: int, size: int) -> Cut | None:
-            return share.cut(dim, num_all * size, scaled(heads, size))
+            return shard.cut(dim, num_all * size, scaled(heads, size))
 
         query_width, query_cut = config.num_heads * head_width, cut(0, head_width)
         norm, bias = NormConfig(eps=latent.eps), config.has_bias
@@ -63,7 +63,7 @@ class LatentAttention:
         up_width = latent.plain_dim + latent.value_dim
         up = {"kv_b_proj": config.num_heads * up_width}
         self._kv_up = Linear(up, latent.rank, False, dtype, device, {"kv_b_proj": cut(0, up_width)})
-        mixed_width, has_bias = config.num_heads * latent.value_dim, config.has_output_bias and share.is_first
+        mixed_width, has_bias = config.num_heads * latent.value_dim, config.has_output_bias and shard.is_first
         out_cuts = {"o_proj": cut(1, latent.value_dim)}
         self._out = Linear({"o_proj": num_channels}, mixed_width, has_bias, dtype, device, out_cuts)
         self._rotate: Place  # [T, (H + 1) S], queries' rotated parts and the key's

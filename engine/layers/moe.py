@@ -16,7 +16,7 @@ from engine.kernels.interface import Kernels, Operator
 from engine.layers.config import MoeConfig, RouterConfig
 from engine.layers.feed_forward import Mlp
 from engine.layers.linear import Linear
-from engine.layers.share import WHOLE, Share
+from engine.layers.shard import WHOLE, Shard
 
 
 class Router:
@@ -69,10 +69,10 @@ class Experts:
     """
 
     def __init__(
-        self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device, share: Share = WHOLE
+        self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
     ) -> None:
-        self._config, self._span = config, share.span(config.num_experts)
-        self._cut = share.cut(0, config.num_experts, self._span)
+        self._config, self._span = config, shard.span(config.num_experts)
+        self._cut = shard.cut(0, config.num_experts, self._span)
         num_experts = self._span[1] - self._span[0]
         width = config.inner * (2 if config.activation.is_gated else 1)
         self.shapes = ((width, num_channels), (num_channels, config.inner))  # of one expert's matrices
@@ -153,19 +153,19 @@ class Experts:
 
 class Moe:
     """Router, experts and, where there is one, the expert that every token goes through. Every rank chooses; what comes
-    out is its `share` of a sum."""
+    out is its `shard` of a sum."""
 
     def __init__(
-        self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device, share: Share = WHOLE
+        self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
     ) -> None:
         self._config, names = config, config.names
         self._router = Router(config.router, names.router, config.num_experts, num_channels, device)
-        self._experts = Experts(config, num_channels, dtype, device, share)
+        self._experts = Experts(config, num_channels, dtype, device, shard)
         self._shared: Mlp | None = None
         self._shared_gate: Linear | None = None
         if config.shared is not None:
             up = ("gate_proj", "up_proj")
-            self._shared = Mlp(config.shared, up, "down_proj", num_channels, dtype, device, share)
+            self._shared = Mlp(config.shared, up, "down_proj", num_channels, dtype, device, shard)
             if config.is_shared_gated:
                 self._shared_gate = Linear({f"{names.shared}_gate": 1}, num_channels, False, dtype, device)
 

@@ -27,7 +27,7 @@ from engine.layers.linear import Linear, with_linears
 from engine.layers.moe import Moe
 from engine.layers.norm import NoNorm, Norm
 from engine.layers.rotary import Rotary, Temperature
-from engine.layers.share import WHOLE, Share
+from engine.layers.shard import WHOLE, Shard
 from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig, UnsupportedModel
 from engine.models.rope import head_order, rope_frequencies
 
@@ -65,25 +65,25 @@ class Decoder:
 
     _head: Operator
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, share: Share = WHOLE) -> None:
-        """Raises UnsupportedModel where `share` cannot be had."""
-        fault = share.fault(config.attention)
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE) -> None:
+        """Raises UnsupportedModel where `shard` cannot be had."""
+        fault = shard.fault(config.attention)
         if fault:
             raise UnsupportedModel(fault)
         self.config = config
         self.dtype = dtype
         self._device = device
-        self._share = share
+        self._shard = shard
         self.attention_shape: AttentionShape = replace(
-            config, attention=share.of_attention(config.attention)
+            config, attention=shard.of_attention(config.attention)
         ).attention_shape
-        self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, share)
+        self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shard)
         kind = ParallelLayer if config.is_parallel else Layer
-        self._layers = [kind(config, layer, dtype, device, share) for layer in config.layers]
+        self._layers = [kind(config, layer, dtype, device, shard) for layer in config.layers]
         self._norm = Norm(config.norm, config.hidden_size, dtype, device)
         self._untied_head: Head | None = None
         if not config.is_head_tied:
-            self._untied_head = Head(config.vocab_size, config.hidden_size, dtype, device, share)
+            self._untied_head = Head(config.vocab_size, config.hidden_size, dtype, device, shard)
         # Tables of positions, and the index of each layer's among them.
         self._tables: list[Rotary | Temperature] = []
         self._table_of: list[int | None] = []
@@ -104,7 +104,7 @@ class Decoder:
 
     def linear_shapes(self) -> list[tuple[int, int]]:
         """(out, in) of the matrices of the last layer and of the head."""
-        head = (ceil_div(self.config.vocab_size, self._share.size), self.config.hidden_size)
+        head = (ceil_div(self.config.vocab_size, self._shard.size), self.config.hidden_size)
         return [*self._layers[-1].linear_shapes, head]
 
     @property
@@ -123,8 +123,8 @@ class Decoder:
         else:
             self._untied_head.bind(kernels)
             self._head = self._untied_head.forward
-        if not self._share.is_whole:
-            self._head = gathered(self._head, self._share, self.config.vocab_size)
+        if not self._shard.is_whole:
+            self._head = gathered(self._head, self._shard, self.config.vocab_size)
         distinct = list(dict.fromkeys(layer.positions for layer in self.config.layers if layer.positions is not None))
         self._tables = [self._table(positions, num_positions) for positions in distinct]
         self._table_of = [
@@ -192,21 +192,21 @@ class Layer:
         layer: LayerConfig,
         dtype: torch.dtype,
         device: torch.device,
-        share: Share = WHOLE,
+        shard: Shard = WHOLE,
     ) -> None:
-        self._share = share
+        self._shard = shard
         self._names: Names = config.names
         self._output: Operator  # [T, H ·] -> [T, C], what attention adds
         self._feed: Operator  # [T, C] -> [T, C], what the feed-forward adds
         self._add: Add
         self._residual_multiplier = config.residual_multiplier
-        self._attention = _attention(config, layer, dtype, device, share)
+        self._attention = _attention(config, layer, dtype, device, shard)
         self._feed_forward: Mlp | Moe
         if isinstance(layer.feed_forward, MoeConfig):
-            self._feed_forward = Moe(layer.feed_forward, config.hidden_size, dtype, device, share)
+            self._feed_forward = Moe(layer.feed_forward, config.hidden_size, dtype, device, shard)
         else:
             names, size = config.names, config.hidden_size
-            self._feed_forward = Mlp(layer.feed_forward, names.gate_up, names.down, size, dtype, device, share)
+            self._feed_forward = Mlp(layer.feed_forward, names.gate_up, names.down, size, dtype, device, shard)
 
         def before(name: str | None) -> Norm | NoNorm:
             return Norm(config.norm, config.hidden_size, dtype, device) if name else NoNorm(dtype)
@@ -264,7 +264,7 @@ class Layer:
     def link(self) -> None:
         """Put together what is called every step."""
         self._output, self._feed = self._attention.project, self._feed_forward.forward
-        if not self._share.is_whole:
+        if not self._shard.is_whole:
             self._join()
         if self._after_attention is not None:
             self._output = _then(self._output, self._after_attention)
@@ -280,7 +280,7 @@ class Layer:
 
     def _join(self) -> None:
         """What the ranks' parts add is summed before anything else is done with it."""
-        self._output, self._feed = _totalled(self._output, self._share), _totalled(self._feed, self._share)
+        self._output, self._feed = _totalled(self._output, self._shard), _totalled(self._feed, self._shard)
 
     def attend(self, index: int, stream: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
         """stream [T, C] -> each token's mix of values [T, H ·]."""
@@ -297,8 +297,8 @@ class ParallelLayer(Layer):
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
         fed = self._feed(self._before_attention.forward(stream))
-        if not self._share.is_whole:
-            self._add(stream, self._share.total(fed + self._output(mixed)))
+        if not self._shard.is_whole:
+            self._add(stream, self._shard.all_reduce(fed + self._output(mixed)))
             return
         self._add(stream, self._output(mixed))
         self._add(stream, fed)
@@ -311,12 +311,12 @@ def _then(operator: Operator, norm: Norm) -> Operator:
     return lambda x: norm.forward(operator(x).float())
 
 
-def _totalled(operator: Operator, share: Share) -> Operator:
-    return lambda x: share.total(operator(x))
+def _totalled(operator: Operator, shard: Shard) -> Operator:
+    return lambda x: shard.all_reduce(operator(x))
 
 
 def _attention(
-    config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device, share: Share
+    config: ModelConfig, layer: LayerConfig, dtype: torch.dtype, device: torch.device, shard: Shard
 ) -> SelfAttention | LatentAttention:
     order, kind = None, None
     if isinstance(layer.positions, RopeConfig):
@@ -325,6 +325,6 @@ def _attention(
         kind = "temperature"
     attention, size = config.attention, config.hidden_size
     if attention.latent is not None:
-        return LatentAttention(attention, attention.latent, order, size, dtype, device, share)
+        return LatentAttention(attention, attention.latent, order, size, dtype, device, shard)
     names, norm, qk_norm = config.names.qkv, config.norm, layer.qk_norm
-    return SelfAttention(attention, names, norm, qk_norm, kind, order, size, dtype, device, share)
+    return SelfAttention(attention, names, norm, qk_norm, kind, order, size, dtype, device, shard)

@@ -30,7 +30,7 @@ def gemma2(fields: Fields) -> ModelConfig:
 
 
 def gemma(fields: Fields) -> ModelConfig:
-    """What Gemma 2 and 3 share."""
+    """What Gemma 2 and 3 shard."""
     if fields.raw.get("use_bidirectional_attention"):
         raise fields.refusal("use_bidirectional_attention", "text generation looks back only")
     activation = fields.word("hidden_activation", "gelu_pytorch_tanh")

@@ -1,7 +1,7 @@
 """The front's end of one child process: frames to and fro, the news of its end, and a watch on its silence.
 
-A child is hung when it owes an answer and for `silence_s` says nothing, uses no processor time and waits for none; one
-that computes is given MOST_PATIENCE times as long. A hung child is killed, and is from then on a dead one. The watch
+A child is hung when it owes an answer and for `hang_timeout_s` says nothing, uses no processor time and waits for none;
+one that computes is given BUSY_TIMEOUT_FACTOR times as long. A hung child is killed. The watch
 counts looks, not seconds: a front that was itself stopped does not take its own absence for its child's. Knows frames,
 not what they say.
 """
@@ -19,8 +19,8 @@ from telemetry.child_process import Child, how_it_ended
 
 logger = logging.getLogger(__name__)
 
-SILENCE_S = 15.0
-MOST_PATIENCE = 8
+HANG_TIMEOUT_S = 15.0
+BUSY_TIMEOUT_FACTOR = 8
 EXIT_TIMEOUT_S = 5.0
 _NUM_LOOKS = 4  # in a row, at each of which nothing has changed
 
@@ -29,7 +29,7 @@ class ChildLink(asyncio.Protocol):
     """Belongs to one event loop. `name` is what logs and operators call the child.
 
     `on_frame` gets each payload; `on_lost` is called, at least once, when nothing more will come, be that our doing or
-    not; `on_exit` once, with a line that says how, if the child ends without having been told to. `is_owed` says
+    not; `on_exit` once, with a line that says how, if the child ends without having been told to. `has_pending` says
     whether the child has something to answer.
     """
 
@@ -41,8 +41,8 @@ class ChildLink(asyncio.Protocol):
         on_frame: Callable[[bytes], None],
         on_lost: Callable[[], None],
         on_exit: Callable[[str], None],
-        is_owed: Callable[[], bool],
-        silence_s: float = SILENCE_S,
+        has_pending: Callable[[], bool],
+        hang_timeout_s: float = HANG_TIMEOUT_S,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._child = child
@@ -50,8 +50,8 @@ class ChildLink(asyncio.Protocol):
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._on_exit = on_exit
-        self._is_owed = is_owed
-        self._look_s = silence_s / _NUM_LOOKS
+        self._is_owed = has_pending
+        self._look_s = hang_timeout_s / _NUM_LOOKS
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._exit_job: asyncio.Task[None] | None = None
@@ -151,7 +151,7 @@ class ChildLink(asyncio.Protocol):
         self._num_silent = 0 if self._has_spoken else self._num_silent + 1
         self._num_still = self._num_still + 1 if is_still and not self._has_spoken else 0
         self._has_spoken, self._activity = False, activity
-        if self._num_still >= _NUM_LOOKS or self._num_silent >= _NUM_LOOKS * MOST_PATIENCE:
+        if self._num_still >= _NUM_LOOKS or self._num_silent >= _NUM_LOOKS * BUSY_TIMEOUT_FACTOR:
             silent_s = self._num_silent * self._look_s
             self._verdict = f"was killed: it owed an answer and had said nothing for {silent_s:g} s"
             self._child.kill()

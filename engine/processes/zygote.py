@@ -81,7 +81,7 @@ class Zygote:
         arguments = [str(os.getpid()), str(theirs.fileno()), self._configure, *self._preload]
         with theirs:
             self._process = subprocess.Popen(  # a fork and exec, milliseconds
-                [sys.executable, "-m", "engine.processes.warm_parent", *arguments],
+                [sys.executable, "-m", "engine.processes.zygote_process", *arguments],
                 env={**self._environ, **PASSIVE_THREADS},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,

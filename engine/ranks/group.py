@@ -23,19 +23,19 @@ from functools import partial
 import msgspec
 from msgspec import Struct
 
-from engine.adapters.news import Arrival, Departure, News
+from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.arrays import Ints
 from engine.config import EngineConfig
 from engine.devices.assignment import device_of
 from engine.inputs import StepInputs
 from engine.kernels.collectives import Meeting, backend_of
-from engine.layers.share import Share
+from engine.layers.shard import Shard
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
 from engine.processes.forked import run_and_exit
 from engine.processes.frames import framed, receive_frame
 from engine.ranks import wire
-from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
+from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.runner import Runner, settle_dtype
 from telemetry.child_process import die_with_parent, how_it_ended, set_process_name
 
@@ -79,7 +79,7 @@ def load(config: EngineConfig, connection: socket.socket) -> tuple[Runner, tuple
         runner = Runner(config)
         runner.warm()
         return runner, ()
-    fault = Share(0, size).fault(read_config(config.model_dir).attention)
+    fault = Shard(0, size).fault(read_config(config.model_dir).attention)
     if fault:
         raise UnsupportedModel(fault)
     followers = Followers.fork(size, connection)
@@ -94,7 +94,7 @@ class Followers:
         self._followers, self._connection = followers, connection
         self._is_loaded = False
         self._block_size = 0
-        self._news: deque[News] = deque()  # of adapters, until the next step
+        self._news: deque[AdapterUpdate] = deque()  # of adapters, until the next step
 
     @classmethod
     def fork(cls, num_ranks: int, connection: socket.socket) -> Followers:
@@ -119,7 +119,7 @@ class Followers:
     def load(self, config: EngineConfig) -> Runner:
         """The leader's runner, once every rank has its part. Raises as Runner does, and GroupError."""
         size = len(self._followers) + 1
-        config = settle_dtype(config, Share(0, size))
+        config = settle_dtype(config, Shard(0, size))
         device = device_of(config.device, 0, size)
         backend_of(device)  # before anybody waits for anybody
         meeting = Meeting(0, size)
@@ -127,9 +127,9 @@ class Followers:
             _send(follower.channel, _Setup(wire.encode_arguments(config, ""), meeting.port))
         watch = threading.Thread(target=self._watch, name="ranks", daemon=True)
         watch.start()  # now: who meets waits for all, and would for a minute
-        share = Share(0, size, meeting.join(device))
+        shard = Shard(0, size, meeting.join(device))
         self._block_size = config.block_size
-        runner = Runner(config, share=share, announce=self._announce, announce_wipe=self._announce_wipe)
+        runner = Runner(config, shard=shard, announce=self._announce, announce_wipe=self._announce_wipe)
         if runner.adapters is not None:
             runner.adapters.news = self._news
         for follower in self._followers:
@@ -140,7 +140,7 @@ class Followers:
 
     def _announce(self, step: StepInputs) -> None:
         while self._news:
-            self._tell(encode_news(self._news.popleft()))
+            self._tell(encode_adapter_update(self._news.popleft()))
         self._tell(encode_step(step, self._block_size))
 
     def _announce_wipe(self, block_ids: Ints) -> None:
@@ -184,7 +184,7 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
     config, _ = wire.decode_arguments(setup.arguments)
     group = Meeting(rank, size, setup.port).join(device_of(config.device, rank, size))
     try:
-        runner = Runner(config, share=Share(rank, size, group))
+        runner = Runner(config, shard=Shard(rank, size, group))
     except Exception as error:  # news for the leader, as a leader's is for the replica
         _send(channel, _Ready(f"{type(error).__name__}: {error}"))
         return
@@ -195,11 +195,11 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
         obey(runner, step)
 
 
-def obey(runner: Runner, message: StepInputs | Ints | News) -> None:
+def obey(runner: Runner, message: StepInputs | Ints | AdapterUpdate) -> None:
     """What a follower does with what its leader says."""
     if isinstance(message, StepInputs):
         runner.forward(message)
-    elif isinstance(message, Arrival | Departure):
+    elif isinstance(message, AdapterAdded | AdapterRemoved):
         assert runner.adapters is not None, "the leader has adapters"
         runner.adapters.follow(message)
     else:

@@ -20,7 +20,7 @@ from engine.loop import Engine
 from engine.processes.frames import FrameReader
 from engine.ranks import wire
 from engine.ranks.group import load
-from engine.speculation.make import make_guesses
+from engine.speculation.factory import make_drafter
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ def main(connection: socket.socket, arguments: bytes) -> None:
     started = time.monotonic()
     try:
         runner, follower_pids = load(config, connection)
-        guesses = make_guesses(config, runner.max_model_len)
-        engine = Engine(runner, config, revision, runner.adapters, guesses)
+        drafter = make_drafter(config, runner.max_model_len)
+        engine = Engine(runner, config, revision, runner.adapters, drafter)
     except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
         logger.error("loading failed: %s", type(error).__name__)
         connection.sendall(wire.encode_frame(wire.LoadFailed(f"{type(error).__name__}: {error}")))
@@ -61,7 +61,7 @@ def serve(connection: socket.socket, engine: Engine) -> None:
             if not engine.has_work:
                 gc.collect()
                 if not engine.matchers.is_warm and not select.select([connection], [], [], _REST_S)[0]:
-                    engine.matchers.warm()
+                    engine.matchers.warm_up()
             if not inbox.drain(engine):
                 return
             if engine.has_work:

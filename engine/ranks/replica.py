@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.processes.child_link import ChildLink
 from engine.processes.zygote import Zygote
 from engine.ranks import wire
-from engine.report import FINISHES, EngineInfo, EngineStatus, Finish, ScoredPrompt, StepReport
+from engine.report import FINISHES, EngineInfo, EngineStatus, Finish, PromptLogprobs, StepReport
 from engine.scheduling.sequence import SequenceRequest
 from telemetry.child_process import Child
 
@@ -35,7 +35,7 @@ class TokenIdLogprob(Struct, frozen=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()
 
 
-class Output(Struct, frozen=True, gc=False):
+class SequenceOutput(Struct, frozen=True, gc=False):
     """News of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`, or comes
     without tokens where a constraint has nothing left to say. "unclosed": the limit cut a constrained text short.
 
@@ -53,17 +53,17 @@ class Output(Struct, frozen=True, gc=False):
     prompt_logprobs: tuple[TokenIdLogprob, ...] = ()
 
 
-Sink = Callable[[Output], None]
+Sink = Callable[[SequenceOutput], None]
 
 
 class Replica:
     """The handle of a running rank. Belongs to one event loop; made by `start`.
 
-    Every sequence added gets exactly one Output with a finish, whatever happens to the rank. `on_exit` is called once
+    Every sequence added gets exactly one output with a finish, whatever happens to the rank. `on_exit` is called once
     if the rank ends without having been told to, with a line that says how; a rank that hangs is made to end.
     """
 
-    def __init__(self, child: Child, on_exit: Callable[[str], None], silence_s: float) -> None:
+    def __init__(self, child: Child, on_exit: Callable[[str], None], hang_timeout_s: float) -> None:
         loop = asyncio.get_running_loop()
         self.info: EngineInfo
         self._loop = loop
@@ -73,8 +73,8 @@ class Replica:
             on_frame=self._on_frame,
             on_lost=self._on_lost,
             on_exit=on_exit,
-            is_owed=lambda: bool(self._sinks),
-            silence_s=silence_s,
+            has_pending=lambda: bool(self._sinks),
+            hang_timeout_s=hang_timeout_s,
         )
         self._status = EngineStatus()
         self._sinks: dict[int, Sink] = {}
@@ -130,14 +130,14 @@ class Replica:
         """Start a sequence. `sink` is called in this event loop, never from within this call, and must not block."""
         if not self.is_alive or self._is_draining:
             finish = self._end_of_all if not self.is_alive else "aborted"
-            self._loop.call_soon(sink, Output((), finish))
+            self._loop.call_soon(sink, SequenceOutput((), finish))
             return
         assert request.sequence_id not in self._sinks, "a sequence id is used once"
         try:
             raw = wire.encode_request(request)
         except (TypeError, ValueError, OverflowError) as error:
             logger.warning("a request that no message can carry: %s", type(error).__name__)
-            self._loop.call_soon(sink, Output((), "error"))
+            self._loop.call_soon(sink, SequenceOutput((), "error"))
             return
         self._sinks[request.sequence_id] = sink
         self._adds.append(raw)
@@ -196,7 +196,7 @@ class Replica:
     def _deliver(self, report: StepReport) -> None:
         for prompt in report.prompts:
             if prompt.sequence_id in self._sinks:
-                output = Output((), prompt_logprobs=_prompt_logprobs(prompt))
+                output = SequenceOutput((), prompt_logprobs=_prompt_logprobs(prompt))
                 self._call(prompt.sequence_id, self._sinks[prompt.sequence_id], output)
         has_logprobs, num_entries = report.logprobs is not None, report.num_entries
         has_runs = num_entries > 1 and bool((report.sequence_ids[1:] == report.sequence_ids[:-1]).any())
@@ -222,10 +222,10 @@ class Replica:
             if has_logprobs:
                 for each in range(row + 1 - len(token_ids), row + 1):
                     logprobs += _logprobs(report, each)
-            self._call(sequence_id, sink, Output(token_ids, FINISHES[code], num_cached, logprobs, device_us))
+            self._call(sequence_id, sink, SequenceOutput(token_ids, FINISHES[code], num_cached, logprobs, device_us))
         self._wake_drained()
 
-    def _call(self, sequence_id: int, sink: Sink, output: Output) -> None:
+    def _call(self, sequence_id: int, sink: Sink, output: SequenceOutput) -> None:
         """One sink's failure is its own: the sequence is aborted, the others go on."""
         try:
             sink(output)
@@ -247,7 +247,7 @@ class Replica:
     def _end_all(self, finish: Finish) -> None:
         sinks, self._sinks = self._sinks, {}
         for sequence_id, sink in sinks.items():
-            self._call(sequence_id, sink, Output((), finish))
+            self._call(sequence_id, sink, SequenceOutput((), finish))
         self._wake_drained()
 
     def _wake_drained(self) -> None:
@@ -263,7 +263,7 @@ def _is_one_run(report: StepReport, row: int) -> bool:
     return bool(report.sequence_ids[row + 1] == report.sequence_ids[row]) and bool(report.token_ids[row + 1] >= 0)
 
 
-def _prompt_logprobs(prompt: ScoredPrompt) -> tuple[TokenIdLogprob, ...]:
+def _prompt_logprobs(prompt: PromptLogprobs) -> tuple[TokenIdLogprob, ...]:
     columns = zip(prompt.logprobs.tolist(), prompt.top_ids.tolist(), prompt.top_logprobs.tolist(), strict=True)
     return tuple(TokenIdLogprob(logprob, tuple(zip(ids, tops, strict=True))) for logprob, ids, tops in columns)
 

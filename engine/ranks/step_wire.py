@@ -17,8 +17,8 @@ import torch
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from engine.adapters.news import Arrival, Departure, News
-from engine.adapters.shelf import Kind
+from engine.adapters.slot_pool import AdapterShape
+from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.arrays import Ints, Longs, ceil_div
 from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly
@@ -40,7 +40,7 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
     if step.adapters is not None:
         arrays.append(step.adapters)
     sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows]
-    sizes += [step.is_guessed, step.adapters is not None]
+    sizes += [step.has_drafts, step.adapters is not None]
     data = b"".join([each.tobytes() for each in arrays])
     return np.array([len(data), *sizes], np.int64).tobytes() + data
 
@@ -61,9 +61,9 @@ class _ArrivalFacts(Struct, frozen=True, array_like=True):
     modules: list[tuple[str, int, int, int]]
 
 
-def encode_news(news: News) -> bytes:
+def encode_adapter_update(news: AdapterUpdate) -> bytes:
     """An adapter that comes or goes, as a message in a step's place."""
-    if isinstance(news, Departure):
+    if isinstance(news, AdapterRemoved):
         return np.array([0, _IS_DEPARTURE, news.handle, *[0] * (_NUM_SIZES - 3)], np.int64).tobytes()
     pairs = list(news.matrices.items())
     modules = [(name, *a.shape, len(b)) for name, (a, b) in pairs]
@@ -74,7 +74,7 @@ def encode_news(news: News) -> bytes:
     return np.array([len(data), _IS_ARRIVAL, *[0] * (_NUM_SIZES - 2)], np.int64).tobytes() + data
 
 
-def _decode_arrival(data: bytearray) -> Arrival:
+def _decode_arrival(data: bytearray) -> AdapterAdded:
     at = _FRAME_BYTES + int.from_bytes(data[:_FRAME_BYTES], "little")
     facts = msgspec.msgpack.decode(data[_FRAME_BYTES:at], type=_ArrivalFacts)
     dtype, matrices = _DTYPES[facts.dtype], {}
@@ -85,17 +85,17 @@ def _decode_arrival(data: bytearray) -> Arrival:
             pair[-1] = pair[-1].clone().view(dtype).view(shape)  # where numbers of any size may lie
             at += math.prod(shape) * dtype.itemsize
         matrices[name] = (pair[0], pair[1])
-    kind = Kind(facts.rank, tuple(sorted(matrices)))
-    return Arrival(facts.handle, kind, facts.num_slots, matrices)
+    kind = AdapterShape(facts.rank, tuple(sorted(matrices)))
+    return AdapterAdded(facts.handle, kind, facts.num_slots, matrices)
 
 
-def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
+def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | None:
     """The next step, waited for, or blocks to wipe, or an adapter's coming or going; None once the leader is gone."""
     header = receive_exactly(channel, HEADER_BYTES)
     if header is None:
         return None
     num_bytes, *sizes = np.frombuffer(header, np.int64).tolist()
-    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, is_guessed, has_adapters = sizes
+    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, has_drafts, has_adapters = sizes
     data = receive_exactly(channel, num_bytes)
     if data is None:
         return None
@@ -104,7 +104,7 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
     if num_tokens == _IS_ARRIVAL:
         return _decode_arrival(data)
     if num_tokens == _IS_DEPARTURE:
-        return Departure(num_sampled)
+        return AdapterRemoved(num_sampled)
     longs = (num_tokens, num_tokens, num_tokens, num_sampled, num_rows)
     token_ids, positions, slot_mapping, logit_rows, sequence_ids = _split(data, 0, longs)
     ints = (num_rows + 1, num_rows, num_rows * num_blocks)
@@ -121,7 +121,7 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | News | None:
         num_decode_rows=num_decode_rows,
         sampling=NO_SAMPLING,
         adapters=adapters if has_adapters else None,
-        is_guessed=bool(is_guessed),
+        has_drafts=bool(has_drafts),
     )
 
 

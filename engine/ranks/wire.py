@@ -24,12 +24,12 @@ from engine.config import EngineConfig
 from engine.processes.frames import framed
 from engine.protocol.output_format import Constraint
 from engine.protocol.sampling import Sampling
-from engine.report import EngineInfo, EngineStatus, ScoredPrompt, StepReport
+from engine.report import EngineInfo, EngineStatus, PromptLogprobs, StepReport
 from engine.scheduling.sequence import SequenceRequest
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """`follower_pids` are the other processes of a model that several ranks share."""
+    """`follower_pids` are the other processes of a model that several ranks shard."""
 
     info: EngineInfo
     status: EngineStatus
@@ -48,7 +48,7 @@ class Work(Struct, frozen=True, tag="work"):
 
 
 class _Scored(Struct, frozen=True, array_like=True):
-    """A ScoredPrompt's arrays, little-endian."""
+    """A PromptLogprobs's arrays, little-endian."""
 
     sequence_id: int
     logprobs: bytes
@@ -206,10 +206,10 @@ def decode_report(message: Stepped) -> StepReport:
     )
 
 
-def _scored_prompt(message: _Scored) -> ScoredPrompt:
+def _scored_prompt(message: _Scored) -> PromptLogprobs:
     logprobs = np.frombuffer(message.logprobs, dtype=np.float32)
     shape = (len(logprobs), -1 if message.top_ids else 0)
-    return ScoredPrompt(
+    return PromptLogprobs(
         message.sequence_id,
         logprobs,
         np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),

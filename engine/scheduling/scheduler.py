@@ -40,7 +40,7 @@ class Scheduler:
         max_step_tokens: int,
         max_waiting: int,
         make_hasher: Callable[[SequenceRequest], PrefixHasher] | None,
-        max_scored_tokens: int = 512,
+        max_prompt_logprob_tokens: int = 512,
     ) -> None:
         self.table = table
         self.blocks = blocks
@@ -48,7 +48,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self.counters, max_waiting)
         self.num_preemptions = 0
         self.num_steps = 0
-        self._budget = StepBudget(table, max_step_tokens, max_scored_tokens)
+        self._budget = StepBudget(table, max_step_tokens, max_prompt_logprob_tokens)
         self._make_hasher = make_hasher
         self._sequences: list[Sequence | None] = [None] * table.num_slots
         self._hashers: list[PrefixHasher | None] = [None] * table.num_slots
@@ -102,7 +102,7 @@ class Scheduler:
         elif self._preempted.pop(sequence.sequence_id, None) is None:
             self.waiting.remove(sequence)
 
-    def take_wiped(self) -> Ints | None:
+    def take_blocks_to_wipe(self) -> Ints | None:
         """Blocks that ephemeral sequences left since the last call; None where there are none. Some may have a new
         holder, who has written nothing yet."""
         if not self._to_wipe:
@@ -236,7 +236,7 @@ class Scheduler:
                 del self._computing[name]
         table.logit_biases.pop(slot, None)
         table.held_ends.pop(slot, None)
-        sequence.num_scored = table.num_scored.pop(slot, sequence.num_prompt)
+        sequence.num_prompt_logprobs = table.num_prompt_logprobs.pop(slot, sequence.num_prompt)
         sequence.device_us = float(table.device_us[slot])
         self._sequences[slot] = None
         self._hashers[slot] = None
@@ -278,7 +278,7 @@ class Scheduler:
         the work and the memory of doing it twice."""
         if sequence.num_deferrals >= MAX_DEFERRALS:
             return False
-        if self._make_hasher is None or not self._computing or sequence.is_unscored:
+        if self._make_hasher is None or not self._computing or sequence.needs_prompt_logprobs:
             return False
         for name in self._names(sequence):
             if self.blocks.find(name) is None:
@@ -298,7 +298,7 @@ class Scheduler:
     def _fits_and_runs(self, sequence: Sequence) -> bool:
         """Admit `sequence` if the KV of every token known of it fits now; else change nothing."""
         names = self._names(sequence)
-        matched = self.blocks.match([] if sequence.is_unscored else names)
+        matched = self.blocks.match([] if sequence.needs_prompt_logprobs else names)
         num_total = ceil_div(len(sequence.token_ids), self.table.block_size)
         num_new = num_total - len(matched)
         num_growth = self._max_blocks(sequence) - num_total

@@ -73,7 +73,7 @@ class Sequence:
     has_returned_adapter: bool = False  # to one that waited for the place, before it had a slot
     num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
     device_us: float = 0.0  # what it had of the devices' time until it last gave its slot back
-    num_scored: int = 1  # of its prompt's first tokens, those whose log-probability was told, or is not to be
+    num_prompt_logprobs: int = 1  # of its prompt's first tokens, those whose log-probability was told, or is not to be
     prefix_hashes: list[bytes] = field(default_factory=list)
 
     @property
@@ -85,9 +85,9 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def is_unscored(self) -> bool:
+    def needs_prompt_logprobs(self) -> bool:
         """Whether log-probabilities of its prompt are still to be told: those positions cannot come from a cache."""
-        return self.request.sampling.wants_prompt_logprobs and self.num_scored < self.num_prompt
+        return self.request.sampling.wants_prompt_logprobs and self.num_prompt_logprobs < self.num_prompt
 
 
 def draw_seed(seed: int | None) -> int:
@@ -141,7 +141,7 @@ class SlotTable:
         self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
         # slot -> the length before which it cannot end, its end tokens
         self.held_ends: dict[int, tuple[int, Ints]] = {}
-        self.num_scored: dict[int, int] = {}  # slot -> see Sequence; only of those with prompts still to be scored
+        self.num_prompt_logprobs: dict[int, int] = {}  # slot -> see Sequence
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
         """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
@@ -167,8 +167,8 @@ class SlotTable:
         if sampling.min_tokens and request.constraint is None:
             ends = np.array(sequence.stop_token_ids, dtype=np.int32)
             self.held_ends[slot] = len(request.prompt) + sampling.min_tokens, ends
-        if sequence.is_unscored:
-            self.num_scored[slot] = sequence.num_scored
+        if sequence.needs_prompt_logprobs:
+            self.num_prompt_logprobs[slot] = sequence.num_prompt_logprobs
         self.seed[slot] = sequence.seed
         self.device_us[slot] = sequence.device_us
 

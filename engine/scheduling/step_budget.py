@@ -30,12 +30,12 @@ class ScheduledStep:
 
 
 class StepBudget:
-    """At most `max_step_tokens` tokens, and `max_scored_tokens` of prompts whose log-probabilities are wanted."""
+    """At most `max_step_tokens` tokens, `max_prompt_logprob_tokens` of them for prompt log-probabilities."""
 
-    def __init__(self, table: SlotTable, max_step_tokens: int, max_scored_tokens: int) -> None:
+    def __init__(self, table: SlotTable, max_step_tokens: int, max_prompt_logprob_tokens: int) -> None:
         self._table = table
         self._max_step_tokens = max_step_tokens
-        self._max_scored_tokens = max_scored_tokens
+        self._max_scored_tokens = max_prompt_logprob_tokens
 
     def share(self, running: Ints) -> ScheduledStep:
         """Rows and tokens of the step, of `running` slots in order of admission: at most the budget, at least one token
@@ -43,7 +43,7 @@ class StepBudget:
         table, budget = self._table, self._max_step_tokens
         remaining = table.length[running] - table.num_computed[running]
         is_decode = remaining == 1
-        if table.num_scored:
+        if table.num_prompt_logprobs:
             remaining = self._held_back(running, remaining)
         num_decode = int(np.count_nonzero(is_decode))
         if num_decode == len(running) <= budget:
@@ -66,7 +66,7 @@ class StepBudget:
 
     def _held_back(self, running: Ints, remaining: Ints) -> Ints:
         """`remaining` of the running rows, less where every token's logits are wanted: those of a step take memory."""
-        scored = self._table.num_scored
+        scored = self._table.num_prompt_logprobs
         is_scored = np.array([slot in scored for slot in running.tolist()])
         most = max(2, self._max_scored_tokens // len(scored))  # a chunk of one token would be a decode row
         return np.where(is_scored, np.minimum(remaining, most), remaining).astype(np.int32)

@@ -1,7 +1,7 @@
 """The LoRA adapters that calls on this node use: their files here and verified, kept while in use and some time after.
 
 An adapter is stored as a model is: a manifest under its digest, two files under theirs. Which of them a model's process
-has in its memory is that process's affair (`engine/adapters/bank.py`).
+has in its memory is that process's affair (`engine/adapters/cache.py`).
 """
 
 from __future__ import annotations

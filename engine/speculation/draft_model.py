@@ -1,4 +1,4 @@
-"""Guesses by a smaller model with the same tokenizer: for each sequence the tokens that it finds likeliest.
+"""Drafter by a smaller model with the same tokenizer: for each sequence the tokens that it finds likeliest.
 
 It keeps keys and values of its own for the few sequences guessed for at a time, in one fixed place for each, and
 catches up on what it has not read when a sequence comes, or comes back. What it wrote for guesses that turned out wrong
@@ -18,13 +18,13 @@ import torch
 
 from engine.arrays import Ints, ceil_div, segment_offsets
 from engine.inputs import NO_SAMPLING, StepInputs
-from engine.speculation.speculator import Asked
+from engine.speculation.speculator import DraftRequest
 
 _LEAST_SURE = 0.4  # probability below which a guess is not worth its step
 _CATCH_UP_TOKENS = 256  # read at a time: what a step may be late for a sequence that comes
 
 
-class RunsForward(Protocol):
+class ForwardRunner(Protocol):
     """What a Runner offers of itself."""
 
     block_size: int
@@ -39,9 +39,9 @@ def blocks_for(num_places: int, max_model_len: int, block_size: int) -> int:
 
 
 class DraftModel:
-    """See `engine.speculation.speculator.Guesses`. `runner` has `blocks_for(num_places, …)` blocks, all its own."""
+    """See `engine.speculation.speculator.Drafter`. `runner` has `blocks_for(num_places, …)` blocks, all its own."""
 
-    def __init__(self, runner: RunsForward, num_places: int) -> None:
+    def __init__(self, runner: ForwardRunner, num_places: int) -> None:
         self._runner = runner
         self._max_model_len = runner.max_model_len
         blocks_each = ceil_div(runner.max_model_len, runner.block_size)
@@ -53,7 +53,7 @@ class DraftModel:
         self._used_at = [0] * num_places
         self._now = 0
 
-    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         self._now += 1
         guesses: list[list[int]] = [[] for _ in asked]
         places = [self._place_of(each.sequence_id) for each in asked]
@@ -111,7 +111,7 @@ class DraftModel:
             block_tables=self._block_tables[at],
             sequence_ids=np.array([self._owner[place] for place in places], dtype=np.int64),
             num_decode_rows=0,
-            is_guessed=True,
+            has_drafts=True,
             sampling=NO_SAMPLING,
         )
         probabilities, likeliest = self._runner.forward(step).softmax(-1).max(-1)  # [R]

@@ -1,4 +1,4 @@
-"""Guesses without a model: what followed the last time that the same tokens stood in a row.
+"""Drafter without a model: what followed the last time that the same tokens stood in a row.
 
 Answers that quote, correct, translate or summarise say much of their prompt again. The tokens that end a sequence are
 looked up among all before them; a long run that is there wins over a short one, the latest place over earlier ones, and
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.arrays import Ints
-from engine.speculation.speculator import Asked
+from engine.speculation.speculator import DraftRequest
 
 RUNS = (8, 4)  # tokens that must be the same, the better first
 MOST_READ = 16_384  # tokens of a sequence, when it is first asked for: 5 ms
@@ -24,12 +24,12 @@ _NOTHING = np.empty(0, dtype=np.int32)
 
 
 class PromptLookup:
-    """See `engine.speculation.speculator.Guesses`."""
+    """See `engine.speculation.speculator.Drafter`."""
 
     def __init__(self) -> None:
         self._memories: OrderedDict[int, _Memory] = OrderedDict()
 
-    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         return [self._memory(each.sequence_id).continuation(each.token_ids, each.most) for each in asked]
 
     def _memory(self, sequence_id: int) -> _Memory:

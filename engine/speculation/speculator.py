@@ -1,11 +1,11 @@
-"""Guesses the next tokens of the sequences that decode, so that one step can confirm several of them.
+"""Drafter the next tokens of the sequences that decode, so that one step can confirm several of them.
 
 The step computes a sequence's last token and the guesses after it, draws at each of them as it would have drawn
 without, and keeps what it drew up to the first guess that it did not draw. So what is generated is what would have
 been: the likeliest tokens for a greedy sequence, and for others what the same random numbers draw at the same
 positions. That is the rejection rule of speculative sampling for guesses made with certainty (docs/decisions).
 
-Guesses fill what a step can carry at about the cost of its rows, `free_step_tokens`: with more rows there is less for
+Drafter fill what a step can carry at about the cost of its rows, `free_step_tokens`: with more rows there is less for
 each, and with many there are none. Rows held to a constraint are not guessed for. Knows slots and tokens; who guesses,
 and what a model is, are other files' business.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from engine.arrays import Ints, segment_offsets
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_budget import ScheduledStep
-from engine.speculation.pace import Pace
+from engine.speculation.draft_length import Pace
 
 _LEAST_SHARE = 8  # of a step's free tokens for one row: with less it is not worth while
 _STAY_STEPS = 16
@@ -29,7 +29,7 @@ _MAX_PAUSE = 3  # steps in which nobody is asked, after nothing came to mind
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class DraftRequest:
     """One sequence whose next tokens are to be guessed: all that are known of it, and how many guesses it may have."""
 
     sequence_id: int
@@ -37,37 +37,37 @@ class Asked:
     most: int
 
 
-class Guesses(Protocol):
+class Drafter(Protocol):
     """Who guesses. One answer for each that was asked, of at most `most` tokens; none where nothing comes to mind."""
 
-    def guess(self, asked: Sequence[Asked]) -> list[Ints]: ...
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]: ...
 
 
 class Speculator:
-    """Belongs to one engine. `is_held` says which sequences are held to a constraint; `has_cheap_runs` whether a row
-    may have several tokens in one step and one in the next at no cost."""
+    """Belongs to one engine. `is_held` says which sequences are held to a constraint; `has_cheap_multi_token_rows`
+    whether a row may have several tokens in one step and one in the next at no cost."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        guesses: Guesses,
+        guesses: Drafter,
         *,
         free_step_tokens: int,
         vocab_size: int,
         is_held: Callable[[int], bool],
-        has_cheap_runs: bool,
+        has_cheap_multi_token_rows: bool,
     ) -> None:
-        self.num_guessed = 0
-        self.num_right = 0
+        self.num_drafted = 0
+        self.num_accepted = 0
         self._scheduler = scheduler
         self._table = scheduler.table
-        self._guesses = guesses
+        self._drafter = guesses
         self._free_step_tokens = free_step_tokens
         self._max_rows = max_rows_for(free_step_tokens)
         self._vocab_size = vocab_size
         self._is_held = is_held
         self._num_since = _STAY_STEPS  # steps since there was a guess
-        self._stay_steps = 0 if has_cheap_runs else _STAY_STEPS
+        self._stay_steps = 0 if has_cheap_multi_token_rows else _STAY_STEPS
         self._pause = 0
         self._pace = Pace(scheduler.table.num_slots)
 
@@ -86,7 +86,7 @@ class Speculator:
         asked = [each for slot in slots if (each := self._ask(slot, share)) is not None]
         if not asked:
             return self._unguessed(step)
-        guesses = self._guesses.guess([each[1] for each in asked])
+        guesses = self._drafter.propose([each[1] for each in asked])
         if not any(map(len, guesses)):
             self._pause = min(self._num_since, _MAX_PAUSE)
             return self._unguessed(step)
@@ -106,7 +106,7 @@ class Speculator:
             return step
         return ScheduledStep(step.slots, step.num_tokens, num_drafts=np.zeros_like(step.slots))
 
-    def _ask(self, slot: int, share: int) -> tuple[int, Asked] | None:
+    def _ask(self, slot: int, share: int) -> tuple[int, DraftRequest] | None:
         """What to ask for a slot; None if it is not to be guessed for in this step."""
         table = self._table
         sequence_id, length = int(table.sequence_id[slot]), int(table.length[slot])
@@ -114,7 +114,7 @@ class Speculator:
         if most < 1 or self._is_held(sequence_id):
             return None
         most = min(most, self._pace.next_size(slot, sequence_id))
-        return (slot, Asked(sequence_id, table.token_ids[slot, :length], most)) if most else None
+        return (slot, DraftRequest(sequence_id, table.token_ids[slot, :length], most)) if most else None
 
     def _write(self, slot: int, guess: Ints | None) -> int:
         """Put a guess after the slot's tokens, as much as there are blocks for. Returns how much that is."""
@@ -127,16 +127,16 @@ class Speculator:
         self._table.token_ids[slot, length : length + num_drafts] = guess[:num_drafts]
         return num_drafts
 
-    def learn(self, step: ScheduledStep, num_standing: Ints) -> None:
-        """What became of the guesses of `step`: of each row's tokens, the first `num_standing` [R] stand."""
+    def learn(self, step: ScheduledStep, num_accepted: Ints) -> None:
+        """What became of the guesses of `step`: of each row's tokens, the first `num_accepted` [R] stand."""
         assert step.num_drafts is not None
         for slot, num_drafts, standing in zip(
-            step.slots.tolist(), step.num_drafts.tolist(), num_standing.tolist(), strict=True
+            step.slots.tolist(), step.num_drafts.tolist(), num_accepted.tolist(), strict=True
         ):
             if num_drafts:
                 self._pace.learn(slot, num_drafts, standing - 1)
-                self.num_guessed += num_drafts
-                self.num_right += standing - 1
+                self.num_drafted += num_drafts
+                self.num_accepted += standing - 1
 
 
 def max_rows_for(free_step_tokens: int) -> int:
@@ -144,7 +144,7 @@ def max_rows_for(free_step_tokens: int) -> int:
     return max(1, free_step_tokens // _LEAST_SHARE)
 
 
-def count_standing(step: ScheduledStep, drawn: Ints, guessed: Ints, is_end: Ints) -> Ints:
+def count_accepted(step: ScheduledStep, drawn: Ints, guessed: Ints, is_end: Ints) -> Ints:
     """How many of each row's drawn tokens stand: up to the first that is not the one guessed or that ends the sequence.
 
     `drawn`, `guessed` (which token the guess has there) and `is_end` are [T], row after row.

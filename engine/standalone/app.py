@@ -167,7 +167,9 @@ class OpenAIDoor:
         )
         await self._tell(request, body, completion.tasks(), renderer)
 
-    async def _tell(self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], renderer: Renderer) -> None:
+    async def _tell(
+        self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], renderer: Renderer
+    ) -> None:
         is_stream = boolean(body, "stream", False)
         choices = Choices(self._model.name, request.receive)
         try:

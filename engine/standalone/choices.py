@@ -98,9 +98,7 @@ async def tell_whole(choices: Choices, renderer: Renderer, send: Send, headers: 
     await answer(send, 200, renderer.whole(outcome), headers=headers)
 
 
-async def tell_stream(
-    choices: Choices, renderer: Renderer, send: Send, headers: Sequence[tuple[bytes, bytes]]
-) -> None:
+async def tell_stream(choices: Choices, renderer: Renderer, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
     """Send server-sent events, one chunk for each event. Raises HttpError before anything is sent, and ClientLeft; a
     later failure is the last event, and such a stream has no `[DONE]`."""
     batch = await choices.take()

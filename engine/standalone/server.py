@@ -18,7 +18,7 @@ from importlib import metadata
 from typing import Any
 
 from engine.node.server import HttpServer
-from engine.processes.child_link import SILENCE_S
+from engine.processes.child_link import HANG_TIMEOUT_S
 from engine.processes.zygote import Zygote
 from engine.serving.addresses import Address
 from engine.serving.loaders import Loaders
@@ -51,7 +51,7 @@ class _LoadSettings:
     max_waiting: int
     max_step_tokens: int
     speculation: str
-    step_timeout_s: float = SILENCE_S
+    step_timeout_s: float = HANG_TIMEOUT_S
 
 
 class StandaloneServer:

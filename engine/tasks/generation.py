@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
-from engine.ranks.replica import Output, Replica, TokenIdLogprob
+from engine.ranks.replica import Replica, SequenceOutput, TokenIdLogprob
 from engine.scheduling.sequence import SequenceRequest
 from engine.tasks.answer import Answer
 from engine.tasks.prompt_echo import PromptEcho
@@ -33,7 +33,6 @@ _FAILURES: dict[str, Failed] = {
     "bad_adapter": Failed(
         "invalid_input", "'/lora' cannot be used: its matrices are damaged, not finite, or more than this node keeps"
     ),
-    "unclosed": Failed("constraint_failed", "the answer was not complete when the tokens ran out"),
     "too_complex": Failed(
         "constraint_failed",
         "the output format asked for is too complex to be followed within 10,000 states and 4 ms a token",
@@ -53,14 +52,12 @@ class Generation:
         answer: Answer,
         emit: Emit,
         *,
-        may_be_cut: bool,
         choice: int = 0,
         echo: PromptEcho | None = None,
         is_silent: bool = False,
     ) -> None:
-        """`may_be_cut`: what the limit cut short is an answer, as a call of a tool is; an output format is not.
-        `choice` numbers the answers to one prompt, which begin with `echo`; a silent one says nothing else. A sequence
-        that is held to a constraint ends with `length` only where what it says is whole."""
+        """`choice` numbers the answers to one prompt, which begin with `echo`; a silent one says nothing else. A
+        sequence that is held to a constraint ends with `length` only where what it says is whole."""
         self._replica = replica
         self._tokenizer = tokenizer
         self._sequence_id = request.sequence_id
@@ -69,12 +66,11 @@ class Generation:
         self._emit = emit
         self._detokenizer = detokenizer
         self._answer = answer
-        self._may_be_cut = may_be_cut
         self._is_held = request.constraint is not None
         self._choice = choice
         self._echo = echo
         self._is_silent = is_silent
-        self._held: list[Output] = []  # until the prompt can be told
+        self._held: list[SequenceOutput] = []  # until the prompt can be told
         self._num_cached = 0
         self._num_tokens = 0
         self._num_thought = 0  # tokens of thoughts
@@ -91,7 +87,7 @@ class Generation:
             self._replica.abort(self._sequence_id)
         return self._usage()
 
-    def on_output(self, output: Output) -> None:
+    def on_output(self, output: SequenceOutput) -> None:
         """One step's news of the sequence. Whatever goes wrong with telling it, the call has its end."""
         if self._is_over:
             return
@@ -107,7 +103,7 @@ class Generation:
             self._replica.abort(self._sequence_id)
             self._end(msgspec.structs.replace(_FAILURES["error"], usage=self._usage()))
 
-    def _is_waiting(self, output: Output) -> bool:
+    def _is_waiting(self, output: SequenceOutput) -> bool:
         """Whether it is to be told once the prompt is; failures are told at once."""
         if self._echo is None or self._echo.is_ready or output.finish not in (None, "stop", "length", "unclosed"):
             return False
@@ -120,7 +116,7 @@ class Generation:
         for output in held:
             self.on_output(output)
 
-    def _tell(self, output: Output) -> None:
+    def _tell(self, output: SequenceOutput) -> None:
         self._num_cached = output.num_cached_tokens or self._num_cached
         self._device_us = output.device_us or self._device_us
         if self._is_silent and output.token_ids:
@@ -138,7 +134,7 @@ class Generation:
             self._finish("stop")  # the calls are whole: there was room for no more of them
         elif output.finish == "stop" or output.finish == "length":
             self._finish(output.finish)
-        elif output.finish == "unclosed" and self._may_be_cut:
+        elif output.finish == "unclosed":
             self._finish("length")
         elif output.finish is not None:
             self._end(msgspec.structs.replace(_FAILURES[output.finish], usage=self._usage()))
@@ -149,7 +145,7 @@ class Generation:
         has_called = reason == "stop" and self._answer.num_calls > 0
         self._end(Finished("tool_calls" if has_called else reason, self._usage(), self._answer.stop))
 
-    def _take(self, output: Output) -> list[Piece]:
+    def _take(self, output: SequenceOutput) -> list[Piece]:
         """Count the tokens up to where the answer is over; return what can be said."""
         pieces: list[Piece] = []
         last = len(output.token_ids) - 1

@@ -16,7 +16,7 @@ from typing import Any
 
 from engine.protocol.messages import ChatMessage
 from engine.protocol.tools import Tool, ToolCall
-from engine.text.chat_template import TemplateRefused
+from engine.text.template_pool import TemplateRefused
 from engine.tool_calls.answer_parser import call_parser
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.family import Family, ShownIds

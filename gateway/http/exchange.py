@@ -185,7 +185,11 @@ class Exchange:
         if refusal.row.closes or (not self._has_whole_body and self._may_be_long()):
             headers.append(_CLOSE)
         with contextlib.suppress(ClientLeft):
-            await self.send_json(refusal.row.status, envelope.error(refusal, self.api_format, self.request_id, is_binding=self.is_binding), headers)
+            await self.send_json(
+                refusal.row.status,
+                envelope.error(refusal, self.api_format, self.request_id, is_binding=self.is_binding),
+                headers,
+            )
 
     def _may_be_long(self) -> bool:
         if self.header(b"transfer-encoding") is not None:

@@ -227,7 +227,9 @@ class ResponseRenderer(OwnErrorFrame):
             frames = self._event("response.reasoning_text.done", **_position(item), text=item.text)
         else:
             part = item.part
-            frames = self._event("response.output_text.done", **_position(item), text=item.text, logprobs=part["logprobs"])
+            frames = self._event(
+                "response.output_text.done", **_position(item), text=item.text, logprobs=part["logprobs"]
+            )
             frames += self._event("response.content_part.done", **_position(item), part=part)
         self._done.append(item.to_object(status))
         return frames + self._event("response.output_item.done", output_index=item.index, item=self._done[-1])

@@ -65,7 +65,7 @@ async def _queue(context: RequestContext, response_id: str, body: Request, recor
 
 
 async def current(services: Services, account_id: str, response_id: str, record: StoredRecord) -> dict[str, Any]:
-    """Return a stored response with its current status. Raises Refusal if its result is not stored, StoreUnavailable."""
+    """Return a stored response with its current status. Raises Refusal if its result has expired, StoreUnavailable."""
     response = _decode(record.response)
     if not response["background"]:
         return response

@@ -85,8 +85,8 @@ class _EntryBuffer:
 
 
 class ChunkRunner:
-    """Runs the requests of chunks, at most `batches.max_calls` at the same time; `on_result` receives each result. While
-    `is_stopping` returns True, no request starts."""
+    """Runs the requests of chunks, at most `batches.max_calls` at the same time; `on_result` receives each result.
+    While `is_stopping` returns True, no request starts."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class ChunkRunner:
         self._room = asyncio.Semaphore(services.settings.batches.max_calls)
 
     async def open(self, leased: Leased) -> Chunk:
-        """Return the chunk with its requests, or with a refusal if they must not run any more. Raises StoreUnavailable."""
+        """Return the chunk with its requests, or with a refusal if they must not run. Raises StoreUnavailable."""
         services, numbers = self._services, range(leased.key[1], leased.key[1] + leased.num_requests)
         residency, terms = await accounts.standing_of_calls(services.database, leased.account_id, leased.api_token_id)
         requests: list[Request] = [{} for _ in numbers]
@@ -115,7 +115,8 @@ class ChunkRunner:
                 requests = _decode(services.batches.decrypt(leased.account_id, leased.requests))
             except (ValueError, msgspec.MsgspecError):
                 log.error(
-                    "queued requests are unreadable; check whether HEARTH_CACHE_SECRET changed", extra={"batch": leased.key[0]}
+                    "queued requests are unreadable; has HEARTH_CACHE_SECRET changed?",
+                    extra={"batch": leased.key[0]},
                 )
                 refusal = Refusal(Reason.INTERNAL)
             else:
@@ -157,7 +158,11 @@ class ChunkRunner:
                     with metrics.BATCH_CALLS.track_inprogress():
                         response = await self._call(chunk, number, request, buffer)
                 except Exception as error:
-                    refusal = Refusal(Reason.ABORTED) if chunk.is_cancelled else item_refusal(error, f"{chunk.key[0]}-{number}")
+                    refusal = (
+                        Refusal(Reason.ABORTED)
+                        if chunk.is_cancelled
+                        else item_refusal(error, f"{chunk.key[0]}-{number}")
+                    )
                 else:
                     self._report(chunk, number, request, buffer, response)
                     return

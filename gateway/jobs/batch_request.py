@@ -16,7 +16,7 @@ from catalog.card import ModelCard
 from engine.protocol.tasks.registry import TASKS
 from engine.protocol.tasks.task import CHARACTERS_PER_TOKEN
 from gateway.errors import Reason, Refusal
-from gateway.jobs.webhook import Webhook, webhook_in
+from gateway.jobs.webhook import Webhook, read_webhook
 
 MAX_REFERENCE_CHARACTERS = 512
 MAX_SYNCHRONOUS = 100  # requests of a batch that runs while the client waits

@@ -37,9 +37,11 @@ _CLOSE_TIMEOUT_S = 5.0
 
 
 @contextlib.asynccontextmanager
-async def batch_worker(services: Services, endpoints: Mapping[Kind, Endpoint], run_item: RunItem) -> AsyncIterator[None]:
-    """Run queued batches while the block runs. `endpoints` parse the requests of each kind of batch. At the end, results
-    are stored and unfinished chunks go back to the queue."""
+async def batch_worker(
+    services: Services, endpoints: Mapping[Kind, Endpoint], run_item: RunItem
+) -> AsyncIterator[None]:
+    """Run queued batches while the block runs. `endpoints` parse the requests of each kind of batch. At the end,
+    results are stored and unfinished chunks go back to the queue."""
     if services.settings.batches.max_calls == 0:
         yield
         return
@@ -134,7 +136,9 @@ class BatchWorker:
                 await self._return_chunks()
                 pause_s = _FIRST_PAUSE_S
             except StoreUnavailable:
-                log.warning("batch results were not stored: the database is unavailable", extra={"count": self._num_unwritten})
+                log.warning(
+                    "batch results were not stored: the database is unavailable", extra={"count": self._num_unwritten}
+                )
                 self._has_results.set()
                 await asyncio.sleep(pause_s)
                 pause_s = min(_MAX_PAUSE_S, pause_s * 2)

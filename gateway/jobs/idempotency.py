@@ -158,7 +158,9 @@ class IdempotencyKeys:
             await asyncio.sleep(self._lease_s / 3)
             try:
                 if self._claims:
-                    await idempotency.renew(self._database, list(self._claims.values()), self._clock.now(), self._lease_s)
+                    await idempotency.renew(
+                        self._database, list(self._claims.values()), self._clock.now(), self._lease_s
+                    )
                 if loop.time() >= next_expiry_s and not await idempotency.expire(self._database, self._clock.now()):
                     next_expiry_s = loop.time() + EXPIRE_INTERVAL_S
             except StoreUnavailable:

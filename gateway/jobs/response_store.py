@@ -115,7 +115,11 @@ class StoredResponses:
             record = await self.find(account_id, response_id)
             if record is not None:
                 all_items = [*msgspec.json.decode(record.input_items), *msgspec.json.decode(record.response)["output"]]
-                own = [item for item in all_items if item["id"] in wanted and response_id_of_item(item["id"]) == response_id]
+                own = [
+                    item
+                    for item in all_items
+                    if item["id"] in wanted and response_id_of_item(item["id"]) == response_id
+                ]
                 items |= {item["id"]: item for item in own if item["type"] != "item_reference"}
         return items
 

@@ -84,7 +84,7 @@ class WebhookClient:
     async def _find(self, host: str, port: int) -> Address:
         """Return the first allowed address of a host. Raises NotSent, OSError."""
         try:
-            addresses = [ipaddress.ip_address(host)]  
+            addresses = [ipaddress.ip_address(host)]
         except ValueError:
             lookup = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
             found = await asyncio.get_running_loop().run_in_executor(self._lookups, lookup)

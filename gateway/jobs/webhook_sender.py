@@ -84,7 +84,7 @@ class WebhookSender:
         except StoreUnavailable:
             return  # retried when the lease expires
         except (ValueError, msgspec.MsgspecError):
-            log.error("webhook is unreadable; check whether HEARTH_CACHE_SECRET changed", extra={"batch": due.batch_id})
+            log.error("webhook is unreadable; has HEARTH_CACHE_SECRET changed?", extra={"batch": due.batch_id})
             outcome = "unreadable"
         is_over = outcome in ("delivered", "unreadable") or due.num_tries > len(RETRY_DELAYS_S)
         metrics.WEBHOOKS.labels(outcome).inc()
@@ -100,7 +100,7 @@ class WebhookSender:
                 asyncio.get_running_loop().call_later(delay_s, self.wake)
 
     async def _try(self, due: Due) -> str:
-        """Return `delivered`, or why the webhook was not. Raises StoreUnavailable, and ValueError for unreadable rows."""
+        """Return `delivered`, or why the webhook was not. Raises StoreUnavailable; ValueError for unreadable rows."""
         services = self._services
         webhook = _decode_target(services.batches.decrypt(due.account_id, due.target))
         sealed = await batches.answers(services.database, due.account_id, due.batch_id, 0, due.num_requests)

@@ -11,13 +11,13 @@ import numpy as np
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
-from engine.loop import Engine, RunsSteps
+from engine.loop import Engine, StepRunner
 from engine.protocol.output_format import Constraint
 from engine.protocol.sampling import Sampling
 from engine.report import FINISHES, StepReport
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest
-from engine.speculation.speculator import Guesses
+from engine.speculation.speculator import Drafter
 from tests.fakes.runner import FakeRunner
 
 NAMESPACE = b"n" * 32
@@ -29,20 +29,20 @@ class Driver:
 
     def __init__(
         self,
-        runner: RunsSteps | None = None,
+        runner: StepRunner | None = None,
         *,
         num_blocks: int = 64,
-        guesses: Guesses | None = None,
+        drafter: Drafter | None = None,
         **settings: object,
     ) -> None:
         self.runner = runner or FakeRunner(num_blocks=num_blocks)
         defaults = {"model_dir": Path(), "max_step_tokens": 64, "max_sequences": 16}
         self.config = EngineConfig(**(defaults | settings))  # type: ignore[arg-type]
-        self.engine = Engine(self.runner, self.config, "r1", getattr(self.runner, "adapters", None), guesses)
+        self.engine = Engine(self.runner, self.config, "r1", getattr(self.runner, "adapters", None), drafter)
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.finishes: dict[int, str | None] = {}
         self.num_cached: dict[int, int] = {}
-        self.prompt_scores: dict[int, list[tuple[float, list[int]]]] = defaultdict(list)  # (logprob, likeliest ids)
+        self.prompt_logprobs: dict[int, list[tuple[float, list[int]]]] = defaultdict(list)  # (logprob, likeliest ids)
         self.borrowed: list[np.ndarray] = []  # blocks taken from the pool by the test itself
         self._next_id = 0
 
@@ -88,7 +88,7 @@ class Driver:
         for prompt in report.prompts:
             assert not self.tokens[prompt.sequence_id], "of the prompt, after an answer"
             scores = zip(prompt.logprobs.tolist(), prompt.top_ids.tolist(), strict=True)
-            self.prompt_scores[prompt.sequence_id] += scores
+            self.prompt_logprobs[prompt.sequence_id] += scores
         rows = zip(report.sequence_ids, report.token_ids, report.finishes, report.num_cached, strict=True)
         for sequence_id, token_id, code, num_cached in ((int(a), int(b), int(c), int(d)) for a, b, c, d in rows):
             assert sequence_id not in self.finishes, "news of a sequence after its end"

@@ -10,20 +10,20 @@ import numpy as np
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.output_format import Constraint
 from engine.protocol.sampling import Sampling
-from engine.ranks.replica import Output, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer
-from tests.engine.structured.speaker import NAMESPACE, SPARK
+from tests.engine.structured.spark_engine import NAMESPACE, SPARK
 
 
 async def heard(
     replica: Replica, request: SequenceRequest, *, timeout_s: float = 60, patience_s: float | None = None
-) -> list[Output]:
+) -> list[SequenceOutput]:
     """All outputs; the sequence is aborted if it takes longer than `patience_s`. Raises TimeoutError."""
-    outputs: list[Output] = []
+    outputs: list[SequenceOutput] = []
     ended = asyncio.Event()
 
-    def hear(output: Output) -> None:
+    def hear(output: SequenceOutput) -> None:
         outputs.append(output)
         if output.finish:
             ended.set()
@@ -37,7 +37,7 @@ async def heard(
     return outputs
 
 
-def token_ids_of(outputs: list[Output]) -> list[int]:
+def token_ids_of(outputs: list[SequenceOutput]) -> list[int]:
     return [token_id for output in outputs for token_id in output.token_ids]
 
 
@@ -56,7 +56,7 @@ class Caller:
         constraint: Constraint | None = None,
         adapter: LocalAdapter | None = None,
         **sampling: object,
-    ) -> tuple[str, list[Output]]:
+    ) -> tuple[str, list[SequenceOutput]]:
         """The answer's text, and every output."""
         self._next_id += 1
         prompt = self._tokenizer.encode_conversation([{"role": "user", "content": text}])

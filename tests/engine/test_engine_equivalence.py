@@ -20,7 +20,7 @@ from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
 from engine.protocol.output_format import Constraint
 from engine.protocol.sampling import Sampling
-from engine.ranks.replica import Output, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
@@ -129,12 +129,12 @@ def test_a_preempted_sequence_tells_each_log_probability_of_its_prompt_once(new_
     driver.run()
     assert driver.engine.status().num_preemptions > 0
     for sequence_id in ids:
-        found, tops = zip(*driver.prompt_scores[sequence_id], strict=True)
-        assert found == pytest.approx([each[0] for each in alone.prompt_scores[expected]], abs=1e-4)
-        assert list(tops) == [each[1] for each in alone.prompt_scores[expected]]
+        found, tops = zip(*driver.prompt_logprobs[sequence_id], strict=True)
+        assert found == pytest.approx([each[0] for each in alone.prompt_logprobs[expected]], abs=1e-4)
+        assert list(tops) == [each[1] for each in alone.prompt_logprobs[expected]]
         assert driver.tokens[sequence_id] == alone.tokens[expected]
-    assert not driver.prompt_scores[other]
-    assert not driver.engine.table.num_scored
+    assert not driver.prompt_logprobs[other]
+    assert not driver.engine.table.num_prompt_logprobs
 
 
 def test_seeded_draws_do_not_depend_on_batch_mates_or_interruptions(new_driver, cases: list[Case]):
@@ -298,9 +298,9 @@ class Said:
     """A sink that remembers."""
 
     def __init__(self) -> None:
-        self.outputs: list[Output] = []
+        self.outputs: list[SequenceOutput] = []
 
-    def __call__(self, output: Output) -> None:
+    def __call__(self, output: SequenceOutput) -> None:
         self.outputs.append(output)
 
     @property

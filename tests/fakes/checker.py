@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol.output_format import Constraint
-from engine.structured.compile import ConstraintRefused
+from engine.structured.refusal import ConstraintRefused
 
 
 class FakeChecker:

@@ -16,7 +16,7 @@ from engine.processes.frames import FrameReader
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
 from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks import rank, wire
-from engine.ranks.replica import Output, Replica
+from engine.ranks.replica import Replica, SequenceOutput
 from engine.report import EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.serving.model_store import LocalModel
@@ -152,7 +152,7 @@ class TokenRun:
     def _usage(self) -> Usage:
         return Usage(completion_tokens=self._num_tokens)
 
-    def _on_output(self, output: Output) -> None:
+    def _on_output(self, output: SequenceOutput) -> None:
         if self._is_over:
             return
         for token_id in output.token_ids:

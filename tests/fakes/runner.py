@@ -50,7 +50,7 @@ class FakeRunner:
         self.vocab_size = VOCAB_SIZE
         self.eos_token_ids: tuple[int, ...] = (END_TOKEN,)
         self.layout_tag = "fake"
-        self.has_cheap_runs = True
+        self.has_cheap_multi_token_rows = True
         self.namespaces: dict[int, bytes] = {}
         self.num_forward_tokens = 0
         self.forward_tokens_of: dict[int, int] = {}

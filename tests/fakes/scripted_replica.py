@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.ranks.replica import Output, Sink, TokenIdLogprob
+from engine.ranks.replica import SequenceOutput, Sink, TokenIdLogprob
 from engine.report import EngineInfo, EngineStatus, Finish
 from engine.scheduling.sequence import SequenceRequest
 
@@ -48,4 +48,4 @@ class ScriptedReplica:
         logprobs: Sequence[TokenIdLogprob] = (),
         at: int = -1,
     ) -> None:
-        self._sinks[at](Output(token_ids, finish, num_cached, tuple(logprobs)))
+        self._sinks[at](SequenceOutput(token_ids, finish, num_cached, tuple(logprobs)))

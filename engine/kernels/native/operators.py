@@ -48,7 +48,7 @@ def find_native_kernels() -> NativeKernels | None:
 class NativeKernels(CpuKernels):
     """See `engine.kernels.interface.Kernels` for the law of each."""
 
-    has_cheap_runs = True
+    has_cheap_multi_token_rows = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

@@ -53,7 +53,7 @@ class Bank:
     def has_room(self, needs: Any) -> bool:
         return sum(size_of(digest) for digest, num in self.holds.items() if num) + sum(needs) <= self.num_places
 
-    def leavers_for(self, needs: Any) -> set[str]:
+    def evictions_for(self, needs: Any) -> set[str]:
         missing = sum(map(size_of, self.holds)) + sum(needs) - self.num_places
         leavers = set()
         for digest in sorted(self.holds, key=self.holds.__getitem__):

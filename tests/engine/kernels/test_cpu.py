@@ -51,7 +51,7 @@ class Step:
     block_tables: NDArray[np.int32]
     sequence_ids: NDArray[np.int64]
     num_decode_rows: int
-    is_guessed: bool = False
+    has_drafts: bool = False
 
 
 class Life:
@@ -79,14 +79,14 @@ class Life:
             rows = self.rng.permutation(rows).tolist()
         return self.step_of(sorted(rows, key=lambda row: chunks[row] > 1), chunks)
 
-    def guessed_step(self) -> Step:
-        """Some rows with their next token and guesses after it. What becomes of them is for `forget_guesses`."""
+    def draft_step(self) -> Step:
+        """Some rows with their next token and guesses after it. What becomes of them is for `forget_drafts`."""
         rows = [row for row in self.lengths if self.lengths[row] > 0 and self.rng.random() < 0.8][:3]
         chunks = {row: int(self.rng.choice([1, 1, 2, 5, 9])) for row in rows}
         step = self.step_of(sorted(rows, key=lambda row: chunks[row] > 1), chunks)
         for row in rows:
             self.lengths[row] -= int(self.rng.integers(0, chunks[row]))  # these were wrong
-        return replace(step, is_guessed=True)
+        return replace(step, has_drafts=True)
 
     def step_of(self, rows: list[int], chunks: dict[int, int]) -> Step:
         mapping: list[int] = []
@@ -115,13 +115,13 @@ def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> KvPool
     return KvPool(torch.full((NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width), float("nan"), dtype=dtype), BLOCK)
 
 
-def assert_twins_agree(name: str, seed: int, dtype: torch.dtype, tolerance: float, guessed_share: float = 0.0) -> None:
+def assert_twins_agree(name: str, seed: int, dtype: torch.dtype, tolerance: float, draft_fraction: float = 0.0) -> None:
     shape, sinks = SHAPES[name], sinks_of(name)
     life, pools = Life(seed), (pool_of(shape, dtype), pool_of(shape, dtype))
     twins = ReferenceAttention(pools[0], shape, sinks), CpuAttention(pools[1], shape, sinks)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(80):
-        step = life.guessed_step() if life.rng.random() < guessed_share else life.step()
+        step = life.draft_step() if life.rng.random() < draft_fraction else life.step()
         if not len(step.sequence_ids):
             continue
         for twin in twins:
@@ -142,7 +142,7 @@ def test_attention_equals_its_reference_through_joins_departures_chunks_and_reor
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("seed", range(2))
 def test_guesses_that_come_to_nothing_leave_no_trace(name: str, seed: int) -> None:
-    assert_twins_agree(name, seed, torch.float32, 1e-5, guessed_share=0.7)
+    assert_twins_agree(name, seed, torch.float32, 1e-5, draft_fraction=0.7)
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -33,7 +33,7 @@ from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.reference import ReferenceAttention
 from engine.kernels.upload import Upload
 from engine.layers.moe import Experts
-from engine.layers.share import WHOLE, Share
+from engine.layers.shard import WHOLE, Shard
 from engine.runner import Runner
 from engine.sampler import sample, sample_from_device
 from tests.engine.kernels.test_cpu import NUM_LAYERS, SHAPES, Life, pool_of, sinks_of
@@ -140,11 +140,11 @@ def _indexed(x: torch.Tensor, index: Any) -> torch.Tensor:
 class _Ranks:
     """What another rank would add is nothing; what it would send, the same."""
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         assert x.device == GPU
         return x
 
-    def collect(self, x: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
         assert x.device == GPU
         return [x, x]
 
@@ -180,17 +180,17 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, num_tensors: list[int]) -> It
 
 
 @pytest.mark.parametrize(
-    "share", [Share(0, 2, _Ranks()), pytest.param(WHOLE, marks=pytest.mark.full)], ids=["one of two", "alone"]
+    "shard", [Shard(0, 2, _Ranks()), pytest.param(WHOLE, marks=pytest.mark.full)], ids=["one of two", "alone"]
 )
 @pytest.mark.parametrize("kind", each_kind(*QUICK))
 def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(
-    kind: str, share: Share, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers.logging.disable_progress_bar()
     save_random(kind, tmp_path)
     num_tensors: list[int] = []
     with pretended_gpu(monkeypatch, num_tensors):
-        runner = Runner(EngineConfig(tmp_path, dtype="bfloat16", device="cuda", num_blocks=8), share=share)
+        runner = Runner(EngineConfig(tmp_path, dtype="bfloat16", device="cuda", num_blocks=8), shard=shard)
         runner.warm()
         logits = runner.run(mixed_step())
         runner.wipe(np.array([1, 3], np.int32))

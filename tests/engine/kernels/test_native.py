@@ -44,16 +44,16 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 
 @DTYPES
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("guessed_share", [0.0, 0.6])
+@pytest.mark.parametrize("draft_fraction", [0.0, 0.6])
 def test_attention_over_the_pool_equals_the_reference_through_joins_departures_chunks_and_wrong_guesses(
-    name: str, guessed_share: float, dtype: torch.dtype, native: NativeKernels
+    name: str, draft_fraction: float, dtype: torch.dtype, native: NativeKernels
 ) -> None:
     shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
     pools = pool_of(shape, dtype), pool_of(shape, dtype)
     twins = ReferenceAttention(pools[0], shape, sinks), native.attention(pools[1], shape, sinks)
     generator = torch.Generator().manual_seed(0)
     for _ in range(25):
-        step = life.guessed_step() if life.rng.random() < guessed_share else life.step()
+        step = life.draft_step() if life.rng.random() < draft_fraction else life.step()
         if not len(step.sequence_ids):
             continue
         for twin in twins:

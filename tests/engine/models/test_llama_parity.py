@@ -77,7 +77,7 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers_cached_or_not_an
     driver.run()
     expected = model.logprobs(ids)  # [T, V]
     for sequence_id, length in zip(scored, (len(ids), 50, 1), strict=True):
-        found = driver.prompt_scores[sequence_id]
+        found = driver.prompt_logprobs[sequence_id]
         assert len(found) == length - 1
         for place, (logprob, tops) in enumerate(found):
             assert logprob == pytest.approx(expected[place, ids[place + 1]].item(), abs=1e-4)

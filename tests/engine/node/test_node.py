@@ -258,7 +258,8 @@ async def test_a_rank_that_hangs_is_killed_and_its_calls_can_be_repeated(
     failures = [await _wait_for_failure(client) for _ in range(3)]
     assert [failed.num_crashes for failed in failures] == [1, 1, 1]
     repeated = [
-        replace(world.call(10 + index, f"Once there were {index}"), num_crashes=1, tokens_before_crash=0) for index in range(3)
+        replace(world.call(10 + index, f"Once there were {index}"), num_crashes=1, tokens_before_crash=0)
+        for index in range(3)
     ]
     client.send(*repeated)
     heard = await client.by_call(10, 11, 12)
@@ -390,7 +391,7 @@ async def test_it_drains_when_its_supervisor_dies(world: World, short_tmp_path: 
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
-        ({"HEARTH_CLUSTER_SECRET": ""}, "HEARTH_CLUSTER_SECRET"),
+        ({"HEARTH_SERVICE_KEYS": ""}, "HEARTH_SERVICE_KEYS"),
         ({"HEARTH_NODE_MAX_REPLICAS": "none"}, "HEARTH_NODE_MAX_REPLICAS"),
         ({"HEARTH_NODE_LISTEN": "tcp://192.0.2.1:1"}, "cannot listen on tcp://192.0.2.1:1"),
         ({"HEARTH_NODE_CACHE_DIR": "/proc/nowhere"}, "/proc/nowhere"),

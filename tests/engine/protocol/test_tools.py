@@ -5,10 +5,10 @@ import json
 import msgspec
 import pytest
 
-from engine.protocol import openai
+from engine.protocol.chat_completions import read_chat_request
 from engine.protocol.fields import BadInput
 from engine.protocol.messages import ChatMessage
-from engine.protocol.tools import MAX_TOOLS_BYTES, Tool, ToolCall, ToolOptions, is_legacy, read_tool_options
+from engine.protocol.tools import MAX_TOOLS_BYTES, Tool, ToolCall, ToolOptions, read_tool_options, uses_legacy_functions
 
 USER = {"role": "user", "content": "Hi"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -23,7 +23,7 @@ def allowed(*tools, mode="auto"):
 
 
 def read(**fields):
-    return openai.text_generation({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
+    return read_chat_request({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
 
 
 @pytest.mark.parametrize("tool", [FLAT, WRAPPED, {"type": "function", **FLAT}])
@@ -56,8 +56,8 @@ def test_no_tools_leave_no_choice():
     ],
 )
 def test_all_forms_of_a_choice(choice, expected):
-    use = read_tool_options({"tools": [WRAPPED, BARE], "tool_choice": choice})
-    assert (use.choice, use.named_tool) == expected
+    options = read_tool_options({"tools": [WRAPPED, BARE], "tool_choice": choice})
+    assert (options.choice, options.named_tool) == expected
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
@@ -66,16 +66,16 @@ def test_of_the_tools_only_those_that_are_allowed_are_offered(mode, is_flat):
     names = [BARE] if is_flat else [{"type": "function", "function": BARE}]
     allowed = {"mode": mode, "tools": names}
     choice = {"type": "allowed_tools", **(allowed if is_flat else {"allowed_tools": allowed})}
-    use = read_tool_options({"tools": [WRAPPED, BARE], "tool_choice": choice})
-    assert use == ToolOptions((Tool(name="now"),), mode)
+    options = read_tool_options({"tools": [WRAPPED, BARE], "tool_choice": choice})
+    assert options == ToolOptions((Tool(name="now"),), mode)
 
 
 def test_the_older_words_for_tools_ask_for_one_call_and_are_remembered():
     body = {"functions": [FLAT, BARE], "function_call": {"name": "now"}, "parallel_tool_calls": True}
     assert read_tool_options(body) == ToolOptions((TOOL, Tool(name="now")), "required", "now", is_parallel=False)
-    assert is_legacy(body)
-    assert not is_legacy(body | {"tools": [BARE]})
-    assert not is_legacy({"tools": [], "functions": []})
+    assert uses_legacy_functions(body)
+    assert not uses_legacy_functions(body | {"tools": [BARE]})
+    assert not uses_legacy_functions({"tools": [], "functions": []})
     assert read_tool_options({"functions": [BARE], "tool_choice": "required"}).choice == "required"
 
 

@@ -16,15 +16,15 @@ import torch
 from msgspec import Struct
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.news import News
+from engine.adapters.updates import AdapterUpdate
 from engine.checkpoints.weights import WeightsError
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.kernels.collectives import Group, Meeting
-from engine.layers.share import Share
+from engine.layers.shard import Shard
 from engine.ranks import group as rank_group
 from engine.ranks import rank
-from engine.ranks.step_wire import HEADER_BYTES, encode_news, encode_step, receive_step
+from engine.ranks.step_wire import HEADER_BYTES, encode_adapter_update, encode_step, receive_step
 from engine.runner import Runner
 from telemetry.child_process import die_with_parent
 from tests.engine.driver import Driver
@@ -59,8 +59,8 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
         ours.sendall(len(line).to_bytes(4, "little") + line)
         try:
             config, folders = _config(line), msgspec.json.decode(line).get("adapters", [])
-            news: deque[News] = deque()
-            shared = Runner(config, share=Share(0, 2, group), announce=_announce(ours, config, news))
+            news: deque[AdapterUpdate] = deque()
+            shared = Runner(config, shard=Shard(0, 2, group), announce=_announce(ours, config, news))
             assert shared.adapters is not None
             shared.adapters.news = news
             parity = _compare(shared, Runner(config), [LocalAdapter(each, each) for each in folders])
@@ -74,10 +74,10 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
 def with_a_poor_follower(connection: socket.socket, arguments: bytes) -> None:
     """A rank whose followers cannot read their weights."""
 
-    def load(config: EngineConfig, share: Share, **told: Any) -> Runner:
-        if share.rank:
+    def load(config: EngineConfig, shard: Shard, **told: Any) -> Runner:
+        if shard.rank:
             raise WeightsError("not mine")
-        return Runner(config, share=share, **told)
+        return Runner(config, shard=shard, **told)
 
     vars(rank_group)["Runner"] = load
     rank.main(connection, arguments)
@@ -101,10 +101,10 @@ def _config(line: bytes) -> EngineConfig:
     return EngineConfig(**{**settings, "model_dir": Path(settings["model_dir"])})
 
 
-def _announce(channel: socket.socket, config: EngineConfig, news: deque[News]) -> Callable[[StepInputs], None]:
+def _announce(channel: socket.socket, config: EngineConfig, news: deque[AdapterUpdate]) -> Callable[[StepInputs], None]:
     def announce(step: StepInputs) -> None:
         while news:
-            channel.sendall(encode_news(news.popleft()))
+            channel.sendall(encode_adapter_update(news.popleft()))
         channel.sendall(encode_step(step, config.block_size))
 
     return announce
@@ -113,7 +113,7 @@ def _announce(channel: socket.socket, config: EngineConfig, news: deque[News]) -
 def _follow(channel: socket.socket, group: Group) -> None:
     while header := channel.recv(4, socket.MSG_WAITALL):
         line = channel.recv(int.from_bytes(header, "little"), socket.MSG_WAITALL)
-        runner = Runner(_config(line), share=Share(1, 2, group))
+        runner = Runner(_config(line), shard=Shard(1, 2, group))
         while (step := receive_step(channel)) is not None and getattr(step, "num_tokens", True):
             rank_group.obey(runner, step)
 

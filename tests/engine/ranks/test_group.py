@@ -29,7 +29,7 @@ from tests.engine.heard import Caller
 from tests.engine.made_checkpoints import KINDS, runner_of, save_random
 from tests.engine.ranks.joined import NUM_GREEDY, Parity
 from tests.engine.structured.schemas import INTEGER, STRING, record
-from tests.engine.structured.speaker import SPARK
+from tests.engine.structured.spark_engine import SPARK
 from tests.processes import are_at_rest, children_of, is_running
 from tests.waiting import wait_until
 from variants.recipe import make_recipe
@@ -151,7 +151,7 @@ class Door:
 
 
 class Group(Door):
-    """One that two ranks share, and how it ended."""
+    """One that two ranks shard, and how it ended."""
 
     def __init__(self, replica: Replica, exits: list[str]) -> None:
         super().__init__(replica)
@@ -187,7 +187,7 @@ async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Z
         answers[-1].append(await door.ask("Describe a person.", constraint=person, max_tokens=60))
         answers[-1].append(await door.ask("Hello!", seed=5, temperature=0.9))
         status = replica.status()
-        assert (status.num_ranks, status.num_guessed > 0) == (num_ranks, speculation != "off")
+        assert (status.num_ranks, status.num_drafted > 0) == (num_ranks, speculation != "off")
         assert f"-tp{num_ranks}-" in replica.info.layout_tag
         assert replica.info.architecture == "LlamaForCausalLM"
         adapter = save_adapter(tmp_path, random_matrices(replica.info.adapter_sites, 4, seed=3))

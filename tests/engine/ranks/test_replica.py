@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.processes import child_link as module
 from engine.processes.zygote import Zygote
 from engine.protocol.sampling import Sampling
-from engine.ranks.replica import Output, Replica, ReplicaLoadError
+from engine.ranks.replica import Replica, ReplicaLoadError, SequenceOutput
 from engine.scheduling.sequence import SequenceRequest
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.runner import answer
@@ -34,11 +34,11 @@ class Ears:
     """A sink that remembers, and can be waited for."""
 
     def __init__(self) -> None:
-        self.outputs: list[Output] = []
+        self.outputs: list[SequenceOutput] = []
         self.ended = asyncio.Event()
         self.began = asyncio.Event()
 
-    def __call__(self, output: Output) -> None:
+    def __call__(self, output: SequenceOutput) -> None:
         assert not self.ended.is_set(), "news after the end"
         self.outputs.append(output)
         self.began.set()
@@ -168,7 +168,7 @@ async def test_bad_requests_end_with_an_error_and_the_rank_lives_on(zygote: Zygo
 
 
 async def test_a_sink_that_fails_loses_its_own_sequence_only(zygote: Zygote, caplog):
-    def failing(output: Output) -> None:
+    def failing(output: SequenceOutput) -> None:
         raise RuntimeError("no ears")
 
     async with opened(zygote) as door:
@@ -214,7 +214,7 @@ async def test_an_error_in_a_step_ends_the_rank_with_a_traceback_and_no_content(
 @pytest.mark.parametrize("limit", ["still", "most patience"])
 async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygote: Zygote, monkeypatch, caplog, limit):
     """Stopped it uses no processor time; in an endless loop it does, and gets longer."""
-    monkeypatch.setattr(module, "MOST_PATIENCE", 100 if limit == "still" else 1)
+    monkeypatch.setattr(module, "BUSY_TIMEOUT_FACTOR", 100 if limit == "still" else 1)
     config = replace(CONFIG, step_timeout_s=0.4)
     async with opened(zygote, "working" if limit == "still" else "spinning", config) as door:
         if limit == "still":

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from engine import inputs
-from engine.adapters.news import Arrival, Departure
-from engine.adapters.shelf import Kind
+from engine.adapters.slot_pool import AdapterShape
+from engine.adapters.updates import AdapterAdded, AdapterRemoved
 from engine.inputs import StepInputs
-from engine.ranks.step_wire import encode_news, encode_step, encode_wipe, receive_step
+from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.scheduling.sequence import SlotTable
 from engine.scheduling.step_budget import ScheduledStep
 from tests.engine import one_thread  # noqa: F401
@@ -78,11 +78,11 @@ def test_steps_arrive_in_order_and_whole(num_bytes: int) -> None:
 
 def test_draft_flag_survives_the_encoding() -> None:
     guessed, plain, _ = through(
-        encode_step(replace(a_step((1, 2)), is_guessed=True), BLOCK_SIZE), encode_step(a_step((1, 2)), BLOCK_SIZE)
+        encode_step(replace(a_step((1, 2)), has_drafts=True), BLOCK_SIZE), encode_step(a_step((1, 2)), BLOCK_SIZE)
     )
     assert guessed is not None
     assert plain is not None
-    assert (guessed.is_guessed, plain.is_guessed) == (True, False)
+    assert (guessed.has_drafts, plain.has_drafts) == (True, False)
 
 
 def test_blocks_to_wipe_come_in_a_steps_place() -> None:
@@ -106,10 +106,10 @@ def test_adapters_come_and_go_between_steps_that_name_them(num_bytes: int) -> No
         "layers.0.mlp.up_proj": (torch.randn(3, 5).bfloat16(), torch.randn(4, 3).bfloat16()),
         "layers.0.mlp.down_proj": (torch.randn(3, 4).bfloat16(), torch.randn(5, 3).bfloat16()),
     }
-    arrival = Arrival(7, Kind(8, tuple(sorted(matrices))), 3, matrices)
-    messages = encode_news(arrival), encode_step(step, BLOCK_SIZE), encode_news(Departure(7))
+    arrival = AdapterAdded(7, AdapterShape(8, tuple(sorted(matrices))), 3, matrices)
+    messages = encode_adapter_update(arrival), encode_step(step, BLOCK_SIZE), encode_adapter_update(AdapterRemoved(7))
     come, heard, gone, end = through(*messages, num_bytes=num_bytes)
-    assert isinstance(come, Arrival)
+    assert isinstance(come, AdapterAdded)
     assert (come.handle, come.kind, come.num_slots) == (7, arrival.kind, 3)
     assert list(come.matrices) == list(matrices)
     assert all(torch.equal(a, b) for name in matrices for a, b in zip(come.matrices[name], matrices[name], strict=True))
@@ -117,4 +117,4 @@ def test_adapters_come_and_go_between_steps_that_name_them(num_bytes: int) -> No
     assert heard is not None
     assert heard.adapters is not None
     assert heard.adapters.tolist() == [0, 7]
-    assert (gone, end) == (Departure(7), None)
+    assert (gone, end) == (AdapterRemoved(7), None)

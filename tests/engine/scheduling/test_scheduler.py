@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
-from tests.fakes.guesses import Oracle
+from tests.fakes.drafter import Oracle
 from tests.fakes.runner import FakeRunner, answer
 
 
@@ -197,13 +197,13 @@ class Traffic(RuleBasedStateMachine):
         max_step_tokens=st.sampled_from([1, 3, 16, 17, 64]),
         max_sequences=st.integers(1, 8),
         is_cached=st.booleans(),
-        is_guessed=st.booleans(),
+        has_drafts=st.booleans(),
     )
     def start(
-        self, num_blocks: int, max_step_tokens: int, max_sequences: int, is_cached: bool, is_guessed: bool
+        self, num_blocks: int, max_step_tokens: int, max_sequences: int, is_cached: bool, has_drafts: bool
     ) -> None:
         self.driver = Driver(
-            guesses=Oracle() if is_guessed else None,
+            drafter=Oracle() if has_drafts else None,
             num_blocks=num_blocks,
             max_step_tokens=max_step_tokens,
             max_sequences=max_sequences,

@@ -157,7 +157,9 @@ async def run_as_gateway(asked: Execute, nodes: list[Node]) -> list[Event]:
         end = events[-1]
         if not isinstance(end, Failed) or not end.is_retryable or (attempt == 1 and end.num_crashes != 1):
             break
-        asked = msgspec.structs.replace(asked, num_crashes=end.num_crashes, tokens_before_crash=end.usage.completion_tokens)
+        asked = msgspec.structs.replace(
+            asked, num_crashes=end.num_crashes, tokens_before_crash=end.usage.completion_tokens
+        )
     return events
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.speculation.pace import FIRST, LEAST, MOST, RESTS, Pace
+from engine.speculation.draft_length import FIRST, LEAST, MOST, RESTS, Pace
 from engine.speculation.prompt_lookup import MOST_READ, PromptLookup
-from engine.speculation.speculator import Asked
+from engine.speculation.speculator import DraftRequest
 
 RUN = [1, 2, 3, 4]
 LONG_RUN = [11, 12, 13, 14, *RUN]
 
 
 def found(token_ids: list[int], most: int = 4) -> list[int]:
-    """Asked for at once, and again as it grew a few tokens at a time."""
+    """DraftRequest for at once, and again as it grew a few tokens at a time."""
     whole = np.array(token_ids, dtype=np.int32)
-    (at_once,) = PromptLookup().guess([Asked(1, whole, most)])
+    (at_once,) = PromptLookup().propose([DraftRequest(1, whole, most)])
     growing = PromptLookup()
     for length in range(1, len(whole), 3):
-        growing.guess([Asked(1, whole[:length], most)])
-    (grown,) = growing.guess([Asked(1, whole, most)])
+        growing.propose([DraftRequest(1, whole[:length], most)])
+    (grown,) = growing.propose([DraftRequest(1, whole, most)])
     assert grown.tolist() == at_once.tolist()
     return at_once.tolist()
 
@@ -48,15 +48,15 @@ def test_a_match_that_runs_into_the_end_is_taken_for_a_loop() -> None:
 def test_sequences_are_told_apart_and_many_are_not_kept() -> None:
     lookup, text = PromptLookup(), np.array([*RUN, 5, *RUN], dtype=np.int32)
     for number in range(200):
-        assert lookup.guess([Asked(number, text + number, 1)])[0].tolist() == [5 + number]
-    assert lookup.guess([Asked(0, text, 1)])[0].tolist() == [5]  # read anew
+        assert lookup.propose([DraftRequest(number, text + number, 1)])[0].tolist() == [5 + number]
+    assert lookup.propose([DraftRequest(0, text, 1)])[0].tolist() == [5]  # read anew
 
 
 def test_of_a_very_long_text_only_the_end_is_read() -> None:
     text = np.arange(MOST_READ + 50, dtype=np.int32)
     for place, wanted in [(5, []), (60, [64])]:
         whole = np.concatenate([text, text[place : place + 4]])
-        assert PromptLookup().guess([Asked(1, whole, 1)])[0].tolist() == wanted
+        assert PromptLookup().propose([DraftRequest(1, whole, 1)])[0].tolist() == wanted
 
 
 def test_guesses_grow_while_they_stand_shrink_when_they_fall_and_rest_when_they_fail() -> None:

@@ -14,9 +14,9 @@ from engine.models.config import UnsupportedModel
 from engine.protocol.output_format import Constraint
 from engine.runner import Runner
 from engine.speculation.draft_model import DraftModel, blocks_for
-from engine.speculation.make import make_guesses
+from engine.speculation.factory import make_drafter
 from engine.speculation.prompt_lookup import PromptLookup
-from engine.speculation.speculator import Asked, Guesses
+from engine.speculation.speculator import Drafter, DraftRequest
 from tests.engine.driver import Driver
 
 MAX_LEN = 200
@@ -43,7 +43,7 @@ def draft_runner(model_dir: Path) -> Runner:
 
 
 @pytest.fixture(params=["prompt_lookup", "draft"])
-def guesses(request: pytest.FixtureRequest, draft_runner: Runner) -> Guesses:
+def drafter(request: pytest.FixtureRequest, draft_runner: Runner) -> Drafter:
     return PromptLookup() if request.param == "prompt_lookup" else DraftModel(draft_runner, 2)
 
 
@@ -57,24 +57,24 @@ REQUESTS: list[dict[str, object]] = [
 PROMPT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 403, 407, 261, 378]
 
 
-def answers(runner: Runner, model_dir: Path, guesses: Guesses | None) -> tuple[list[list[int]], int]:
+def answers(runner: Runner, model_dir: Path, drafter: Drafter | None) -> tuple[list[list[int]], int]:
     """Of all requests, one at a time and two at once: tokens, and how many were guessed rightly."""
     runner.poison_kv()
-    driver = Driver(runner, guesses=guesses, model_dir=model_dir, max_sequences=2)
+    driver = Driver(runner, drafter=drafter, model_dir=model_dir, max_sequences=2)
     ids: list[int] = []
     for number, request in enumerate(REQUESTS):
         ids.append(driver.add(PROMPT[number:], max_tokens=60, seed=number, ignore_eos=True, **request))
         if number in (0, 3):  # the others meet the one that follows
             driver.run()
     driver.run()
-    return [driver.tokens[each] for each in ids], driver.engine.status().num_guessed_right
+    return [driver.tokens[each] for each in ids], driver.engine.status().num_accepted
 
 
-def test_answers_are_those_of_an_engine_that_does_not_guess(runner: Runner, model_dir: Path, guesses: Guesses) -> None:
+def test_answers_are_those_of_an_engine_that_does_not_guess(runner: Runner, model_dir: Path, drafter: Drafter) -> None:
     expected, _ = answers(runner, model_dir, None)
-    found, num_right = answers(runner, model_dir, guesses)
+    found, num_accepted = answers(runner, model_dir, drafter)
     assert found == expected
-    assert num_right > 2
+    assert num_accepted > 2
 
 
 def test_a_draft_model_guesses_the_same_whatever_it_has_read_before(draft_runner: Runner) -> None:
@@ -82,38 +82,40 @@ def test_a_draft_model_guesses_the_same_whatever_it_has_read_before(draft_runner
     rng = np.random.default_rng(0)
     lasting = DraftModel(draft_runner, 2)
     texts = {number: rng.integers(3, 500, rng.integers(1, 40)).tolist() for number in range(1, 5)}
-    asked: list[Sequence[Asked]] = []
+    asked: list[Sequence[DraftRequest]] = []
     found: list[list[list[int]]] = []
     for _ in range(25):
         chosen = rng.choice(list(texts), size=rng.integers(1, 3), replace=False).tolist()
-        ask = [Asked(number, np.array(texts[number], dtype=np.int32), int(rng.integers(1, 6))) for number in chosen]
+        ask = [
+            DraftRequest(number, np.array(texts[number], dtype=np.int32), int(rng.integers(1, 6))) for number in chosen
+        ]
         asked.append(ask)
-        found.append([guess.tolist() for guess in lasting.guess(ask)])
+        found.append([guess.tolist() for guess in lasting.propose(ask)])
         for number, guess in zip(chosen, found[-1], strict=True):
             texts[number] += [*guess[: rng.integers(0, len(guess) + 1)], int(rng.integers(3, 500))]
     for ask, guessed in zip(asked, found, strict=True):
-        assert [guess.tolist() for guess in DraftModel(draft_runner, 2).guess(ask)] == guessed
+        assert [guess.tolist() for guess in DraftModel(draft_runner, 2).propose(ask)] == guessed
     assert any(len(guess) > 1 for guessed in found for guess in guessed)
 
 
 def test_a_draft_model_reads_a_long_text_bit_by_bit_and_never_past_its_context(draft_runner: Runner) -> None:
     draft = DraftModel(draft_runner, 2)
     long = np.array(PROMPT * 20, dtype=np.int32)
-    assert draft.guess([Asked(1, long[: MAX_LEN - 2], 5)])[0].size <= 2
-    assert draft.guess([Asked(1, long[:MAX_LEN], 5)])[0].size == 0
+    assert draft.propose([DraftRequest(1, long[: MAX_LEN - 2], 5)])[0].size <= 2
+    assert draft.propose([DraftRequest(1, long[:MAX_LEN], 5)])[0].size == 0
 
 
 def test_what_is_to_guess_is_made_or_refused_by_what_is_wrong_with_it(model_dir: Path, tmp_path: Path) -> None:
-    assert make_guesses(config_of(model_dir), MAX_LEN) is None
-    assert isinstance(make_guesses(config_of(model_dir, speculation="prompt_lookup"), MAX_LEN), PromptLookup)
-    assert isinstance(make_guesses(config_of(model_dir, speculation=f"draft:{model_dir}"), MAX_LEN), DraftModel)
+    assert make_drafter(config_of(model_dir), MAX_LEN) is None
+    assert isinstance(make_drafter(config_of(model_dir, speculation="prompt_lookup"), MAX_LEN), PromptLookup)
+    assert isinstance(make_drafter(config_of(model_dir, speculation=f"draft:{model_dir}"), MAX_LEN), DraftModel)
     with pytest.raises(ValueError, match="expected off, prompt_lookup or draft:FOLDER"):
-        make_guesses(config_of(model_dir, speculation="magic"), MAX_LEN)
+        make_drafter(config_of(model_dir, speculation="magic"), MAX_LEN)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
-        make_guesses(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
+        make_drafter(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
     with pytest.raises(ValueError, match="another tokenizer"):
-        make_guesses(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
+        make_drafter(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
     shutil.copy(model_dir / "tokenizer.json", tmp_path)
     with pytest.raises((OSError, ValueError, UnsupportedModel)):
-        make_guesses(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
+        make_drafter(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)

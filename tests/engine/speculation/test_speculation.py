@@ -13,39 +13,39 @@ from engine.arrays import Ints
 from engine.inputs import StepInputs, StepOutput
 from engine.protocol.sampling import Sampling
 from engine.sampler import sample
-from engine.speculation.speculator import Asked
+from engine.speculation.speculator import DraftRequest
 from tests.engine.driver import Driver
 from tests.engine.test_loop import first_prompt_that_draws, prompt_of
-from tests.fakes.guesses import Oracle
+from tests.fakes.drafter import Oracle
 from tests.fakes.runner import END_TOKEN, FakeRunner, answer
 
 
 def test_an_answer_takes_fewer_steps_and_has_the_same_tokens() -> None:
-    driver = Driver(guesses=Oracle())
+    driver = Driver(drafter=Oracle())
     sequence_id = driver.add(prompt_of(20), max_tokens=100, ignore_eos=True)
     driver.run()
     assert driver.tokens[sequence_id] == answer(prompt_of(20), 100, ignore_end=True)
     assert driver.finishes[sequence_id] == "length"
     status = driver.engine.status()
-    assert 0 < status.num_guessed_right < status.num_guessed
-    assert driver.engine.scheduler.num_steps + status.num_guessed_right == 100
+    assert 0 < status.num_accepted < status.num_drafted
+    assert driver.engine.scheduler.num_steps + status.num_accepted == 100
     assert driver.engine.scheduler.num_steps < 60
 
 
 @pytest.mark.parametrize("num_blocks", [64, 9])
 @pytest.mark.parametrize("is_cached", [True, False])
 def test_two_at_once_and_blocks_that_run_out_change_no_token(num_blocks: int, is_cached: bool) -> None:
-    driver = Driver(num_blocks=num_blocks, guesses=Oracle(), is_prefix_cache_enabled=is_cached)
+    driver = Driver(num_blocks=num_blocks, drafter=Oracle(), is_prefix_cache_enabled=is_cached)
     ids = [driver.add(prompt_of(30, seed), max_tokens=70, ignore_eos=True) for seed in range(2)]
     driver.run()
     for seed, sequence_id in enumerate(ids):
         assert driver.tokens[sequence_id] == answer(prompt_of(30, seed), 70, ignore_end=True)
-    assert driver.engine.status().num_guessed_right > 0
+    assert driver.engine.status().num_accepted > 0
     assert driver.engine.blocks.num_held == 0
 
 
 def test_blocks_of_guessed_answers_are_found_again_and_hold_what_they_say() -> None:
-    driver = Driver(guesses=Oracle(), max_step_tokens=64)
+    driver = Driver(drafter=Oracle(), max_step_tokens=64)
     first = driver.add(prompt_of(20), max_tokens=60, ignore_eos=True)
     driver.run()
     prompt = prompt_of(20) + driver.tokens[first]
@@ -58,7 +58,7 @@ def test_blocks_of_guessed_answers_are_found_again_and_hold_what_they_say() -> N
 @pytest.mark.parametrize("after", range(1, 8))
 def test_an_end_among_the_guesses_ends_the_answer_there(after: int) -> None:
     prompt = first_prompt_that_draws(END_TOKEN, after)
-    driver = Driver(guesses=Oracle((15,)))
+    driver = Driver(drafter=Oracle((15,)))
     sequence_id = driver.add(prompt, max_tokens=30)
     driver.run()
     assert driver.tokens[sequence_id] == answer(prompt, 30)
@@ -66,7 +66,7 @@ def test_an_end_among_the_guesses_ends_the_answer_there(after: int) -> None:
 
 
 def test_the_limit_is_the_limit_however_much_is_guessed() -> None:
-    driver = Driver(FakeRunner(num_blocks=64, max_model_len=64), guesses=Oracle((15,)))
+    driver = Driver(FakeRunner(num_blocks=64, max_model_len=64), drafter=Oracle((15,)))
     lengths = [*range(1, 12), 44]
     for max_tokens in lengths:
         sequence_id = driver.add(prompt_of(20, max_tokens), max_tokens=max_tokens, ignore_eos=True)
@@ -76,28 +76,28 @@ def test_the_limit_is_the_limit_however_much_is_guessed() -> None:
 
 
 def test_with_more_rows_than_there_is_room_for_nothing_is_guessed() -> None:
-    driver = Driver(guesses=Oracle(), max_sequences=16)
+    driver = Driver(drafter=Oracle(), max_sequences=16)
     ids = [driver.add(prompt_of(20, seed), max_tokens=30, ignore_eos=True) for seed in range(3)]
     while len(driver.engine.scheduler.running) == 3 or not driver.tokens[ids[0]]:
         driver.step()
-        assert driver.engine.status().num_guessed == 0
+        assert driver.engine.status().num_drafted == 0
     driver.run()
     assert all(driver.tokens[each] == answer(prompt_of(20, seed), 30, ignore_end=True) for seed, each in enumerate(ids))
 
 
 def test_tokens_that_the_model_does_not_have_are_no_guess() -> None:
     class Stranger:
-        def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+        def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
             return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.most] for each in asked]
 
-    driver = Driver(guesses=Stranger())
+    driver = Driver(drafter=Stranger())
     sequence_id = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
     driver.run()
     assert driver.tokens[sequence_id] == answer(prompt_of(20), 30, ignore_end=True)
 
 
 def test_log_probabilities_stay_beside_their_tokens() -> None:
-    driver = Driver(guesses=Oracle((3,)))
+    driver = Driver(drafter=Oracle((3,)))
     driver.add(prompt_of(20), max_tokens=30, ignore_eos=True, logprobs=2)
     while driver.engine.has_work:
         report = driver.step()
@@ -108,7 +108,7 @@ def test_log_probabilities_stay_beside_their_tokens() -> None:
 
 
 def test_a_device_that_fails_in_the_middle_of_guesses_ends_that_sequence_with_what_it_had() -> None:
-    driver = Driver(guesses=Oracle((15,)))
+    driver = Driver(drafter=Oracle((15,)))
     sound = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
     broken = driver.add(prompt_of(20, 1), max_tokens=30, ignore_eos=True)
     driver.step()
@@ -135,16 +135,16 @@ class ChainRunner:
     num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
     eos_token_ids: tuple[int, ...] = ()
     layout_tag = "chain"
-    has_cheap_runs = True
+    has_cheap_multi_token_rows = True
 
     def run(self, inputs: StepInputs) -> StepOutput:
         return sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling)
 
 
 class Likely:
-    """Guesses what a wrong model would: right more often than not."""
+    """Drafter what a wrong model would: right more often than not."""
 
-    def guess(self, asked: Sequence[Asked]) -> list[Ints]:
+    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         found = []
         for each in asked:
             guess = [int(each.token_ids[-1])]
@@ -154,15 +154,15 @@ class Likely:
         return found
 
 
-def drawn(num_sequences: int, guesses: Likely | None, **sampling: object) -> list[list[int]]:
-    driver = Driver(ChainRunner(), guesses=guesses)
+def drawn(num_sequences: int, drafter: Likely | None, **sampling: object) -> list[list[int]]:
+    driver = Driver(ChainRunner(), drafter=drafter)
     answers = []
     for seed in range(0, num_sequences, 2):
         ids = [driver.add([0, 4], seed=seed + each, ignore_eos=True, **sampling) for each in range(2)]
         driver.run()
         answers += [driver.tokens[each] for each in ids]
-    if guesses is not None:
-        assert driver.engine.status().num_guessed_right > num_sequences // 4
+    if drafter is not None:
+        assert driver.engine.status().num_accepted > num_sequences // 4
     return answers
 
 
@@ -193,7 +193,7 @@ def test_what_is_drawn_at_guesses_follows_the_model_s_distribution() -> None:
 
 
 def test_an_unseeded_answer_is_random_with_guesses_too() -> None:
-    driver = Driver(ChainRunner(), guesses=Likely())
+    driver = Driver(ChainRunner(), drafter=Likely())
     ids = [driver.add([0, 4], max_tokens=20, temperature=1.0, ignore_eos=True) for _ in range(2)]
     driver.run()
     assert driver.tokens[ids[0]] != driver.tokens[ids[1]]

@@ -249,7 +249,9 @@ async def test_a_callers_own_max_tokens_may_fill_the_context_that_is_left(bench:
 
 
 async def test_a_callers_own_max_tokens_beyond_the_context_that_is_left_is_refused(bench: Bench) -> None:
-    failure = (await refused(bench, prompt="Once upon a time", sampling=Sampling(max_tokens=60, has_explicit_max_tokens=True))).failure
+    failure = (
+        await refused(bench, prompt="Once upon a time", sampling=Sampling(max_tokens=60, has_explicit_max_tokens=True))
+    ).failure
     assert (failure.reason, failure.is_retryable) == ("invalid_input", False)
     assert failure.message.startswith("'/max_tokens' must be <= 59")
 

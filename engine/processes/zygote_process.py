@@ -1,0 +1,147 @@
+"""The warm parent: a process that has imported torch once and forks ranks and workers from that.
+
+`Zygote` is the node front's handle of it; `python -m engine.processes.zygote_process` is the process. It stays
+single-threaded and never computes with torch, so that a fork is safe, and dies with its parent. What a child does is an
+entry point, "module:function", called with its socket and the argument bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from engine.processes.fork_messages import MAX_MESSAGE_BYTES, Exited, Fork, Forked, ForkFailed, encoder, request_decoder
+from engine.processes.forked import run_and_exit
+from telemetry.child_process import die_with_parent, set_process_name
+
+logger = logging.getLogger(__name__)
+
+
+def resolve(entry: str) -> Callable[..., Any]:
+    """The function that "module:function" names. Raises ImportError, AttributeError or ValueError."""
+    module, separator, function = entry.partition(":")
+    if not separator:
+        raise ValueError(f"an entry point is module:function, not {entry!r}")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def _serve(control: socket.socket, configure: Callable[[str], object] | None) -> None:
+    """Fork on request and report the children that ended, until the front closes its end."""
+    wakeup, wakeup_write = socket.socketpair()
+    wakeup.setblocking(False)
+    wakeup_write.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakeup_write.fileno(), warn_on_full_buffer=False)
+    poll = select.poll()
+    poll.register(control.fileno(), select.POLLIN)
+    poll.register(wakeup.fileno(), select.POLLIN)
+    private = (control, wakeup, wakeup_write)
+    while True:
+        ready = {fd for fd, _ in poll.poll()}
+        if wakeup.fileno() in ready:
+            with contextlib.suppress(BlockingIOError):
+                wakeup.recv(4096)
+        for pid, code in _reap():
+            control.send(encoder.encode(Exited(pid, code)))
+        if control.fileno() in ready:
+            data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
+            if not data:
+                return
+            _answer(control, request_decoder.decode(data), fds[0], private, configure)
+
+
+def _reap() -> list[tuple[int, int]]:
+    """(pid, exit code) of the children that ended since last time."""
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, os.waitstatus_to_exitcode(status)))
+    return ended
+
+
+def _answer(
+    control: socket.socket,
+    request: Fork,
+    fd: int,
+    private: tuple[socket.socket, ...],
+    configure: Callable[[str], object] | None,
+) -> None:
+    parent_pid = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(fd)
+        control.send(encoder.encode(ForkFailed(request.fork_id, str(error))))
+        return
+    if pid == 0:
+        _run_child(request, fd, private, parent_pid, configure)
+    os.close(fd)
+    control.send(encoder.encode(Forked(request.fork_id, pid)))
+
+
+def _run_child(
+    request: Fork,
+    fd: int,
+    private: tuple[socket.socket, ...],
+    parent_pid: int,
+    configure: Callable[[str], object] | None,
+) -> NoReturn:
+    """The child's whole life."""
+
+    def work() -> None:
+        die_with_parent(parent_pid)
+        gc.enable()
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for each in private:
+            each.close()
+        name = request.name or request.entry.partition(":")[0]
+        set_process_name(f"hearth {name}")
+        if configure is not None:
+            configure(name)
+        resolve(request.entry)(socket.socket(fileno=fd), request.arguments)
+
+    run_and_exit(request.entry, work)
+
+
+def main(arguments: list[str]) -> None:
+    """`engine.processes.zygote_process PARENT_PID FD CONFIGURE [MODULE...]`: what the handle starts."""
+    parent_pid, fd, configure_entry, *preload = arguments
+    die_with_parent(int(parent_pid))
+    for each in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group they are the front's to answer: it drains,
+        signal.signal(each, signal.SIG_IGN)  # then closes us; children inherit this
+    control = socket.socket(fileno=int(fd))
+    configure = resolve(configure_entry) if configure_entry else None
+    set_process_name("hearth zygote")
+    if configure is not None:
+        configure("zygote")
+    started = time.monotonic()
+    for module in preload:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a child that looked at all of this would copy its pages: 100 ms and more
+    gc.disable()
+    num_threads = threading.active_count()
+    logger.info("warm", extra={"import_s": round(time.monotonic() - started, 2), "num_threads": num_threads})
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve(control, configure)
+    os._exit(0)  # torch has nothing to put in order, and takes its time doing so
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

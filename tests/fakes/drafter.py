@@ -1,0 +1,32 @@
+"""Drafter for sequences of the fake runner: right for a while, then wrong, then nothing, by a fixed pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.arrays import Ints
+from engine.speculation.speculator import DraftRequest
+from tests.fakes.runner import VOCAB_SIZE, draw
+
+
+class Oracle:
+    """Guess number n of a sequence is right for as many tokens as `pattern` says at that place; then it is wrong."""
+
+    def __init__(self, pattern: Sequence[int] = (15, 0, 3, 1, 7)) -> None:
+        self._pattern = pattern
+        self._num_asked: dict[int, int] = {}
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
+        return [self._guess(each) for each in requests]
+
+    def _guess(self, requests: DraftRequest) -> Ints:
+        number = self._num_asked.get(requests.sequence_id, 0)
+        self._num_asked[requests.sequence_id] = number + 1
+        num_accepted = self._pattern[number % len(self._pattern)]
+        context = np.concatenate([requests.token_ids, np.zeros(requests.most, dtype=np.int32)])
+        for place in range(len(requests.token_ids), len(context)):
+            right = draw(context[:place])
+            context[place] = right if place - len(requests.token_ids) < num_accepted else (right + 1) % VOCAB_SIZE
+        return context[len(requests.token_ids) :][: requests.most - number % 2]
