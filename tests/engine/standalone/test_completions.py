@@ -210,7 +210,7 @@ def test_a_stop_token_ends_the_text_and_does_not_show(client: OpenAI, cases: lis
 
 
 async def test_the_request_of_a_load_generator_is_served_to_its_last_token(http: httpx.AsyncClient):
-    """The fields that vLLM's serving benchmark sends, with one chunk for each token, one with the finish reason and one with the usage."""
+    """The fields that vLLM's serving benchmark sends, one chunk for each token, then finish reason and usage."""
     body = {
         "model": MODEL,
         "prompt": "Once upon a time",
