@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from catalog.errors import CardError, InvalidModelId
 from catalog.manifest import FileEntry, Manifest, Recipe
+from engine.protocol.tasks import registry as protocol_tasks
 
 MAX_MODEL_ID_CHARACTERS = 224
 _MODEL_ID = re.compile(r"@(cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -50,18 +51,17 @@ def author_of(name: str) -> str:
 
 class Task(Struct, frozen=True):
     """A kind of work: the id, display name and description of the search route, and our own slug. Models of a task
-    without `openai_schema` are listed and cannot be run yet."""
+    that nodes do not support are listed and cannot be run."""
 
     id: str
     slug: str
     name: str
     description: str
-    openai_schema: str
 
 
-def _task(name: str, description: str, *, openai_schema: str = "", id_: str = "") -> Task:
+def _task(name: str, description: str, *, id_: str = "") -> Task:
     slug = name.lower().replace(" ", "-")
-    return Task(id_ or id_of("task", slug), slug, name, description, openai_schema)
+    return Task(id_ or id_of("task", slug), slug, name, description)
 
 
 TASKS = {
@@ -70,13 +70,11 @@ TASKS = {
         _task(
             "Text Generation",
             "Continues a prompt or a conversation with generated text.",
-            openai_schema="openai_chat",
             id_="c329a1f9-323d-4e91-b2aa-582dd4188d34",
         ),
         _task(
             "Text Embeddings",
             "Turns texts into vectors that lie close together when the texts mean similar things.",
-            openai_schema="openai_embeddings",
         ),
         _task("Text Classification", "Sorts texts into labels, or scores contexts for a query."),
         _task("Translation", "Says a text in another language."),
@@ -92,8 +90,8 @@ TASKS = {
 }
 
 
-RUN_TASKS = tuple(task.name for task in TASKS.values() if task.openai_schema)
-"""The tasks that nodes do."""
+RUN_TASKS = tuple(task.name for task in TASKS.values() if task.slug in protocol_tasks.TASKS)
+"""The tasks that nodes support."""
 
 
 class Prices(Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,7 +130,7 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     task: str
     description: str
     native_shape: NativeShape = "legacy"
-    schema: Literal["text_generation_legacy", "text_generation_responses", "openai_chat", "text_embeddings"]
+    schema: str
     context_window: Positive
     default_max_tokens: Positive = 256
     capabilities: frozenset[str] = frozenset()
@@ -166,6 +164,9 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("default_max_tokens is over context_window")
         if self.task == "Text Embeddings" and not (self.output_dimensions and self.pooling):
             raise ValueError("an embedding model must say its output_dimensions and pooling")
+        schemas = protocol_tasks.TASKS[TASKS[self.task].slug].native_schemas
+        if self.schema not in schemas:
+            raise ValueError(f"schema must be one of {', '.join(schemas)}")
 
 
 class ModelCard(CardFacts, frozen=True, kw_only=True):
