@@ -86,7 +86,6 @@ async def verified(target: Target, heads: Path | None) -> dict[str, Any]:
         "entries": found.num_entries,
         "head": found.head.digest.hex(),
         "noted_heads": found.num_heads,
-        "unchained": found.num_unchained,
         "is_whole": not found.problems,
         "problems": found.problems,
     }

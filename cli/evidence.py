@@ -122,11 +122,9 @@ def _token(token: ApiToken) -> dict[str, Any]:
 
     from tenants.residency import shown_rule
 
-    policies = token.policies or ()
-    groups = [group for policy in policies for group in policy.groups] or list(token.groups)
     return asdict(token) | {
-        "permissions": "; ".join(sorted({_name_of(group) for group in groups})),
-        "resources": " ".join(sorted({name for policy in policies for name in policy.resources})) or token.account_id,
+        "permissions": "; ".join(sorted({_name_of(group) for group in token.groups})),
+        "resources": " ".join(sorted({name for policy in token.policies for name in policy.resources})),
         "condition": msgspec.to_builtins(token.condition),
         "region": shown_rule(token.region),
     }

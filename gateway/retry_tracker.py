@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
 from gateway.call import Call
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, command
+from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import Clock
 
 RETRY_HEADER = b"x-stainless-retry-count"
@@ -53,10 +53,11 @@ class UsefulReplies:
     def __init__(
         self, clock: Clock, shared: Shared | None = None, may_share: Callable[[Call], bool] = _everything
     ) -> None:
-        self._clock = clock
         self._shared = shared
         self._may_share = may_share
-        self._given_s: OrderedDict[tuple[str, int], float] = OrderedDict()  # oldest first
+        self._given: BoundedCache[tuple[str, int], bool] = BoundedCache(
+            MAX_REPLIES, ttl_s=KEPT_S, now_s=clock.monotonic_s
+        )
 
     def add(self, call: Call) -> None:
         """It was given a reply that counts as useful."""
@@ -65,14 +66,7 @@ class UsefulReplies:
         if self._shared is not None and self._shared.is_within_reach and self._may_share(call):
             self._shared.ride(command("SET", _key(call), 1, "PX", round(KEPT_S * 1000)))
             return
-        now_s = self._clock.monotonic_s()
-        while self._given_s and next(iter(self._given_s.values())) <= now_s - KEPT_S:
-            self._given_s.popitem(last=False)
-        key = (call.principal.api_token_id, call.body_hash)
-        self._given_s[key] = now_s
-        self._given_s.move_to_end(key)
-        if len(self._given_s) > MAX_REPLIES:
-            self._given_s.popitem(last=False)
+        self._given.put((call.principal.api_token_id, call.body_hash), True)
 
     def ask(self, call: Call) -> Asked | None:
         """Begin to find out whether it shows an earlier reply to have been useless: for `num_retried`, at its end."""
@@ -88,8 +82,7 @@ class UsefulReplies:
             with contextlib.suppress(StoreUnavailable):
                 if isinstance(await asked, bytes):
                     return 1
-        given_s = self._given_s.pop((call.principal.api_token_id, call.body_hash), None)
-        return int(given_s is not None and given_s > self._clock.monotonic_s() - KEPT_S)
+        return int(self._given.pop((call.principal.api_token_id, call.body_hash)) is not None)
 
 
 def _key(call: Call) -> str:

@@ -8,13 +8,13 @@ little of what follows. Each token is read once, and only the latest of a very l
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
 from engine.arrays import Ints
 from engine.speculation.speculator import DraftRequest
+from telemetry.bounded_cache import BoundedCache
 
 RUNS = (8, 4)  # tokens that must be the same, the better first
 MOST_READ = 16_384  # tokens of a sequence, when it is first asked for: 5 ms
@@ -27,7 +27,7 @@ class PromptLookup:
     """See `engine.speculation.speculator.Drafter`."""
 
     def __init__(self) -> None:
-        self._memories: OrderedDict[int, _Memory] = OrderedDict()
+        self._memories: BoundedCache[int, _Memory] = BoundedCache(_MAX_SEQUENCES)
 
     def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         return [self._memory(each.sequence_id).continuation(each.token_ids, each.most) for each in asked]
@@ -35,9 +35,8 @@ class PromptLookup:
     def _memory(self, sequence_id: int) -> _Memory:
         memory = self._memories.get(sequence_id)
         if memory is None:
-            memory = self._memories[sequence_id] = _Memory()
-            if len(self._memories) > _MAX_SEQUENCES:
-                self._memories.popitem(last=False)
+            memory = _Memory()
+            self._memories.put(sequence_id, memory)
         return memory
 
 

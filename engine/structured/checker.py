@@ -15,7 +15,6 @@ import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import OrderedDict
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -24,6 +23,7 @@ import msgspec
 from engine.protocol.tasks import Constraint
 from engine.structured.compile import ConstraintRefused, name_of, refuse_oversized
 from engine.structured.worker import Check, Verdict, encode_frame
+from telemetry.bounded_cache import BoundedCache
 
 logger = logging.getLogger(__name__)
 
@@ -56,25 +56,24 @@ class ConstraintChecker:
         self._reading: asyncio.Task[None] | None = None
         self._next_id = 0
         self._pending: dict[int, asyncio.Future[Verdict]] = {}
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # "": passed
+        self._verdicts: BoundedCache[bytes, str] = BoundedCache(_MAX_VERDICTS)  # "": passed
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
 
     async def check(self, constraint: Constraint, namespace: bytes) -> None:
         """Returns if sequences can be held to `constraint`. Raises ConstraintRefused."""
         key = _key(constraint, namespace)
-        refusal = self._remembered(key)
+        refusal = self._verdicts.get(key)
         if refusal is None:
             refuse_oversized(constraint)
             turn = self._turns.setdefault(namespace, asyncio.Lock())
             async with turn:
-                refusal = self._remembered(key)
+                refusal = self._verdicts.get(key)
                 if refusal is None:
                     verdict = await self._ask(constraint)
                     if verdict.is_timeout:  # perhaps this machine was busy: not remembered
                         raise ConstraintRefused(verdict.refusal, is_timeout=True)
-                    refusal = self._verdicts[key] = verdict.refusal
-                    if len(self._verdicts) > _MAX_VERDICTS:
-                        self._verdicts.popitem(last=False)
+                    refusal = verdict.refusal
+                    self._verdicts.put(key, refusal)
         if refusal:
             raise ConstraintRefused(refusal)
 
@@ -87,12 +86,6 @@ class ConstraintChecker:
             await process.wait()
         if self._reading is not None:
             await self._reading
-
-    def _remembered(self, key: bytes) -> str | None:
-        refusal = self._verdicts.get(key)
-        if refusal is not None:
-            self._verdicts.move_to_end(key)
-        return refusal
 
     async def _ask(self, constraint: Constraint) -> Verdict:
         """One verdict; a worker that died meanwhile is started once more."""

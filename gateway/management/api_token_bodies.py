@@ -15,7 +15,7 @@ from gateway.management.objects import invalid, shown_time
 from storage.database import new_id_hex
 from tenants.credentials.api_tokens import ApiToken
 from tenants.credentials.conditions import AddressCondition, parse_networks
-from tenants.credentials.policies import MAX_POLICIES, Policy, is_resource
+from tenants.credentials.policies import ACCOUNT_RESOURCE, MAX_POLICIES, Policy, is_resource
 from tenants.credentials.scopes import GROUPS, PermissionGroup, find_group
 from tenants.credentials.user_tokens import TokenSpec
 from tenants.quota.limits import parse_own
@@ -23,7 +23,6 @@ from tenants.residency import RegionRule, read_rule, shown_rule
 
 MAX_GROUPS = MAX_RESOURCES = MAX_MODELS = 100
 
-_ACCOUNT_RESOURCE = "com.cloudflare.api.account."
 _USER_RESOURCE = "com.cloudflare.api.user."
 
 
@@ -57,17 +56,13 @@ def read_spec(body: Mapping[str, Any], *, account_ids: Collection[str], user_id:
 
 def shown_token(token: ApiToken) -> dict[str, Any]:
     """The object of the API."""
-    policies = token.policies
-    if policies is None:
-        everything = (_ACCOUNT_RESOURCE + token.account_id,)
-        policies = (Policy(token.api_token_id, "allow", token.groups, everything),)
     shown: dict[str, Any] = {
         "id": token.api_token_id,
         "name": token.name,
         "status": token.status,
         "issued_on": shown_time(token.created_at),
         "modified_on": shown_time(token.modified_at or token.created_at),
-        "policies": [_shown_policy(policy) for policy in policies],
+        "policies": [_shown_policy(policy) for policy in token.policies],
     }
     times = (("last_used_on", token.last_used_at), ("not_before", token.not_before), ("expires_on", token.expires_at))
     for name, time in times:
@@ -130,8 +125,8 @@ def _is_of_users(group: PermissionGroup) -> bool:
 
 def _check_resource(key: str, what: Any, path: str, account_ids: Collection[str], user_id: str | None) -> None:
     if not is_resource(key) or what != "*":
-        raise invalid(f'{path} must be {_ACCOUNT_RESOURCE}<account id>, or {_ACCOUNT_RESOURCE}*, with the value "*"')
-    if key.startswith(_ACCOUNT_RESOURCE) and key.removeprefix(_ACCOUNT_RESOURCE) not in ("*", *account_ids):
+        raise invalid(f'{path} must be {ACCOUNT_RESOURCE}<account id>, or {ACCOUNT_RESOURCE}*, with the value "*"')
+    if key.startswith(ACCOUNT_RESOURCE) and key.removeprefix(ACCOUNT_RESOURCE) not in ("*", *account_ids):
         raise invalid(f"{path} names an account that is not the holder's")
     if key.startswith(_USER_RESOURCE) and (user_id is None or key.removeprefix(_USER_RESOURCE) not in ("*", user_id)):
         raise invalid(f"{path} names a user who is not the holder")
