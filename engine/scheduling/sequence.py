@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.arrays import Ints, ceil_div
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 
 _SEED_MASK = (1 << 64) - 1
 _LEAST_TEMPERATURE = 1e-4  # colder is greedy

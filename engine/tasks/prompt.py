@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.report import EngineInfo
 from engine.tasks.work import Refused
 from engine.text.template_pool import TemplateRefused
@@ -77,7 +77,7 @@ class PromptReader:
             return self._tokenizer.encode_conversation(messages, tools=tools, **template_kwargs)
         assert task.prompt is not None
         if task.raw or not self._tokenizer.has_chat_template:
-            return self._tokenizer.encode(task.prompt, is_raw=task.raw)
+            return self._tokenizer.encode(task.prompt, parse_special=task.raw)
         return self._tokenizer.encode_conversation([{"role": "user", "content": task.prompt}], **template_kwargs)
 
     def _refuse_long(self, prompt: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
-"""Inputs that nodes refuse because they ended processes: not sent to any node again for BLOCK_S.
+"""Inputs that nodes refuse because they crash model processes: not sent to any node for BLOCK_S seconds.
 
-A node knows only what happened to it; here every node's refusal is remembered. Known by fingerprint, and nothing is
-computed while there is none.
+A node knows only its own crashes; this gateway remembers the refusals of all nodes, by fingerprint. No fingerprint is
+computed while nothing is blocked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_INPUTS = 4096
 
 
 class BlockedInputs:
-    """One gateway's."""
+    """The blocked inputs that this gateway knows."""
 
     def __init__(self, clock: Clock) -> None:
         self._fingerprints: BoundedCache[bytes, bool] = BoundedCache(MAX_INPUTS, ttl_s=BLOCK_S, now_s=clock.monotonic_s)
@@ -26,12 +26,12 @@ class BlockedInputs:
         return len(self._fingerprints)
 
     def check(self, call: Call) -> None:
-        """Raises Refusal for a call with such an input."""
+        """Raise Refusal if the call's input is blocked."""
         if self._fingerprints and _fingerprint(call) in self._fingerprints:
             raise Refusal(Reason.INPUT_BLOCKED)
 
     def add(self, call: Call) -> None:
-        """A node refused it."""
+        """Block the input of this call."""
         self._fingerprints.put(_fingerprint(call), True)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cli.data_dir import DataDir, Secrets
 from cli.output import CommandFailed
 from cli.token import parse_expiry
+from local_platform.data_dir import DataDir, Secrets
 from storage.database import Database
 from tenants.credentials.api_token_text import parse_secret
 from tenants.usage import usage_entries as usage
