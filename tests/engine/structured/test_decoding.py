@@ -236,7 +236,7 @@ def test_a_constant_takes_a_few_steps(runner: Runner, monkeypatch: pytest.Monkey
     speaker = Speaker(runner)
     said = speaker.answer(PROMPT, schema(record(constant={"const": "one and the same " * 4})), temperature=0.0)
     assert speaker.engine.scheduler.num_steps < len(said.token_ids) / 2
-    assert speaker.engine.blocks.num_held == 0
+    assert speaker.engine.blocks.num_in_use == 0
 
 
 @pytest.mark.parametrize("max_tokens", range(3, 24))

@@ -11,7 +11,7 @@ import pytest
 
 from engine.protocol.events import Event, Finished, Token
 from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration
-from engine.ranks.replica import TokenIdLogprob
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Work
 from engine.text.tokenizer import Tokenizer

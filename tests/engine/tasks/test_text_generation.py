@@ -10,7 +10,7 @@ import pytest
 
 from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.tasks import ChatMessage, Sampling, TextGeneration
-from engine.ranks.replica import TokenIdLogprob
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.generation import Generation
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work

@@ -10,7 +10,7 @@ import pytest
 
 from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta
 from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration, Tool, ToolCall
-from engine.ranks.replica import TokenIdLogprob
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work
 from engine.text.tokenizer import Tokenizer
