@@ -1,7 +1,7 @@
 """What tests and benches measure of the promises: a line each, in the file that HEARTH_FIGURES names.
 
 `make figures` (`scripts/measure_promises.py`) gathers them. Where HEARTH_FIGURES names no file nothing is written: not
-every run is to be evidence. Knows promises by their id in `cli/promises.toml`.
+every run is to be evidence. Knows promises by their id in `scripts/promises.toml`.
 """
 
 from __future__ import annotations

@@ -38,6 +38,7 @@ from bench.platform_under_test import free_port, machine
 from storage.migrate import migrate
 from tests.gateway.process import PARROT
 from tests.gateway.site import Running, Site
+from tests.service_keys import service_keys
 
 KINDS = ("plain_1", "plain_32", "plain_200", "stream_1", "stream_32", "stream_200", "stream_200_at_once")
 LIMITS = (
@@ -325,7 +326,10 @@ def hearth() -> Iterator[Target]:
         template = Path(folder) / "template.db"
         asyncio.run(migrate(f"sqlite://{template}"))
         site = Site(template)
-    node = subprocess.Popen([sys.executable, "-m", "bench.gateway_cpu", "node", str(site.folder), site.redis.url])
+    node = subprocess.Popen(
+        [sys.executable, "-m", "bench.gateway_cpu", "node", str(site.folder), site.redis.url],
+        env=os.environ | service_keys().environ("node/quick"),
+    )
     try:
         running = Running(site, site.gateway(HEARTH_RATE_LIMITS=LIMITS).start())
         assert running.gateway.process is not None

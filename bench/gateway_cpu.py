@@ -26,10 +26,12 @@ import uvloop
 
 from engine.protocol import events, wire
 from gateway.call import opening_of
+from service_identity.service_identity import ServiceIdentity
 from storage.migrate import migrate
 from tests.fakes.node import FakeNode, NodeSide, count_prompt
-from tests.gateway.process import CLUSTER_SECRET, PARROT, cards
+from tests.gateway.process import PARROT, cards
 from tests.gateway.site import Running, Site
+from tests.service_keys import service_keys
 
 PLAIN_CONNECTIONS = 32
 STREAMS = 200
@@ -114,7 +116,9 @@ def node_process(folder: Path, redis_url: str) -> None:
     """A QuickNode until killed."""
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     models = {card.name: card.revision for card in cards()}
-    node = QuickNode("quick", folder, CLUSTER_SECRET, models, redis_url=redis_url)
+    keys = Path(os.environ["HEARTH_SERVICE_KEYS"])
+    identity = ServiceIdentity(Path(os.environ["HEARTH_SERVICE_RING"]), keys, "node")
+    node = QuickNode("quick", folder, models, identity, redis_url=redis_url)
     node.beats = Beats(QuickNode.due)
     node.start()
     node.spawn(node.beats.run())
@@ -235,7 +239,7 @@ def main(seconds: float) -> None:
         asyncio.run(migrate(f"sqlite://{template}"))
         site = Site(template)
     command = [sys.executable, "-m", "bench.gateway_cpu", "node", str(site.folder), site.redis.url]
-    node = subprocess.Popen(command)
+    node = subprocess.Popen(command, env=os.environ | service_keys().environ("node/quick"))
     try:
         running = Running(site, site.gateway().start())
         measure(running, "plain", 1.0)  # warm

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from tenants.accounts import Account
@@ -101,7 +100,7 @@ async def _set_terms(data: Path | None, account_id: str, plan: str | None, limit
     if plan is None and limits is None:
         raise CommandFailed("say what to change: --plan, --limits or both", exit_code=2)
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         try:
             await accounts.set_terms(database, account_id, plan=plan, limits=limits, who="cli", ephemeral=ephemeral)
         except Missing:
@@ -138,7 +137,7 @@ async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> 
     from tenants import accounts
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         try:
             await (accounts.block if is_blocked else accounts.unblock)(database, account_id, ephemeral=ephemeral)
         except Missing:
@@ -156,7 +155,7 @@ async def _set_residency(
     from tenants.residency import parse_rule
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         try:
             if region:
                 rule = None if region == "anywhere" else parse_rule(region)

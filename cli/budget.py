@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 from cli.token import AccountOption, account_of, check_account
 
 if TYPE_CHECKING:

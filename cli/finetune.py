@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.stores import failures, stores
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -117,10 +116,10 @@ async def _base_model(database: Database, text: str) -> tuple[str, ModelCard]:
 
 def _note(action: str, detail: str) -> Note:
     """The entry of the audit that goes with a change."""
-    from cli.noted import noted
+    from cli.audit_entries import audit_entry
 
     async def note(connection: AsyncConnection, changed: Finetune) -> None:
-        await noted(action, changed.finetune_id, detail)(connection)
+        await audit_entry(action, changed.finetune_id, detail)(connection)
 
     return note
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.service_files import LIFE_DAYS, ensure_key, keys_path, ring_path
-from cli.target import Target
+from cli.target import DataOption, Target
+from local_platform.errors import PlatformError
+from local_platform.service_keys import LIFE_DAYS, ensure_key, keys_path
 
 if TYPE_CHECKING:
     from service_identity.service_tokens import PublicKey, Ring
@@ -80,7 +80,10 @@ def ensure(
             _change(path, data, "service_key.make", kid, subject, how)
             made.append(kid)
 
-        folder = ensure_key(path, subject, place, change)
+        try:
+            folder = ensure_key(path, subject, place, change)
+        except PlatformError as error:
+            raise CommandFailed(str(error)) from None
         rows.append({"subject": subject, "place": place, "keys": str(folder), "is_new": bool(made)})
     print_rows(rows, ("subject", "place", "keys", "is_new"), is_json=json, empty="nothing asked")
 
@@ -219,6 +222,16 @@ def reinstate(
     print_record({"reinstated": subject}, is_json=json)
 
 
+def ring_path(ring: Path | None, data: Path | None) -> Path:
+    """Return the key ring's file: `ring`, or that of the environment or of a data directory. Raises CommandFailed."""
+    if ring is not None:
+        return ring
+    from_environment = os.environ.get("HEARTH_SERVICE_RING", "")
+    if from_environment and data is None:
+        return Path(from_environment)
+    return Path(Target.find(data).require("HEARTH_SERVICE_RING"))
+
+
 def inventory(path: Path) -> list[dict[str, Any]]:
     """Every key of a ring as people see it, by COLUMNS. Raises CommandFailed."""
     found = _read(path)
@@ -268,7 +281,7 @@ def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, c
 async def _change_and_tell(
     path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]
 ) -> None:
-    from cli.noted import noted
+    from cli.audit_entries import audit_entry
     from service_identity import key_ring as service_ring
 
     async with contextlib.AsyncExitStack() as stack:
@@ -276,7 +289,7 @@ async def _change_and_tell(
         if target is not None:
             database = await stack.enter_async_context(target.database())
             connection = await stack.enter_async_context(database.transaction())
-            await noted(action, id_, detail)(connection)
+            await audit_entry(action, id_, detail)(connection)
         service_ring.change_ring(path, change, now_s=time.time())
 
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 from cli.token import AccountOption, account_of, check_account
 
 if TYPE_CHECKING:
@@ -157,9 +156,12 @@ async def _export(target: Target, which: Filter, span: tuple[datetime, datetime]
     num_bytes = 0
     try:
         async with _reading(target, which) as database:
+            pieces = usage_export.export(database, which, *span, format)
             with file.open("wb") as out:
-                async for piece in usage_export.export(database, which, *span, format):
+                async for piece in pieces:
                     num_bytes += out.write(piece)
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
+    except usage_export.ParquetUnavailable as error:
+        raise CommandFailed(str(error)) from error
     return num_bytes

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from storage.database import Database
@@ -124,7 +123,7 @@ async def _move(
     from tenants.credentials.roles import parse_role
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         user = await _find(database, email)
         whom = (database, user.user_id, account_id)
         try:
@@ -145,7 +144,7 @@ async def _roll(data: Path | None, email: str) -> dict[str, Any]:
     from tenants import users
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         user = await _find(database, email)
         key = await users.roll_global_key(database, target.pepper(), user.user_id, ephemeral=ephemeral)
         return await record(database, user) | {"global_key": key}

@@ -7,7 +7,7 @@ from engine.open_sequences import OpenSequences
 from engine.report import ERROR, RUNNING
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.structured.matchers import Matchers
+from engine.structured.matchers import GrammarMatchers
 
 _MAX_WAIT_S = 0.005  # for an adapter or a matcher, when the engine has nothing else to do
 
@@ -16,7 +16,7 @@ class Admission:
     """Belongs to one engine. `admit` moves every sequence that has what it needs to the scheduler's queue."""
 
     def __init__(
-        self, sequences: OpenSequences, scheduler: Scheduler, matchers: Matchers, adapters: AdapterQueue | None
+        self, sequences: OpenSequences, scheduler: Scheduler, matchers: GrammarMatchers, adapters: AdapterQueue | None
     ) -> None:
         self._sequences = sequences
         self._scheduler = scheduler
@@ -35,7 +35,7 @@ class Admission:
         """Queue sequences whose adapter and matcher are ready. Waits briefly if the engine has nothing else to do."""
         if self._adapters is not None and self._adapters.num_waiting:
             self._take_adapters(self._adapters)
-        if self._matchers.is_preparing:
+        if self._matchers.is_compiling:
             self._take_matchers()
 
     def _prepare_matcher(self, sequence: Sequence) -> None:
@@ -43,10 +43,10 @@ class Admission:
         if request.constraint is None:
             self._scheduler.queue(sequence)
         else:
-            self._matchers.prepare(request.sequence_id, request.constraint, request.namespace)
+            self._matchers.submit(request.sequence_id, request.constraint, request.namespace)
 
     def _take_adapters(self, adapters: AdapterQueue) -> None:
-        is_idle = not (self._scheduler.has_sequences or self._sequences.ended or self._matchers.is_preparing)
+        is_idle = not (self._scheduler.has_sequences or self._sequences.ended or self._matchers.is_compiling)
         for sequence, code in adapters.take_ready(_MAX_WAIT_S if is_idle else 0):
             if code == RUNNING:
                 self._prepare_matcher(sequence)

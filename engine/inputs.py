@@ -36,34 +36,30 @@ class LogitBias:
 
 
 class ConstrainedRows(Protocol):
-    """The constrained rows among the K sampling rows.
+    """The rows among the K sampling rows whose text is constrained by a grammar.
 
-    A mask is [bytes]: one bit per token, lowest bit first, at least V bits. None of `end_ids` is allowed in the rows
-    `unending`.
+    A mask is [bytes]: one bit per token that is allowed, lowest bit first, at least V bits.
     """
 
-    unending: list[int]
-    end_ids: tuple[int, ...]
-
-    def allowed(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
+    def initial_masks(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
         """Return the R rows that must sample under a mask at once, and their masks [R, bytes].
 
         `is_filtered` [K] marks rows whose top-k, top-p or min-p filter depends on the mask. All other rows sample from
         the whole vocabulary first.
         """
 
-    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
-        """Accept the tokens of all K rows.
+    def accept(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
+        """Accept the sampled tokens [K].
 
-        Overwrites tokens that the constraint forces and marks rows whose constraint failed, both in place. Returns the
-        R rows whose token is not allowed: they sample again under `allowed_again`, followed by `settle_again`.
+        Overwrites tokens that a grammar forces and marks rows whose grammar failed, both in place. Returns the R rows
+        whose token is rejected: they sample again under `rejected_masks`, followed by `accept_resampled`.
         """
 
-    def allowed_again(self) -> NDArray[np.uint8]:
-        """Return the masks [R, bytes] of the rows that sample again."""
+    def rejected_masks(self) -> NDArray[np.uint8]:
+        """Return the masks [R, bytes] of the rejected rows."""
 
-    def settle_again(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
-        """Accept the tokens of the rows that sampled again."""
+    def accept_resampled(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """Accept the tokens of the rejected rows after they sampled again."""
 
 
 class ConstraintSource(Protocol):

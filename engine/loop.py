@@ -28,7 +28,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.scheduling.step_budget import ScheduledStep
 from engine.speculation.speculator import Drafter, Speculator
-from engine.structured.matchers import Matchers
+from engine.structured.matchers import GrammarMatchers
 
 _MAX_PROMPT_LOGITS_BYTES = 1 << 26  # in one step, for log-probabilities of prompts
 
@@ -72,7 +72,7 @@ class Engine:
             max_prompt_logprob_tokens=_MAX_PROMPT_LOGITS_BYTES // (4 * runner.vocab_size),
         )
         self.num_computed_tokens = 0
-        self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
+        self.matchers = GrammarMatchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
         self.speculator = self._make_speculator(drafter, runner, config) if drafter is not None else None
         adapter_queue = AdapterQueue(adapters, self.scheduler.counters) if adapters is not None else None
         self.sequences = OpenSequences(self.scheduler, self.matchers, adapter_queue)

@@ -9,7 +9,7 @@ from engine.adapters.queue import AdapterQueue
 from engine.report import RUNNING
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence
-from engine.structured.matchers import Matchers
+from engine.structured.matchers import GrammarMatchers
 
 
 class EndedSequence(NamedTuple):
@@ -24,7 +24,7 @@ class EndedSequence(NamedTuple):
 class OpenSequences:
     """Registers sequences, and releases everything they hold when they end."""
 
-    def __init__(self, scheduler: Scheduler, matchers: Matchers, adapters: AdapterQueue | None) -> None:
+    def __init__(self, scheduler: Scheduler, matchers: GrammarMatchers, adapters: AdapterQueue | None) -> None:
         self.ended: list[EndedSequence] = []  # for the next report
         self.num_ephemeral = 0
         self.max_tokens = 0  # sum of the limits of all open sequences
@@ -60,7 +60,7 @@ class OpenSequences:
         del self._sequences[sequence.sequence_id]
         self.num_ephemeral -= sequence.request.is_ephemeral
         self.max_tokens -= sequence.max_total_len
-        self._matchers.forget(sequence.sequence_id)
+        self._matchers.release(sequence.sequence_id)
         if self._adapters is not None and sequence.request.adapter is not None:
             self._adapters.release(sequence)
         self._scheduler.counters.leave(sequence.tenant_index)

@@ -14,8 +14,8 @@ from engine.report import ERROR, LENGTH, RUNNING, STOP, TOO_COMPLEX, UNCLOSED, S
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_budget import ScheduledStep
 from engine.speculation.speculator import Speculator, count_accepted
-from engine.structured.forced_tokens import ForcedTokens
-from engine.structured.matchers import Matchers
+from engine.structured.jump_forward import JumpForward
+from engine.structured.matchers import GrammarMatchers
 
 Codes = NDArray[np.uint8]
 
@@ -29,7 +29,7 @@ class Postprocessor:
         self,
         scheduler: Scheduler,
         sequences: OpenSequences,
-        matchers: Matchers,
+        matchers: GrammarMatchers,
         speculator: Speculator | None,
         has_cheap_multi_token_rows: bool,
     ) -> None:
@@ -38,7 +38,7 @@ class Postprocessor:
         self._sequences = sequences
         self._matchers = matchers
         self._speculator = speculator
-        self._forced = ForcedTokens(scheduler, matchers.find) if has_cheap_multi_token_rows else None
+        self._jump_forward = JumpForward(scheduler, matchers.find) if has_cheap_multi_token_rows else None
 
     def process(self, step: ScheduledStep, output: StepOutput) -> StepReport:
         """Store what a step computed and sampled, end the sequences that are complete, and report."""
@@ -46,17 +46,16 @@ class Postprocessor:
             slots, output, codes = self._store(step, output)
         else:
             slots, output, codes = self._store_accepted(step, output)
-        if self._forced is not None and self._matchers.has_forced:
-            slots, output, codes = self._forced.append(slots, output, codes)
+        if self._jump_forward is not None and self._matchers.has_jump_forward:
+            slots, output, codes = self._jump_forward.append(slots, output, codes)
         tokens = output.token_ids
         if output.is_failed is not None:
             for slot in slots[output.is_failed].tolist():  # the sequence's KV may be the cause of the failure
                 self._scheduler.sequence_blocks.unregister(self._table.sequence_at(slot))
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
-        is_ended = codes != RUNNING
-        if self._matchers.has_forced or self._matchers.has_ended or (self._matchers.num_held and is_ended.any()):
-            tokens, is_complete = self._end_constrained(slots, tokens, codes)
-            is_ended |= is_complete
+        is_ended, matchers = codes != RUNNING, self._matchers
+        if matchers.has_jump_forward or matchers.has_completed or (matchers.num_matchers and is_ended.any()):
+            is_ended |= self._end_constrained(slots, codes)
         report = self._report(slots, output, tokens, codes)
         for slot in slots[is_ended].tolist():
             self._sequences.end(self._table.sequence_at(slot))
@@ -110,33 +109,30 @@ class Postprocessor:
             codes[output.is_failed] = ERROR
         return codes
 
-    def _end_constrained(self, slots: Ints, tokens: Ints, codes: Codes) -> tuple[Ints, NDArray[np.bool_]]:
+    def _end_constrained(self, slots: Ints, codes: Codes) -> NDArray[np.bool_]:
         """Correct the finish codes of constrained rows, in place.
 
-        Return the tokens to report, and which rows are complete without an end token: their last token is text, so
-        their end is reported in an entry of its own.
+        Return which rows are complete without an end token: their last token is text, so their end is reported in an
+        entry of its own.
         """
         table = self._table
         is_complete = np.zeros(len(slots), dtype=np.bool_)
         ids = table.sequence_id[slots].tolist()
         for row, sequence_id in enumerate(ids):
-            hold = self._matchers.find(sequence_id)
-            if hold is None:
+            matcher = self._matchers.find(sequence_id)
+            if matcher is None:
                 continue
-            if hold.is_failed and codes[row] == ERROR:
+            if matcher.is_failed and codes[row] == ERROR:
                 codes[row] = TOO_COMPLEX
-            if hold.is_cut and codes[row] == STOP:
-                codes[row], tokens = LENGTH, np.where(np.arange(len(slots)) == row, np.int32(-1), tokens)
-                continue
             if codes[row] in (ERROR, TOO_COMPLEX, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
                 continue
-            if hold.is_over:
+            if matcher.is_complete:
                 codes[row], is_complete[row] = RUNNING, True
                 device_us = round(table.device_us[slots[row]])
                 self._sequences.report_end(sequence_id, STOP, int(table.num_cached[slots[row]]), device_us)
-            elif codes[row] == LENGTH and not hold.is_match:
+            elif codes[row] == LENGTH and not matcher.is_match:
                 codes[row] = UNCLOSED
-        return tokens, is_complete
+        return is_complete
 
     def _report(self, slots: Ints, output: StepOutput | None, tokens: Ints, codes: Codes) -> StepReport:
         """Return one entry for each row of `slots`, then one for each sequence that ended without a token."""

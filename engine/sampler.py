@@ -36,10 +36,10 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     if len(random):
         token_ids[random] = draw(logits, inputs, random, inputs.seeds)
     if inputs.constrained is not None:
-        rejected = inputs.constrained.settle(token_ids, is_failed)
+        rejected = inputs.constrained.accept(token_ids, is_failed)
         if rejected:
-            token_ids[rejected] = sample_again(logits, inputs, rejected, inputs.constrained.allowed_again())
-            inputs.constrained.settle_again(token_ids, is_failed)
+            token_ids[rejected] = sample_again(logits, inputs, rejected, inputs.constrained.rejected_masks())
+            inputs.constrained.accept_resampled(token_ids, is_failed)
     failed = is_failed if is_failed.any() else None
     if logprobs is None:
         return StepOutput(token_ids, failed)

@@ -14,7 +14,7 @@ from gateway.jobs.settings import BatchSettings
 from gateway.management.operator_settings import SignInSettings
 from service_identity.key_ring import Unsafe
 from service_identity.service_identity import ServiceIdentity
-from telemetry import process_settings as shared
+from telemetry.process_settings import ProcessSettings, is_objects_url
 from telemetry.settings import (
     SettingError,
     at_least,
@@ -51,16 +51,15 @@ def networks_in(text: str) -> tuple[str, ...]:
 _ARE_NETWORKS = parsed_by(networks_in, prefix="must be networks in CIDR notation: ")
 
 
-@dataclass(frozen=True)
-class GatewaySettings:
-    """What one gateway process is told."""
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings(ProcessSettings):
+    """Settings of one gateway process."""
 
     database_url: str = setting(
         "DATABASE_URL",
         "SQL database: sqlite:///path or postgresql://…",
         check=starts_with("sqlite://", "postgresql://", "postgres://"),
     )
-    redis_url: str = setting(**shared.REDIS_URL)
     token_pepper: bytes = setting(
         "HEARTH_TOKEN_PEPPER", "key of the hash under which API tokens are stored", secret=True, check=strong_secret
     )
@@ -68,13 +67,6 @@ class GatewaySettings:
         "HEARTH_CACHE_SECRET", "key from which accounts' cache namespaces are derived", secret=True, check=strong_secret
     )
     spool_dir: Path = setting("HEARTH_SPOOL_DIR", "folder of this process's usage spool; never shared")
-    cluster_secret: bytes = setting(
-        "HEARTH_CLUSTER_SECRET",
-        "what gateways and nodes prove to each other; where HEARTH_SERVICE_RING is set it is not needed",
-        default=b"",
-        secret=True,
-        check=strong_secret,
-    )
     spool_max_bytes: int = setting(
         "HEARTH_SPOOL_MAX_BYTES",
         "usage spooled while the database is away; when full, new calls are refused",
@@ -85,7 +77,7 @@ class GatewaySettings:
         "OBJECTS_URL",
         "object store that finetunes are uploaded to: file:///folder or s3://bucket/prefix; without one none is taken",
         default="",
-        check=shared.is_objects_url,
+        check=is_objects_url,
     )
     finetune_max_bytes: int = setting(
         "HEARTH_FINETUNE_MAX_BYTES", "largest file of a finetune", default=300 << 20, check=at_least(1024)
@@ -121,7 +113,6 @@ class GatewaySettings:
     )
     host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)
-    pop: str = setting(**shared.POP)
     places: str = setting(
         "HEARTH_PLACES",
         "country of each PoP, and what it is under beside that, as fra=DE,iad=US:fedramp+hipaa; calls held to a region "
@@ -252,35 +243,13 @@ class GatewaySettings:
         default="",
         check=_account_id_or_none,
     )
-    drain_timeout_s: float = setting(**shared.DRAIN_TIMEOUT_S)
-    service_ring: Path | None = setting(**shared.SERVICE_RING)
-    service_keys: Path | None = setting(**shared.SERVICE_KEYS)
-    service_tokens: str = setting(**shared.SERVICE_TOKENS)
-    tls_cert: Path | None = setting(
-        "HEARTH_GATEWAY_TLS_CERT",
-        "this gateway's certificate towards nodes (PEM); with the key and the CA, mutual TLS to tcp:// nodes",
-        default=None,
-    )
-    tls_key: Path | None = setting("HEARTH_GATEWAY_TLS_KEY", "the certificate's private key (PEM)", default=None)
-    tls_ca: Path | None = setting(
-        "HEARTH_GATEWAY_TLS_CA", "the authority that signed the nodes' certificates (PEM)", default=None
-    )
     sign_in: SignInSettings = settings_of_a_part(SignInSettings)
-    log_level: str = setting(**shared.LOG_LEVEL)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)
-    dies_with_parent: bool = setting(**shared.DIE_WITH_PARENT)
 
     def __post_init__(self) -> None:
-        if len({self.token_pepper, self.cache_secret, self.cluster_secret}) != 3:
-            raise SettingError(
-                "HEARTH_TOKEN_PEPPER, HEARTH_CACHE_SECRET and HEARTH_CLUSTER_SECRET must be three different keys"
-            )
-        shared.check_service_files(self.service_ring, self.service_keys)
-        shared.check_tls_files("HEARTH_GATEWAY_TLS", self.tls_cert, self.tls_key, self.tls_ca)
-        if not self.cluster_secret and self.service_ring is None:
-            raise SettingError("HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_SERVICE_RING")
-        if not self.cluster_secret and self.service_tokens == "accepted":
-            raise SettingError("HEARTH_SERVICE_TOKENS=accepted needs HEARTH_CLUSTER_SECRET for peers without a token")
+        super().__post_init__()
+        if self.token_pepper == self.cache_secret:
+            raise SettingError("HEARTH_TOKEN_PEPPER and HEARTH_CACHE_SECRET must be different keys")
 
     def tls_context(self) -> ssl.SSLContext | None:
         """How to connect to nodes over TCP; None without certificates. Raises SettingError for unusable files."""
@@ -291,15 +260,12 @@ class GatewaySettings:
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             context.load_cert_chain(self.tls_cert, self.tls_key)
         except (OSError, ssl.SSLError) as error:
-            raise SettingError(f"HEARTH_GATEWAY_TLS_CERT, _KEY or _CA cannot be used: {error}") from error
+            raise SettingError(f"HEARTH_TLS_CERT, HEARTH_TLS_KEY or HEARTH_TLS_CA cannot be used: {error}") from error
         return context
 
-    def service_identity(self) -> ServiceIdentity | None:
-        """This gateway among the services; None where there are no service keys. Raises SettingError."""
-        if self.service_ring is None or self.service_keys is None:
-            return None
-        is_required = self.service_tokens == "required"
+    def service_identity(self) -> ServiceIdentity:
+        """Return this gateway's service identity. Raises SettingError if the key files cannot be used."""
         try:
-            return ServiceIdentity(self.service_ring, self.service_keys, "gateway", is_required=is_required)
+            return ServiceIdentity(self.service_ring, self.service_keys, "gateway")
         except Unsafe as error:
             raise SettingError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None

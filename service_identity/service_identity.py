@@ -39,12 +39,9 @@ Nonces = tuple[bytes, bytes]
 
 
 class ServiceIdentity:
-    def __init__(
-        self, ring: Path, keys: Path, kind: Kind, *, is_required: bool = True, clock: Clock = SYSTEM_CLOCK
-    ) -> None:
-        """`is_required`: peers must show a token. Raises Unsafe for files that cannot be used, or private keys that are
+    def __init__(self, ring: Path, keys: Path, kind: Kind, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Raises Unsafe for files that cannot be used, or private keys that are
         not those of one service of this kind that is in the ring."""
-        self.is_required = is_required
         self._ring_path, self._keys_path, self._clock = ring, keys, SteadyClock(clock)
         self._known = read_ring(ring)
         self._private = read_private_keys(keys)

@@ -30,23 +30,20 @@ MIN_NONCE_BYTES = 16
 
 
 class Connection(asyncio.Protocol):
-    """The node's end. `connections` holds it from when it is made until it is lost. A gateway shows a service token
-    that our `identity` believes, and is shown ours; or, where none is required, proves one of `keys`, and is shown that
-    we hold the same."""
+    """The node's end of one connection; registered in `connections` from when it is made until it is lost. Both ends
+    authenticate with service tokens, which `identity` signs and verifies."""
 
     def __init__(
         self,
         calls: Calls,
-        keys: tuple[bytes, ...],
+        identity: ServiceIdentity,
         node_id: str,
         connections: set[Connection],
-        identity: ServiceIdentity | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls = calls
-        self._keys = keys
-        self._node_id = node_id
         self._identity = identity
+        self._node_id = node_id
         self._service: Service | None = None
         self._connections = connections
         self._nonce = os.urandom(32)
@@ -138,28 +135,15 @@ class Connection(asyncio.Protocol):
             raise wire.WireError(f"the gateway speaks version {hello.version}, we speak {wire.VERSION}")
         if len(hello.nonce) < MIN_NONCE_BYTES:
             raise wire.WireError("the peer's nonce is too short")
-        token = self._answer_to(hello)
-        proven = [key for key in self._keys if wire.is_proven(key, "gateway", hello, self._nonce)]
-        if not token and not proven:
-            raise wire.WireError("the peer could not prove that it holds the cluster secret")
-        self._is_proven = True
-        self.peer = hello.sender[:64]
-        proof = wire.proof(proven[0], "node", self._nonce, hello.nonce) if proven else b""
-        said = wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce, proof=proof, token=token)
-        self._send(said)
-        logger.info("gateway connected", extra={"gateway": self.peer, "is_by_token": self._service is not None})
-
-    def _answer_to(self, hello: wire.Hello) -> str:
-        """Our token for the gateway whose token is believed; "" where it showed none and none is required. Raises
-        WireError."""
-        if self._identity is None or (not hello.token and not self._identity.is_required):
-            return ""
         nonces = (self._nonce, hello.nonce)
         self._service = self._identity.judge(hello.token, {"gateway"}, nonces)
         token = self._identity.sign(self._service.subject, nonces) if self._service is not None else ""
         if not token:
-            raise wire.WireError("the peer showed no service token that is believed, or we have none to show")
-        return token
+            raise wire.WireError("the peer sent no valid service token, or this node has no valid key to sign its own")
+        self._is_proven = True
+        self.peer = hello.sender[:64]
+        self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce, token=token))
+        logger.info("gateway connected", extra={"gateway": self.peer})
 
     def _execute(self, execute: wire.Execute) -> None:
         call_id = execute.call_id
@@ -203,8 +187,8 @@ class Connection(asyncio.Protocol):
             self.drop("no handshake")
         elif silent_s > wire.KEEPALIVE_TIMEOUT_S:
             self.drop(f"silent for {silent_s:.1f} s")
-        elif self._service is not None and self._identity is not None and not self._identity.still_holds(self._service):
-            self.drop("its service key, or it, does not count any more")
+        elif self._service is not None and not self._identity.still_holds(self._service):
+            self.drop("the service key or the gateway was revoked, or the key expired")
         elif self._paused_s is not None and now - self._paused_s > MAX_UNREAD_S:
             self.drop(f"read nothing for {MAX_UNREAD_S:g} s")
         else:

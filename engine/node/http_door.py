@@ -4,8 +4,8 @@
     GET  /status    NodeStatus       GET /metrics   Prometheus text
     GET  /healthz   the process lives        GET /readyz   the first model can take calls, and the node stays
 
-/execute needs the cluster secret (`Authorization: Bearer <hex>`) or a service token, which is good once. Plain ASGI;
-whoever serves it is `server.py`.
+/execute requires a service token (`Authorization: Bearer TOKEN`), which can be used once. Plain ASGI; served by
+`server.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from engine.serving.asgi import (
     Send,
     answer,
     bearer,
-    bears,
     read_body,
     wait_for_disconnect,
 )
@@ -68,14 +67,12 @@ class HttpDoor:
         self,
         calls: Calls,
         store: ModelStore,
-        secret: bytes,
+        identity: ServiceIdentity,
         status: Callable[[], NodeStatus],
         is_ready: Callable[[], bool],
-        identity: ServiceIdentity | None = None,
     ) -> None:
         self._calls = calls
         self._store = store
-        self._secret = secret.hex()
         self._status = status
         self._is_ready = is_ready
         self._identity = identity
@@ -100,7 +97,7 @@ class HttpDoor:
 
     async def _execute(self, scope: Message, receive: Receive, send: Send) -> None:
         if not self._may_execute(scope):
-            return await _refuse(send, 401, "the cluster secret or a service token is needed as a bearer token")
+            return await _refuse(send, 401, "a service token is required as a bearer token")
         try:
             body = await read_body(scope, receive, MAX_BODY_BYTES)
         except BodyTooLarge:
@@ -117,15 +114,11 @@ class HttpDoor:
         return None
 
     def _may_execute(self, scope: Message) -> bool:
-        """Whether the request bears the secret, where service tokens are not required, or a token that is believed."""
-        identity = self._identity
-        if self._secret and (identity is None or not identity.is_required) and bears(scope, self._secret):
-            return True
-        token = bearer(scope) if identity is not None else None
+        """Return True if the request has a valid service token that has not been used before."""
+        token = bearer(scope)
         return (
-            identity is not None
-            and token is not None
-            and identity.judge_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
+            token is not None
+            and self._identity.judge_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
         )
 
     async def _read(self, body: bytes) -> Execute:

@@ -48,10 +48,8 @@ class Node:
         self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
         identity = settings.service_identity()
-        self._is_pop_proven = bool(settings.pop_key or (identity is not None and identity.place))
-        self._gateways = GatewayDoor(self._calls, settings.keys, settings.name, tls_context(settings), identity)
-        secret = settings.cluster_secret or settings.pop_key
-        door = HttpDoor(self._calls, store, secret, self.status, lambda: self.is_ready, identity)
+        self._gateways = GatewayDoor(self._calls, identity, settings.name, tls_context(settings))
+        door = HttpDoor(self._calls, store, identity, self.status, lambda: self.is_ready)
         self._http = HttpServer(door)
         self._ephemeral = Ephemeral.connect(settings.redis_url)
         self._presence = Presence(self._ephemeral, settings.name, self.status)
@@ -73,7 +71,6 @@ class Node:
             device=self._settings.device,
             replicas=self._replicas.statuses(),
             tasks=self._loaders.tasks,
-            is_pop_proven=self._is_pop_proven,
         )
 
     def stop(self) -> None:

@@ -39,21 +39,19 @@ class CannotListen(Exception):
 
 
 class GatewayDoor:
-    """Accepts gateways that `identity` believes, or that prove one of `keys`. `address` is where it really listens."""
+    """Accepts gateways that authenticate to `identity`. `address` is where it really listens."""
 
     def __init__(
         self,
         calls: Calls,
-        keys: tuple[bytes, ...],
+        identity: ServiceIdentity,
         node_id: str,
         context: ssl.SSLContext | None,
-        identity: ServiceIdentity | None = None,
     ) -> None:
         self._calls = calls
-        self._keys = keys
+        self._identity = identity
         self._node_id = node_id
         self._context = context
-        self._identity = identity
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self.address = ""
@@ -68,7 +66,7 @@ class GatewayDoor:
         else:
             self._server = await loop.create_server(self._accept, sock=listening, backlog=BACKLOG, ssl=self._context)
             if self._context is None and not address.is_local:
-                logger.warning("gateways connect without TLS; set HEARTH_NODE_TLS_CERT, _KEY and _CA between machines")
+                logger.warning("gateways connect without TLS; set HEARTH_TLS_CERT, _KEY and _CA between machines")
 
     async def close(self) -> None:
         """Send what was said, then close every connection."""
@@ -87,7 +85,7 @@ class GatewayDoor:
         if len(self._connections) >= MAX_CONNECTIONS:
             logger.warning("a connection was refused", extra={"num_connections": len(self._connections)})
             return _Refusal()
-        return Connection(self._calls, self._keys, self._node_id, self._connections, self._identity)
+        return Connection(self._calls, self._identity, self._node_id, self._connections)
 
 
 class _Refusal(asyncio.Protocol):
@@ -198,5 +196,5 @@ def tls_context(settings: NodeSettings) -> ssl.SSLContext | None:
         context.load_cert_chain(settings.tls_cert, settings.tls_key)
         context.load_verify_locations(settings.tls_ca)
     except (OSError, ssl.SSLError) as error:
-        raise CannotListen(f"HEARTH_NODE_TLS_CERT, _KEY or _CA cannot be used: {error}") from error
+        raise CannotListen(f"HEARTH_TLS_CERT, HEARTH_TLS_KEY or HEARTH_TLS_CA cannot be used: {error}") from error
     return context

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
-from engine.protocol.wire import pop_key
 from engine.serving.addresses import parse_address, parse_http_address
-from telemetry import process_settings as shared
-from telemetry.settings import SettingError, at_least, one_of, parsed_by, setting, strong_secret
+from telemetry.process_settings import ProcessSettings, is_objects_url, plain_name
+from telemetry.settings import at_least, one_of, parsed_by, setting
 
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
@@ -30,31 +29,13 @@ def parse_models(text: str) -> tuple[str, ...]:
     return tuple(parse_model_id(name.strip()) for name in text.split(","))
 
 
-@dataclass(frozen=True)
-class NodeSettings:
-    """What one node process is told."""
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings(ProcessSettings):
+    """Settings of one node process."""
 
-    redis_url: str = setting(**shared.REDIS_URL)
     listen: str = setting(
         "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=parsed_by(parse_address)
     )
-    cluster_secret: bytes = setting(
-        "HEARTH_CLUSTER_SECRET",
-        "what gateways and nodes prove to each other; HEARTH_NODE_POP_KEY may stand in for it",
-        default=b"",
-        secret=True,
-        check=strong_secret,
-    )
-    given_pop_key: bytes = setting(
-        "HEARTH_NODE_POP_KEY",
-        "this PoP's key (`hearth node-key`) in the cluster secret's stead: with it alone a node can be of no other PoP",
-        default=b"",
-        secret=True,
-        check=strong_secret,
-    )
-    service_ring: Path | None = setting(**shared.SERVICE_RING)
-    service_keys: Path | None = setting(**shared.SERVICE_KEYS)
-    service_tokens: str = setting(**shared.SERVICE_TOKENS)
     advertise: str = setting(
         "HEARTH_NODE_ADVERTISE",
         "the address told to gateways, where it differs from the one listened on",
@@ -71,21 +52,13 @@ class NodeSettings:
         "HEARTH_NODE_ID",
         "this node's name, unique among nodes; its host name if not set",
         default="",
-        check=shared.plain_name,
-    )
-    pop: str = setting(**shared.POP)
-    tls_cert: Path | None = setting(
-        "HEARTH_NODE_TLS_CERT", "this node's certificate (PEM); with the key and the CA, mutual TLS", default=None
-    )
-    tls_key: Path | None = setting("HEARTH_NODE_TLS_KEY", "the certificate's private key (PEM)", default=None)
-    tls_ca: Path | None = setting(
-        "HEARTH_NODE_TLS_CA", "the authority that signed the gateways' certificates (PEM)", default=None
+        check=plain_name,
     )
     objects_url: str = setting(
         "OBJECTS_URL",
         "object store with published models: file:///folder or s3://bucket/prefix; built-in models need none",
         default="",
-        check=shared.is_objects_url,
+        check=is_objects_url,
     )
     models: str = setting(
         "HEARTH_NODE_MODELS",
@@ -162,38 +135,15 @@ class NodeSettings:
     max_calls: int = setting(
         "HEARTH_NODE_MAX_CALLS", "calls this node has open at once", default=2048, check=at_least(1)
     )
-    drain_timeout_s: float = setting(**shared.DRAIN_TIMEOUT_S)
-    log_level: str = setting(**shared.LOG_LEVEL)
-    dies_with_parent: bool = setting(**shared.DIE_WITH_PARENT)
 
-    def __post_init__(self) -> None:
-        shared.check_service_files(self.service_ring, self.service_keys)
-        if not self.cluster_secret and not self.given_pop_key and self.service_ring is None:
-            raise SettingError(
-                "HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_NODE_POP_KEY, nor HEARTH_SERVICE_RING"
-            )
-        shared.check_tls_files("HEARTH_NODE_TLS", self.tls_cert, self.tls_key, self.tls_ca)
-
-    @property
-    def pop_key(self) -> bytes:
-        """What this node proves to gateways; nothing where it has its service keys alone."""
-        return self.given_pop_key or (pop_key(self.cluster_secret, self.pop) if self.cluster_secret else b"")
-
-    @property
-    def keys(self) -> tuple[bytes, ...]:
-        """What a gateway may prove: this place's key, or (as gateways of the version before do) the cluster secret."""
-        return tuple(key for key in (self.pop_key, self.cluster_secret) if key)
-
-    def service_identity(self) -> ServiceIdentity | None:
-        """This node among the services; None where there are no service keys. Raises ValueError naming the setting."""
-        if self.service_ring is None or self.service_keys is None:
-            return None
+    def service_identity(self) -> ServiceIdentity:
+        """Return this node's service identity. Raises ValueError, naming the setting, if the key files cannot be used
+        or belong to another node or PoP."""
         from service_identity.key_ring import Unsafe
         from service_identity.service_identity import ServiceIdentity
 
-        is_required = self.service_tokens == "required"
         try:
-            identity = ServiceIdentity(self.service_ring, self.service_keys, "node", is_required=is_required)
+            identity = ServiceIdentity(self.service_ring, self.service_keys, "node")
         except Unsafe as error:
             raise ValueError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None
         if identity.name != self.name:

@@ -37,8 +37,8 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 class NodeStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One node. `address` is where gateways connect (`unix:///path` or `tcp://host:port`), `http_address` the plain
-    HTTP door for people. `tasks` names what it can load on demand. With `is_pop_proven` it proves the key of its `pop`
-    when a gateway connects; without, the cluster secret, which says nothing of where it is."""
+    HTTP door for people. `tasks` names what it can load on demand. `pop` is what the
+    node claims; a gateway trusts it for residency only if the node's service key is bound to the same PoP."""
 
     node_id: str
     pop: str
@@ -50,4 +50,3 @@ class NodeStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     device: str = "cpu"
     replicas: tuple[ReplicaStatus, ...] = ()
     tasks: tuple[str, ...] = ("text-generation", "text-embeddings")
-    is_pop_proven: bool = False

@@ -1,11 +1,11 @@
 """Frames between gateway and node: 4 bytes little-endian length, then one MessagePack map with a `type`.
 
-The node speaks first. Both sides prove who they are before anything else is answered, by a service token or by the
-cluster secret, either bound to both nonces:
+The node speaks first. Both sides authenticate before anything else is answered, each with a service token that is
+bound to both nonces:
 
     node     Hello(version, sender, nonce)
-    gateway  Hello(version, sender, nonce, proof over both nonces, token)
-    node     Hello(version, sender, nonce, proof over both nonces, token)      the connection is open
+    gateway  Hello(version, sender, nonce, token)
+    node     Hello(version, sender, nonce, token)      the connection is open
     gateway  Execute | Cancel | Ping ...        node  Reply | Pong ...
 
 `FrameDecoder` is strict: a frame over the limit or of an unknown shape raises `WireError`, and the connection is to be
@@ -14,8 +14,6 @@ closed. The same messages as JSON lines are what people with curl get (`to_json_
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import struct
 from collections.abc import Iterator
 
@@ -39,7 +37,6 @@ class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
     version: int
     sender: str
     nonce: bytes
-    proof: bytes = b""
     token: str = ""
 
 
@@ -100,23 +97,6 @@ def encode(message: Message) -> bytes:
 def to_json_line(message: Message | Event) -> bytes:
     """The message as one line of JSON (bytes fields as base64)."""
     return _json_encoder.encode(message) + b"\n"
-
-
-def pop_key(cluster_secret: bytes, pop: str) -> bytes:
-    """What nodes of one place prove in the cluster secret's stead: whoever has only this is taken for a node of that
-    place and of no other."""
-    return hmac.new(cluster_secret, b"hearth-pop-key-1|" + pop.encode(), hashlib.sha256).digest()
-
-
-def proof(secret: bytes, role: str, own_nonce: bytes, peer_nonce: bytes) -> bytes:
-    """What `role` ("gateway" or "node") sends to prove that it holds the cluster secret: 32 bytes."""
-    text = b"hearth-wire-1|" + role.encode() + b"|" + own_nonce + b"|" + peer_nonce
-    return hmac.new(secret, text, hashlib.sha256).digest()
-
-
-def is_proven(secret: bytes, role: str, hello: Hello, own_nonce: bytes) -> bool:
-    """Whether `hello`, sent by a peer in `role`, answers our nonce. With no secret nothing can be proven."""
-    return bool(secret) and hmac.compare_digest(hello.proof, proof(secret, role, hello.nonce, own_nonce))
 
 
 class FrameDecoder:

@@ -30,8 +30,7 @@ _MASK_VALUES = _MASK_VALUES.astype(np.float32)
 
 def apply_masks(logits: torch.Tensor, inputs: SamplingInputs, constrained: ConstrainedRows) -> None:
     """Mask logits [K, V] in place where that must precede sampling."""
-    _mask_ends(logits.numpy(), constrained)
-    _mask(logits, *constrained.allowed(_is_filtered(inputs)))
+    _mask(logits, *constrained.initial_masks(_is_filtered(inputs)))
 
 
 def sample_again(logits: torch.Tensor, inputs: SamplingInputs, rows: list[int], bits: NDArray[np.uint8]) -> Ints:
@@ -58,16 +57,6 @@ def _is_filtered(inputs: SamplingInputs) -> NDArray[np.bool_]:
     if not np.count_nonzero(inputs.is_filtered):
         return inputs.is_filtered
     return inputs.is_filtered & (inputs.temperature >= MIN_TEMPERATURE)
-
-
-def _mask_ends(logits: Floats, constrained: ConstrainedRows) -> None:
-    """Mask end tokens in rows that cannot end yet: of the rejected tokens, a model samples these most often."""
-    rows: list[int] | slice = constrained.unending
-    if len(constrained.unending) == len(logits):
-        rows = slice(None)
-    for token_id in constrained.end_ids if constrained.unending else ():
-        if token_id < logits.shape[1]:
-            logits[rows, token_id] = -np.inf
 
 
 def _mask(logits: torch.Tensor, rows: list[int], bits: NDArray[np.uint8]) -> None:

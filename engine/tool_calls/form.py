@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.text.chat_template import TemplateRefused
+from engine.text.template_pool import TemplateRefused
 from engine.tool_calls.answer_parser import call_parser
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.family import Family, ShownIds

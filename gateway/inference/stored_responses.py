@@ -8,7 +8,7 @@ What is kept, for how long and under which key is `kept/responses.py`'s, how one
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -20,19 +20,39 @@ from gateway.call import Record
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
 from gateway.jobs import background_responses as background
-from gateway.management.objects import invalid, is_true, principal_of, whole_number
+from gateway.management.endpoint import Count, invalid, principal_of, takes_query
+from gateway.openapi.operation import describe
 from gateway.services import Services
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
-_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+_STREAMED = {
+    "application/json": {"schema": {"type": "object"}},
+    "text/event-stream": {"schema": {"type": "string"}},
+}
 
 
-async def get(services: Services, request: Request) -> Response:
+class ResponseQuery(msgspec.Struct, frozen=True):
+    """Query parameters of a stored response."""
+
+    stream: bool = False
+    starting_after: Count | None = None
+
+
+class InputItemsQuery(msgspec.Struct, frozen=True):
+    """Query parameters of the list of input items."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str = ""
+
+
+@describe(content=_STREAMED)
+@takes_query(ResponseQuery)
+async def get(services: Services, request: Request, query: ResponseQuery) -> Response:
     """The response as it was answered, or as far as it is when it runs in the background; with `stream` as events."""
     record = await _find(services, request)
-    after = whole_number(request, "starting_after", -1)
-    if is_true(request, "stream"):
-        return _Events(services, request, after)
+    if query.stream:
+        return _Events(services, request, -1 if query.starting_after is None else query.starting_after)
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
     return _bare(envelope.encode(await background.now(services, account_id, response_id, record)))
 
@@ -50,22 +70,17 @@ async def cancel(services: Services, request: Request) -> Response:
     return _bare(envelope.encode(await background.now(services, account_id, response_id, record)))
 
 
-async def list_input(services: Services, request: Request) -> Response:
+@takes_query(InputItemsQuery)
+async def list_input(services: Services, request: Request, query: InputItemsQuery) -> Response:
     """The items of its own input, the last first unless `order` is asc."""
     record = await _find(services, request)
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise Refusal(Reason.QUERY_INVALID, "the query parameter 'order' must be asc or desc")
-    limit = whole_number(request, "limit", _DEFAULT_LIMIT)
-    if not 1 <= limit <= _MAX_LIMIT:
-        raise Refusal(Reason.QUERY_INVALID, f"the query parameter 'limit' must be from 1 to {_MAX_LIMIT}")
     items: list[dict[str, Any]] = msgspec.json.decode(record.input_items)
-    if order == "desc":
+    if query.order == "desc":
         items.reverse()
-    rest = _after(items, request.query_params.get("after", ""))
-    page = rest[:limit]
+    rest = _after(items, query.after)
+    page = rest[: query.limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-    return _bare(envelope.encode({"object": "list", "data": page, **ends, "has_more": len(rest) > limit}))
+    return _bare(envelope.encode({"object": "list", "data": page, **ends, "has_more": len(rest) > query.limit}))
 
 
 async def delete(services: Services, request: Request) -> Response:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
 
+from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,12 +16,21 @@ from gateway.http import json_body, multipart
 from gateway.http.exchange import Exchange
 from gateway.inference.markdown_conversion import FIELDS, MAX_FILES, Ask, ask_of_form, ask_of_json, supported
 from gateway.inference.markdown_usage import TASK, entry_of
-from gateway.management.objects import principal_of
+from gateway.management.endpoint import principal_of
+from gateway.openapi.operation import describe
 from gateway.services import Services
 
 _FORM_OVERHEAD_BYTES = 256 * 1024
 
 
+class ConvertForm(Struct, frozen=True):
+    """The form of files to convert."""
+
+    files: list[Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/octet-stream"})]]
+    conversionOptions: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/json"})] = ""  # noqa: N815 - the name in the API
+
+
+@describe(body=ConvertForm, body_media_type="multipart/form-data")
 async def convert(services: Services, request: Request) -> Response:
     """Files as Markdown or plain text. A form of `files`, and perhaps `conversionOptions`; each file has a row in the
     answer, and one that cannot be read says why in its own."""
@@ -43,6 +54,14 @@ async def convert(services: Services, request: Request) -> Response:
     return await _converted(services, request, read)
 
 
+class TransformBody(Struct, frozen=True):
+    """Files with name, media type and base64 content, and conversion options."""
+
+    files: list[dict[str, str]]
+    options: dict[str, Any] | None = None
+
+
+@describe(body=TransformBody)
 async def transform(services: Services, request: Request) -> Response:
     """The same for a Worker's binding, whose files come in JSON. `files` with name, media type and base64 each, and
     perhaps `options`."""

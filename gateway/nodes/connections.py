@@ -42,16 +42,13 @@ class NodeLost(Exception):
 class _Connection(asyncio.Protocol):
     """Bytes <-> messages on one open socket. Handshake first, then replies go to their inboxes."""
 
-    def __init__(
-        self, node_id: str, secret: bytes, sender: str, identity: ServiceIdentity | None, proven_pop: str
-    ) -> None:
+    def __init__(self, node_id: str, pop: str, sender: str, identity: ServiceIdentity) -> None:
         loop = asyncio.get_running_loop()
         self._node_id = node_id
-        self._secret = secret
+        self._pop = pop
         self._sender = sender
         self._identity = identity
-        self._proven_pop = proven_pop
-        self.service: Service | None = None  # whom the node's token proved
+        self.service: Service | None = None  # set once the node's token is verified
         self._nonce = os.urandom(16)
         self._node_nonce: bytes | None = None
         self._decoder = wire.FrameDecoder()
@@ -91,37 +88,30 @@ class _Connection(asyncio.Protocol):
             raise wire.WireError(f"the node speaks version {hello.version}, we speak {wire.VERSION}")
         if self._node_nonce is None:
             self._node_nonce = hello.nonce
-            proof = wire.proof(self._secret, "gateway", self._nonce, hello.nonce) if self._secret else b""
-            token = ""
-            if self._identity is not None:
-                token = self._identity.sign(f"node/{self._node_id}", (hello.nonce, self._nonce))
-            said = wire.Hello(version=wire.VERSION, sender=self._sender, nonce=self._nonce, proof=proof, token=token)
-            self.send(said)
-        elif hello.nonce == self._node_nonce and self._is_believed(hello):
+            token = self._identity.sign(f"node/{self._node_id}", (hello.nonce, self._nonce))
+            self.send(wire.Hello(version=wire.VERSION, sender=self._sender, nonce=self._nonce, token=token))
+        elif hello.nonce == self._node_nonce:
+            self._authenticate(hello)
             if not self.is_proven.done():
                 self.is_proven.set_result(None)
         else:
-            raise wire.WireError("the node could not prove that it holds the cluster secret")
+            raise wire.WireError("the node changed its nonce during the handshake")
 
-    def _is_believed(self, hello: wire.Hello) -> bool:
-        """Whether the node is who presence says, by its token, or, where none is required, by the secret. A token's key
-        that is bound to a place is good for that place alone; one that is not leaves the place to the secret. Raises
-        WireError."""
-        has_secret = wire.is_proven(self._secret, "node", hello, self._nonce)
-        if self._identity is None or (not hello.token and not self._identity.is_required):
-            return has_secret
+    def _authenticate(self, hello: wire.Hello) -> None:
+        """Verify that the peer is the node, in the PoP, that its presence names. Raises WireError."""
         service = self._identity.judge(hello.token, {"node"}, (hello.nonce, self._nonce))
         if service is None or service.name != self._node_id:
-            raise wire.WireError("the node showed no service token of its own that is believed")
-        if service.place != self._proven_pop and (service.place or not has_secret):
-            raise wire.WireError("the node's service key is not of the place that it says it is in")
+            raise wire.WireError("the node sent no valid service token of its own")
+        if service.place not in ("", self._pop):
+            raise wire.WireError(
+                f"the node's service key is bound to PoP {service.place}, its presence names {self._pop}"
+            )
         self.service = service
-        return True
 
     @property
     def still_holds(self) -> bool:
-        """Whether what the node proved at the beginning has not been revoked since."""
-        return self._identity is None or self.service is None or self._identity.still_holds(self.service)
+        """Return True unless the node's service key has been revoked or has expired since the handshake."""
+        return self.service is None or self._identity.still_holds(self.service)
 
     def send(self, message: wire.Message) -> None:
         """Write a message, with all others of this turn of the event loop. On a socket that is closing it goes
@@ -162,9 +152,8 @@ class _Connection(asyncio.Protocol):
 class NodeLink:
     """The way to one node. `tokens_in_flight` is what this gateway has asked of it and not yet seen ended.
 
-    With `tls`, a `tcp://` node must hold a certificate for its host, and is shown ours. While it is open, the node has
-    shown a service token that our `identity` believes, or proven `secret`; and that it is of `proven_pop`, where that
-    is not "".
+    With `tls`, a `tcp://` node must hold a certificate for its host, and is shown ours. While the link is open, the
+    node has authenticated with a service token of its own, signed by a key that is bound to `pop` or to no PoP.
     """
 
     def __init__(
@@ -172,20 +161,18 @@ class NodeLink:
         node_id: str,
         address: str,
         *,
-        secret: bytes,
+        pop: str,
         sender: str,
+        identity: ServiceIdentity,
         on_change: Callable[[], None],
         tls: ssl.SSLContext | None = None,
-        proven_pop: str = "",
-        identity: ServiceIdentity | None = None,
     ) -> None:
         self.node_id = node_id
         self._identity = identity
-        self.proven_pop = proven_pop
+        self.pop = pop
         self.address = address
         self._tls = tls
         self.tokens_in_flight = 0
-        self._secret = secret
         self._sender = sender
         self._on_change = on_change
         self._connection: _Connection | None = None
@@ -195,6 +182,12 @@ class NodeLink:
     def is_open(self) -> bool:
         """Whether calls can be sent now."""
         return self._connection is not None
+
+    @property
+    def proven_pop(self) -> str:
+        """The PoP that the node's service key is bound to, or "" if it is bound to none or the link is closed."""
+        service = self._connection.service if self._connection is not None else None
+        return service.place if service is not None else ""
 
     def execute(self, make_execute: Callable[[int], wire.Execute], inbox: Inbox) -> int:
         """Send a call; its events go to `inbox`. Returns its id here. Raises NodeLost."""
@@ -239,7 +232,7 @@ class NodeLink:
         kind, _, rest = self.address.partition("://")
 
         def make() -> _Connection:
-            return _Connection(self.node_id, self._secret, self._sender, self._identity, self.proven_pop)
+            return _Connection(self.node_id, self.pop, self._sender, self._identity)
 
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             if kind == "unix":

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from catalog.card import ModelCard
-from engine.protocol import wire
 from engine.protocol.status import NodeStatus, ReplicaStatus
 from gateway.nodes.connections import NodeLink
 from storage.ephemeral import Ephemeral
@@ -70,15 +69,13 @@ class Nodes:
         self,
         ephemeral: Ephemeral,
         *,
-        cluster_secret: bytes,
+        identity: ServiceIdentity,
         sender: str,
         tls: ssl.SSLContext | None = None,
-        identity: ServiceIdentity | None = None,
     ) -> None:
         self._ephemeral = ephemeral
         self._identity = identity
         self._tls = tls
-        self._cluster_secret = cluster_secret
         self._sender = sender
         self._statuses: dict[str, NodeStatus] = {}
         self._links: dict[str, NodeLink] = {}
@@ -155,22 +152,19 @@ class Nodes:
 
     def _know(self, node_id: str, status: NodeStatus) -> None:
         link = self._links.get(node_id)
-        proven_pop = status.pop if status.is_pop_proven else ""
-        if link is not None and not link.is_open and (link.address, link.proven_pop) != (status.address, proven_pop):
+        if link is not None and not link.is_open and (link.address, link.pop) != (status.address, status.pop):
             self._forget(node_id)
             link = None
         self._statuses[node_id] = status
         if link is None:
-            secret = self._cluster_secret  # none where service tokens alone are believed
             link = NodeLink(
                 node_id,
                 status.address,
-                secret=wire.pop_key(secret, proven_pop) if proven_pop and secret else secret,
+                pop=status.pop,
                 sender=self._sender,
+                identity=self._identity,
                 on_change=self._on_change,
                 tls=self._tls,
-                proven_pop=proven_pop,
-                identity=self._identity,
             )
             self._links[node_id] = link
             self._jobs[node_id] = asyncio.create_task(link.run(), name=f"link to {node_id}")

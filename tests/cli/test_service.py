@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cli import main
-from cli.evidence import service_keys
 from cli.target import Target
+from scripts.evidence import service_keys
 from service_identity.key_ring import read_ring
 from service_identity.service_identity import ServiceIdentity
 
@@ -138,7 +138,7 @@ def test_what_makes_no_sense_is_refused(service: Hearth, arguments: list[str], s
     assert says in service(*arguments, status=2)
 
 
-def test_the_evidence_holds_the_inventory(service: Hearth, ring: Path):
+def test_evidence_pack_has_the_inventory_of_service_keys(service: Hearth, ring: Path):
     assert service_keys(Target({"HEARTH_SERVICE_RING": str(ring)}, None)) == {}
     made = service("make", "node/n1", "--place", "fra")
     service("revoke", "--key", made["kid"])

@@ -13,7 +13,7 @@ from engine.ranks.output import SequenceOutput
 from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer
-from tests.engine.structured.speaker import NAMESPACE, SPARK
+from tests.engine.structured.spark_engine import NAMESPACE, SPARK
 
 
 async def heard(

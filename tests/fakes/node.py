@@ -20,6 +20,7 @@ import msgspec
 from engine.protocol import events, wire
 from engine.protocol.status import NodeStatus, ReplicaState, ReplicaStatus
 from engine.protocol.tasks import TaskInput, TextEmbeddings
+from service_identity.service_identity import ServiceIdentity
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from tests.waiting import PATIENCE_S
@@ -63,15 +64,14 @@ class FakeNode:
         self,
         node_id: str,
         folder: Path,
-        secret: bytes,
         models: dict[str, str],
+        identity: ServiceIdentity,
         *,
         pop: str = "local",
         redis_url: str = "",
-        proves_pop: str = "",
     ) -> None:
         self.node_id = node_id
-        self.proves_pop = proves_pop
+        self.identity = identity
         self.pop = pop
         self.address = f"unix://{folder / (node_id + '.sock')}"
         self.announced = self.address  # where gateways look for it
@@ -82,7 +82,6 @@ class FakeNode:
         self.queued_tokens = 0
         self.num_waiting = 0
         self._models = models
-        self.secret = wire.pop_key(secret, proves_pop) if proves_pop else secret
         self._redis_url = redis_url
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"fake {node_id}", daemon=True)
@@ -179,7 +178,6 @@ class FakeNode:
                 for name, revision in self._models.items()
             ),
             tasks=(),
-            is_pop_proven=bool(self.proves_pop),
         )
 
     async def _vanish(self) -> None:
@@ -229,12 +227,14 @@ class NodeSide(asyncio.Protocol):
 
     def _handle(self, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
-            if not wire.is_proven(self._node.secret, "gateway", message, self._nonce):
+            nonces, identity = (self._nonce, message.nonce), self._node.identity
+            gateway = identity.judge(message.token, {"gateway"}, nonces)
+            if gateway is None:
                 self.transport.abort()
                 return
             self._is_proven = True
-            proof = wire.proof(self._node.secret, "node", self._nonce, message.nonce)
-            self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce, proof=proof))
+            token = identity.sign(gateway.subject, nonces)
+            self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce, token=token))
         elif isinstance(message, wire.Ping):
             self.send(wire.Pong())
         elif isinstance(message, wire.Execute):

@@ -14,11 +14,11 @@ import httpx
 
 from catalog.card import CardFacts, ModelCard, Prices, card_of, manifest_of, parse_facts
 from tests.fakes.node import FakeNode
+from tests.service_keys import service_keys
 from tests.waiting import wait_until_blocking
 
 PEPPER = b"pepper of the tests" * 2
 CACHE_SECRET = b"cache secret of the tests" * 2
-CLUSTER_SECRET = b"cluster secret of the tests" * 2
 
 CARDS_TOML = {
     "@cf/test/parrot": """
@@ -120,7 +120,7 @@ class GatewayProcess:
             "REDIS_URL": self.redis_url,
             "HEARTH_TOKEN_PEPPER": PEPPER.hex(),
             "HEARTH_CACHE_SECRET": CACHE_SECRET.hex(),
-            "HEARTH_CLUSTER_SECRET": CLUSTER_SECRET.hex(),
+            **service_keys().environ("gateway/gateway"),
             "HEARTH_SPOOL_DIR": str(self.folder / "spool"),
             "HEARTH_PORT": str(self.port),
             "HEARTH_DIE_WITH_PARENT": "1",
@@ -180,9 +180,10 @@ class GatewayProcess:
 
 
 def fake_node(node_id: str, folder: Path, redis_url: str, *, pop: str = "local", proves_pop: str = "") -> FakeNode:
-    """A fake node that holds every model of these tests but NOWHERE."""
+    """A fake node that holds every model of these tests but NOWHERE. Its key is bound to PoP `proves_pop`, if any."""
     models = {card.name: card.revision for card in cards() if card.name != NOWHERE}
-    return FakeNode(node_id, folder, CLUSTER_SECRET, models, pop=pop, redis_url=redis_url, proves_pop=proves_pop)
+    identity = service_keys().identity(f"node/{node_id}", proves_pop)
+    return FakeNode(node_id, folder, models, identity, pop=pop, redis_url=redis_url)
 
 
 __all__ = ["ALIAS", "CHATTY", "NOWHERE", "PARROT", "VECTORS", "GatewayProcess", "Prices", "cards", "fake_node"]

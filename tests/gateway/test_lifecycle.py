@@ -158,14 +158,10 @@ GOOD_ENVIRON = {
     "REDIS_URL": "unix:///x/redis.sock?db=0",
     "HEARTH_TOKEN_PEPPER": "aa" * 32,
     "HEARTH_CACHE_SECRET": "bb" * 32,
-    "HEARTH_CLUSTER_SECRET": "cc" * 32,
+    "HEARTH_SERVICE_RING": "/x/ring.json",
+    "HEARTH_SERVICE_KEYS": "/x/keys",
     "HEARTH_SPOOL_DIR": "/x/spool",
 }
-SERVICE_FILES = {"HEARTH_SERVICE_RING": "/x/ring.json", "HEARTH_SERVICE_KEYS": "/x/keys"}
-
-
-def test_a_gateway_with_service_keys_needs_no_shared_secret():
-    assert read_settings(GatewaySettings, GOOD_ENVIRON | SERVICE_FILES | {"HEARTH_CLUSTER_SECRET": ""})
 
 
 def test_good_settings_have_good_defaults():
@@ -182,9 +178,9 @@ def test_good_settings_have_good_defaults():
         ({"REDIS_URL": "http://x"}, "REDIS_URL"),
         ({"HEARTH_TOKEN_PEPPER": "not hex"}, "HEARTH_TOKEN_PEPPER"),
         ({"HEARTH_TOKEN_PEPPER": "abcd"}, "HEARTH_TOKEN_PEPPER"),
-        ({"HEARTH_CACHE_SECRET": "ab" * 32, "HEARTH_CLUSTER_SECRET": "ab" * 32}, "three different keys"),
-        ({"HEARTH_CLUSTER_SECRET": ""}, "HEARTH_CLUSTER_SECRET is not set, and neither is HEARTH_SERVICE_RING"),
-        ({"HEARTH_CLUSTER_SECRET": "", "HEARTH_SERVICE_TOKENS": "accepted", **SERVICE_FILES}, "HEARTH_SERVICE_TOKENS"),
+        ({"HEARTH_CACHE_SECRET": "ab" * 32, "HEARTH_TOKEN_PEPPER": "ab" * 32}, "must be different keys"),
+        ({"HEARTH_SERVICE_RING": ""}, "HEARTH_SERVICE_RING is not set"),
+        ({"HEARTH_SERVICE_KEYS": ""}, "HEARTH_SERVICE_KEYS is not set"),
         ({"HEARTH_PORT": "99999"}, "HEARTH_PORT"),
         ({"HEARTH_PORT": "http"}, "HEARTH_PORT"),
         ({"HEARTH_MAX_CALLS": "0"}, "HEARTH_MAX_CALLS"),

@@ -37,6 +37,7 @@ from tenants.credentials.scopes import find_group
 from tenants.credentials.web_sessions import WebSessions
 from tests.gateway.process import PARROT, PEPPER
 from tests.gateway.site import Tenants, seed
+from tests.service_keys import service_keys
 
 A = "/client/v4/accounts/{account_id}"
 ANYBODY, RUN, OWN_RUN, WRITE_AI = "anybody", "run", "run on one's own account", "write ai"
@@ -344,7 +345,7 @@ def settings_of(sqlite_url: str, folder: Path, **environ: str) -> GatewaySetting
             "HEARTH_SPOOL_DIR": str(folder / "spool"),
             "HEARTH_TOKEN_PEPPER": PEPPER.hex(),
             "HEARTH_CACHE_SECRET": "02" * 32,
-            "HEARTH_CLUSTER_SECRET": "03" * 32,
+            **service_keys().environ("gateway/gateway"),
             "HEARTH_ACCESS_LOG": "0",
             **environ,
         },

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.scheduling.sequence import Sequence
-from tests.engine.adapters.test_queue import HUGE, Store, Room, size_of
+from tests.engine.adapters.test_queue import HUGE, Room, Store, size_of
 from tests.engine.driver import Driver
 from tests.fakes.runner import FakeRunner
 

@@ -41,9 +41,7 @@ def test_fewer_devices_than_ranks_are_named(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     with pytest.raises(ValueError, match=message) as refusal:
         device_of(name, 0, size)
-    assert "found" not in str(refusal.value) or "a process sees at most one slice of a GPU (MIG)" in str(
-        refusal.value
-    )
+    assert "found" not in str(refusal.value) or "a process sees at most one slice of a GPU (MIG)" in str(refusal.value)
 
 
 def test_the_backend_goes_with_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,8 @@ import msgspec
 from engine.protocol.status import NodeStatus, ReplicaStatus
 from storage.objects import Objects
 from tests.engine.node.published import publish_folder
-from tests.engine.node.wire_client import SECRET, WireClient
+from tests.engine.node.wire_client import WireClient
+from tests.service_keys import service_keys
 from tests.waiting import wait_until
 
 STORIES = "@cf/test/stories"
@@ -37,7 +38,8 @@ class NodeProcess:
         self.environ = {
             **os.environ,
             "REDIS_URL": f"unix://{folder}/no-redis.sock",
-            "HEARTH_CLUSTER_SECRET": SECRET.hex(),
+            **service_keys().environ(f"node/{environ.get('HEARTH_NODE_ID', 'n1')}"),
+            "HEARTH_NODE_ID": "n1",
             "HEARTH_NODE_LISTEN": self.address,
             "HEARTH_NODE_HTTP": f"unix://{folder}/http.sock",
             "HEARTH_NODE_CACHE_DIR": str(folder / "cache"),

@@ -1,4 +1,4 @@
-"""A gateway that holds the secret is served; one that does not, or breaks the protocol, loses only its own calls."""
+"""An authenticated gateway is served; one that fails authentication or breaks the protocol loses only its own calls."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from engine.serving.addresses import parse_address
 from engine.serving.calls import Calls
 from engine.serving.replicas import Replicas
 from tests.certificates import certificates
-from tests.engine.node.wire_client import SECRET, Closed, WireClient, execute
+from tests.engine.node.wire_client import Closed, WireClient, execute
 from tests.fakes.task_models import FakeLoaders, FakeModel, FakeRun, FakeStore
+from tests.service_keys import service_keys
 from tests.waiting import PATIENCE_S, wait_until
-
-POP_KEY = wire.pop_key(SECRET, "fra")
 
 
 class Served:
@@ -33,7 +32,7 @@ class Served:
         self.loaders = FakeLoaders()
         self.replicas = Replicas(FakeStore(), self.loaders, 4)
         self.calls = Calls(self.replicas, max_calls=4)
-        self.door = GatewayDoor(self.calls, (POP_KEY, SECRET), "node-under-test", None)
+        self.door = GatewayDoor(self.calls, service_keys().identity("node/n1"), "n1", None)
         self.folder = folder
 
     async def open(self) -> Served:
@@ -89,19 +88,13 @@ async def test_ping_is_answered(client: WireClient) -> None:
     assert await client.receive() == wire.Pong()
 
 
-@pytest.mark.parametrize("secret", [b"another secret!!", b""])
-async def test_without_the_secret_nothing_is_answered(served: Served, secret: bytes) -> None:
-    with pytest.raises(Closed):
-        await WireClient.connect(served.door.address, secret)
+@pytest.mark.parametrize("token", ["", "a.b.c"])
+async def test_gateway_without_a_valid_token_is_disconnected(served: Served, token: str) -> None:
+    client = await WireClient.open(served.door.address)
+    await client.receive()
+    client.send(wire.Hello(version=wire.VERSION, sender="x", nonce=os.urandom(16), token=token))
+    await client.wait_closed_by_node()
     assert served.loaders.num_loads == 0
-
-
-async def test_a_gateway_may_prove_the_places_key_and_no_other_places(served: Served) -> None:
-    """The client checks that the node answers under the same key."""
-    for key in (POP_KEY, SECRET):
-        await (await WireClient.connect(served.door.address, key)).close()
-    with pytest.raises(Closed):
-        await WireClient.connect(served.door.address, wire.pop_key(SECRET, "par"))
 
 
 async def test_a_call_before_the_handshake_closes_the_connection(served: Served) -> None:
@@ -117,8 +110,8 @@ async def test_a_handshake_of_another_version_closes_the_connection(served: Serv
     hello = await client.receive()
     assert isinstance(hello, wire.Hello)
     nonce = os.urandom(16)
-    proof = wire.proof(SECRET, "gateway", nonce, hello.nonce)
-    client.send(wire.Hello(version=99, sender="x", nonce=nonce, proof=proof))
+    token = service_keys().identity("gateway/gateway").sign("node/n1", (hello.nonce, nonce))
+    client.send(wire.Hello(version=99, sender="x", nonce=nonce, token=token))
     await client.wait_closed_by_node()
 
 
@@ -127,9 +120,8 @@ async def test_a_replayed_handshake_is_refused(served: Served) -> None:
     hello = await first.receive()
     assert isinstance(hello, wire.Hello)
     nonce = os.urandom(16)
-    said = wire.Hello(
-        version=wire.VERSION, sender="x", nonce=nonce, proof=wire.proof(SECRET, "gateway", nonce, hello.nonce)
-    )
+    token = service_keys().identity("gateway/gateway").sign("node/n1", (hello.nonce, nonce))
+    said = wire.Hello(version=wire.VERSION, sender="x", nonce=nonce, token=token)
     first.send(said)
     assert isinstance(await first.receive(), wire.Hello)
     second = await WireClient.open(served.door.address)
@@ -261,7 +253,7 @@ async def test_closing_the_door_sends_what_was_said(served: Served, client: Wire
 
 
 async def test_a_living_nodes_socket_is_not_taken_and_a_stale_one_is(served: Served, short_tmp_path: Path) -> None:
-    second = GatewayDoor(served.calls, (SECRET,), "second", None)
+    second = GatewayDoor(served.calls, service_keys().identity("node/n2"), "n2", None)
     with pytest.raises(CannotListen, match="another process"):
         await second.open(parse_address(served.door.address))
     stale = short_tmp_path / "stale.sock"
@@ -278,7 +270,7 @@ async def test_over_tcp_only_holders_of_a_certificate_get_in(served: Served, tmp
     server_side.verify_mode = ssl.CERT_REQUIRED
     server_side.load_cert_chain(*node)
     server_side.load_verify_locations(ca)
-    door = GatewayDoor(served.calls, (SECRET,), "tls", server_side)
+    door = GatewayDoor(served.calls, service_keys().identity("node/n1"), "n1", server_side)
     await door.open(parse_address("tcp://127.0.0.1:0"))
     mine = ssl.create_default_context(cafile=str(ca))
     mine.load_cert_chain(*gateway)

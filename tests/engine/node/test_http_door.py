@@ -1,4 +1,4 @@
-"""People with curl get the wire's messages as lines, with the secret; anyone may ask how the node is."""
+"""People with curl get the wire's messages as lines, with a service token; anyone may ask how the node is."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from engine.serving.addresses import parse_http_address
 from engine.serving.calls import Calls
 from engine.serving.model_store import ModelUnavailable
 from engine.serving.replicas import Replicas
-from tests.engine.node.wire_client import SECRET
 from tests.fakes.task_models import FakeLoaders, FakeStore
+from tests.service_keys import service_keys
 from tests.waiting import wait_until
 
-BEARER = {"authorization": f"Bearer {SECRET.hex()}"}
+
+def bearer() -> dict[str, str]:
+    """Headers with a fresh token; each can be used once."""
+    return {"authorization": f"Bearer {service_keys().identity('gateway/gateway').sign('node/n1')}"}
+
+
 ASK = {"model": "a", "task": {"type": "text-generation", "prompt": "Hi"}}
 
 
@@ -33,7 +38,7 @@ class Door:
         self.replicas = Replicas(self.store, self.loaders, 4)
         self.calls = Calls(self.replicas, 8)
         self.is_ready = False
-        app = HttpDoor(self.calls, self.store, SECRET, self.status, lambda: self.is_ready)
+        app = HttpDoor(self.calls, self.store, service_keys().identity("node/n1"), self.status, lambda: self.is_ready)
         self.server = HttpServer(app)
 
     def status(self) -> NodeStatus:
@@ -60,7 +65,7 @@ async def http(door: Door, short_tmp_path: Path) -> AsyncIterator[httpx.AsyncCli
 
 
 async def test_events_come_as_lines_while_they_are_said(door: Door, http: httpx.AsyncClient) -> None:
-    async with http.stream("POST", "/execute", json=ASK, headers=BEARER) as response:
+    async with http.stream("POST", "/execute", json=ASK, headers=bearer()) as response:
         assert response.headers["content-type"] == "application/x-ndjson"
         await wait_until(door.runs)
         lines = response.aiter_lines()
@@ -75,7 +80,7 @@ async def test_events_come_as_lines_while_they_are_said(door: Door, http: httpx.
 async def test_two_calls_share_no_namespace_unless_they_name_one(door: Door, http: httpx.AsyncClient) -> None:
     for named in ({}, {}, {"namespace": "ab" * 32}):
         before = len(door.runs())
-        async with http.stream("POST", "/execute", json={**ASK, **named}, headers=BEARER) as response:
+        async with http.stream("POST", "/execute", json={**ASK, **named}, headers=bearer()) as response:
             await wait_until(lambda before=before: len(door.runs()) > before)
             door.runs()[-1].say(Failed("internal"))
             await response.aread()
@@ -85,14 +90,14 @@ async def test_two_calls_share_no_namespace_unless_they_name_one(door: Door, htt
 
 
 async def test_a_client_that_leaves_cancels_its_call(door: Door, http: httpx.AsyncClient) -> None:
-    async with http.stream("POST", "/execute", json=ASK, headers=BEARER):
+    async with http.stream("POST", "/execute", json=ASK, headers=bearer()):
         await wait_until(door.runs)
     await wait_until(lambda: door.runs()[0].is_cancelled)
     assert len(door.calls) == 0
 
 
 @pytest.mark.parametrize(
-    "headers", [{}, {"authorization": "Bearer x"}, {"authorization": SECRET.hex()}, {"authorization": "Basic x"}]
+    "headers", [{}, {"authorization": "Bearer x"}, {"authorization": "a.b.c"}, {"authorization": "Basic x"}]
 )
 async def test_without_the_secret_nothing_runs(door: Door, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
     response = await http.post("/execute", json=ASK, headers=headers)
@@ -116,7 +121,7 @@ async def test_without_the_secret_nothing_runs(door: Door, http: httpx.AsyncClie
     ],
 )
 async def test_a_body_that_is_no_execute_is_refused_with_400(door: Door, http: httpx.AsyncClient, body: bytes) -> None:
-    response = await http.post("/execute", content=body, headers=BEARER)
+    response = await http.post("/execute", content=body, headers=bearer())
     assert response.status_code == 400
     assert response.json()["error"]
     assert door.loaders.num_loads == 0
@@ -127,14 +132,14 @@ async def test_a_model_that_nobody_knows_is_refused_with_404(door: Door, http: h
         raise ModelUnavailable("x is not published")
 
     door.store.current_revision = unknown
-    assert (await http.post("/execute", json=ASK, headers=BEARER)).status_code == 404
+    assert (await http.post("/execute", json=ASK, headers=bearer())).status_code == 404
 
 
 async def test_a_body_over_the_limit_is_refused_with_413(
     door: Door, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.node.http_door.MAX_BODY_BYTES", 1000)
-    response = await http.post("/execute", content=b"x" * 2000, headers=BEARER)
+    response = await http.post("/execute", content=b"x" * 2000, headers=bearer())
     assert response.status_code == 413
 
 

@@ -388,7 +388,7 @@ async def test_it_drains_when_its_supervisor_dies(world: World, short_tmp_path: 
 @pytest.mark.parametrize(
     ("environ", "named"),
     [
-        ({"HEARTH_CLUSTER_SECRET": ""}, "HEARTH_CLUSTER_SECRET"),
+        ({"HEARTH_SERVICE_KEYS": ""}, "HEARTH_SERVICE_KEYS"),
         ({"HEARTH_NODE_MAX_REPLICAS": "none"}, "HEARTH_NODE_MAX_REPLICAS"),
         ({"HEARTH_NODE_LISTEN": "tcp://192.0.2.1:1"}, "cannot listen on tcp://192.0.2.1:1"),
         ({"HEARTH_NODE_CACHE_DIR": "/proc/nowhere"}, "/proc/nowhere"),

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.tasks import Sampling, TaskInput, TextGeneration
+from service_identity.service_identity import ServiceIdentity
+from tests.service_keys import service_keys
 from tests.waiting import wait_until
 
-SECRET = bytes(range(16))
 NAMESPACE = b"n" * 32
 
 
@@ -44,25 +45,28 @@ class WireClient:
         return cls(*await asyncio.open_connection(host, int(port), ssl=context))
 
     @classmethod
-    async def connect(cls, address: str, secret: bytes = SECRET, context: ssl.SSLContext | None = None) -> WireClient:
-        """Connected and proven, both ways."""
+    async def connect(
+        cls, address: str, identity: ServiceIdentity | None = None, context: ssl.SSLContext | None = None
+    ) -> WireClient:
+        """Connected and authenticated both ways, as `identity` (else the tests' gateway)."""
         client = await cls.open(address, context)
         try:
-            await client._shake_hands(secret)
+            await client._shake_hands(identity or service_keys().identity("gateway/gateway"))
         except BaseException:
             client.writer.close()
             raise
         return client
 
-    async def _shake_hands(self, secret: bytes) -> None:
+    async def _shake_hands(self, identity: ServiceIdentity) -> None:
         hello = await self.receive()
         assert isinstance(hello, wire.Hello)
         nonce = os.urandom(16)
-        proof = wire.proof(secret, "gateway", nonce, hello.nonce)
-        self.send(wire.Hello(version=wire.VERSION, sender="test", nonce=nonce, proof=proof))
+        nonces = (hello.nonce, nonce)
+        token = identity.sign(f"node/{hello.sender}", nonces)
+        self.send(wire.Hello(version=wire.VERSION, sender="test", nonce=nonce, token=token))
         answer = await self.receive()
         assert isinstance(answer, wire.Hello)
-        assert wire.is_proven(secret, "node", answer, nonce)
+        assert identity.judge(answer.token, {"node"}, nonces) is not None
 
     def send(self, *messages: wire.Message) -> None:
         self.writer.write(b"".join(wire.encode(message) for message in messages))

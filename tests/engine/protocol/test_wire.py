@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 
 from engine.protocol import events, tasks, wire
 
-SECRET = b"s" * 32
-
 _texts = st.text(max_size=20)
 _counts = st.integers(0, 2**31)
 _usage = st.builds(events.Usage, prompt_tokens=_counts, cached_tokens=_counts, completion_tokens=_counts)
@@ -56,7 +54,7 @@ _tasks: st.SearchStrategy[tasks.TaskInput] = st.one_of(
     st.builds(tasks.TextEmbeddings, texts=st.lists(_texts, max_size=3).map(tuple), pooling=st.none() | st.just("cls")),
 )
 _messages_on_the_wire: st.SearchStrategy[wire.Message] = st.one_of(
-    st.builds(wire.Hello, version=_counts, sender=_texts, nonce=st.binary(max_size=32), proof=st.binary(max_size=32)),
+    st.builds(wire.Hello, version=_counts, sender=_texts, nonce=st.binary(max_size=32), token=_texts),
     st.builds(
         wire.Execute,
         call_id=_counts,
@@ -156,18 +154,3 @@ def test_the_json_line_says_what_the_frame_says() -> None:
     expected: dict[str, Any] = {"type": "reply", "call_id": 7}
     expected["event"] = {"type": "token", "text": "\u2615\n", "num_tokens": 2}
     assert json.loads(line) == expected
-
-
-def _hello(role: str, secret: bytes, own: bytes, peer: bytes) -> wire.Hello:
-    return wire.Hello(version=1, sender="x", nonce=own, proof=wire.proof(secret, role, own, peer))
-
-
-def test_only_who_holds_the_secret_is_proven() -> None:
-    assert wire.is_proven(SECRET, "gateway", _hello("gateway", SECRET, b"g", b"n"), b"n")
-    assert not wire.is_proven(SECRET, "gateway", _hello("gateway", b"other", b"g", b"n"), b"n")
-    assert not wire.is_proven(SECRET, "gateway", wire.Hello(version=1, sender="x", nonce=b"g"), b"n")
-
-
-def test_a_proof_cannot_be_sent_back_or_replayed() -> None:
-    assert not wire.is_proven(SECRET, "gateway", _hello("node", SECRET, b"g", b"n"), b"n")
-    assert not wire.is_proven(SECRET, "gateway", _hello("gateway", SECRET, b"g", b"n"), b"another nonce")

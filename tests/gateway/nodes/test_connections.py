@@ -16,33 +16,41 @@ from gateway.nodes import connections
 from gateway.nodes.connections import NodeLink, NodeLost
 from gateway.nodes.inbox import Inbox
 from gateway.settings import GatewaySettings
+from service_identity.service_identity import ServiceIdentity
 from telemetry.settings import read_settings
 from tests.certificates import certificates
 from tests.fakes.node import WORDS, FakeNode
+from tests.service_keys import ServiceKeys, service_keys
 from tests.waiting import PATIENCE_S, wait_until
 
-SECRET = b"cluster secret of the tests"
 REQUIRED = {
     "DATABASE_URL": "sqlite:///nowhere",
     "REDIS_URL": "unix:///nowhere",
     "HEARTH_SPOOL_DIR": "nowhere",
     "HEARTH_TOKEN_PEPPER": "01" * 32,
     "HEARTH_CACHE_SECRET": "02" * 32,
-    "HEARTH_CLUSTER_SECRET": SECRET.hex(),
+    "HEARTH_SERVICE_RING": "nowhere",
+    "HEARTH_SERVICE_KEYS": "nowhere",
 }
 STREAM = {"waits_for_end": False, "max_bytes": 1 << 20}
 
 
 @pytest.fixture
 def node(short_tmp_path: Path) -> Iterator[FakeNode]:
-    fake = FakeNode("n1", short_tmp_path, SECRET, {}).start()
+    fake = FakeNode("n1", short_tmp_path, {}, service_keys().identity("node/n1")).start()
     yield fake
     fake.stop()
 
 
+def node_link(address: str, identity: ServiceIdentity | None = None, tls: ssl.SSLContext | None = None) -> NodeLink:
+    """A link to node n1 at `address`."""
+    identity = identity or service_keys().identity("gateway/gateway")
+    return NodeLink("n1", address, pop="local", sender="g", identity=identity, on_change=lambda: None, tls=tls)
+
+
 @contextlib.asynccontextmanager
-async def linked(node: FakeNode, secret: bytes = SECRET):
-    link = NodeLink(node.node_id, node.address, secret=secret, sender="g", on_change=lambda: None)
+async def linked(node: FakeNode, identity: ServiceIdentity | None = None):
+    link = node_link(node.address, identity)
     job = asyncio.create_task(link.run())
     yield link
     job.cancel()
@@ -168,8 +176,11 @@ async def test_a_gateway_that_stood_still_takes_no_node_for_silent(node: FakeNod
         assert link.is_open
 
 
-async def test_without_the_cluster_secret_no_connection_opens(node: FakeNode, caplog: pytest.LogCaptureFixture):
-    async with linked(node, b"another secret") as link:
+async def test_gateway_with_a_key_from_another_ring_is_not_connected(
+    node: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    other_ring = ServiceKeys(tmp_path, ("gateway/gateway",))
+    async with linked(node, other_ring.identity("gateway/gateway")) as link:
         await wait_until(lambda: "node connection failed" in caplog.text)
         assert not link.is_open
 
@@ -181,14 +192,14 @@ async def test_a_node_that_cannot_prove_itself_gets_no_calls(short_tmp_path: Pat
             transport.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16)))
 
         def data_received(self, _data):
-            false_proof = wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16, proof=b"0" * 32)
-            self.transport.write(wire.encode(false_proof))
+            forged = wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16, token="a.b.c")
+            self.transport.write(wire.encode(forged))
 
     path = str(short_tmp_path / "impostor.sock")
     server = await asyncio.get_running_loop().create_unix_server(Impostor, path)
-    link = NodeLink("n1", f"unix://{path}", secret=SECRET, sender="g", on_change=lambda: None)
+    link = node_link(f"unix://{path}")
     job = asyncio.create_task(link.run())
-    await wait_until(lambda: "could not prove" in "".join(str(record.__dict__) for record in caplog.records))
+    await wait_until(lambda: "no valid service token" in "".join(str(record.__dict__) for record in caplog.records))
     assert not link.is_open
     job.cancel()
     await asyncio.gather(job, return_exceptions=True)
@@ -218,16 +229,15 @@ async def test_over_tcp_both_ends_show_certificates(tmp_path: Path):
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
         (hello,) = wire.FrameDecoder().feed(await reader.read(4096))
-        assert wire.is_proven(SECRET, "gateway", hello, b"1" * 16)
-        answer = wire.proof(SECRET, "node", b"1" * 16, hello.nonce)
-        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16, proof=answer)))
+        token = service_keys().identity("node/n1").sign("gateway/gateway", (b"1" * 16, hello.nonce))
+        writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender="n1", nonce=b"1" * 16, token=token)))
 
     server = await asyncio.start_server(greet, "127.0.0.1", 0, ssl=server_side)
     address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    ours = {"HEARTH_GATEWAY_TLS_CERT": gateway_files[0], "HEARTH_GATEWAY_TLS_KEY": gateway_files[1]}
-    environ = {**REQUIRED, **{key: str(path) for key, path in ours.items()}, "HEARTH_GATEWAY_TLS_CA": str(ca)}
+    ours = {"HEARTH_TLS_CERT": gateway_files[0], "HEARTH_TLS_KEY": gateway_files[1], "HEARTH_TLS_CA": ca}
+    environ = {**REQUIRED, **{key: str(path) for key, path in ours.items()}}
     for tls, opens in ((read_settings(GatewaySettings, environ).tls_context(), True), (None, False)):
-        link = NodeLink("n1", address, secret=SECRET, sender="g", on_change=lambda: None, tls=tls)
+        link = node_link(address, tls=tls)
         job = asyncio.create_task(link.run())
         if opens:
             await wait_until(lambda link=link: link.is_open)

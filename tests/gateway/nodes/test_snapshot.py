@@ -9,7 +9,8 @@ import pytest
 from gateway.nodes.snapshot import Nodes
 from storage.errors import StoreUnavailable
 from tests.fakes.node import FakeNode
-from tests.gateway.process import CLUSTER_SECRET, NOWHERE, PARROT, cards, fake_node
+from tests.gateway.process import NOWHERE, PARROT, cards, fake_node
+from tests.service_keys import service_keys
 from tests.waiting import wait_until
 
 CARD = {card.name: card for card in cards()}
@@ -46,7 +47,7 @@ def presence() -> Presence:
 
 @pytest.fixture
 async def nodes(presence: Presence) -> AsyncIterator[Nodes]:
-    known = Nodes(presence, cluster_secret=CLUSTER_SECRET, sender="g")  # type: ignore[arg-type]
+    known = Nodes(presence, identity=service_keys().identity("gateway/gateway"), sender="g")  # type: ignore[arg-type]
     yield known
     await known.close()
 
