@@ -138,7 +138,7 @@ def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, ru
     seen = [numbers_of(*each._step.places[number]) for each, number in ((cache, handle), (fresh, fresh_handle))]
     assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
     assert sum(int(each.count_nonzero()) for each in seen[0]) == 3 * pool.slot_bytes // pool.itemsize // 8
-    pool.give(slot)
+    pool.free(slot)
     assert not any(each.count_nonzero() for each in numbers_of(pool, slot))
 
 

@@ -283,7 +283,7 @@ def test_who_leaves_while_waiting_leaves_nothing_behind():
     assert room.settle() == ["c"]
     room.end(stays)
     room.settle()
-    assert (room.queue.num_waiting, room.queue._wanted, room.queue._held) == (0, {}, {})
+    assert (room.queue.num_waiting, room.queue._wanted, room.queue._used) == (0, {}, {})
 
 
 @pytest.mark.parametrize("num_places", [2, 3, 7])
