@@ -18,7 +18,7 @@ from engine.config import EngineConfig
 from engine.input_builder import build_inputs
 from engine.inputs import StepInputs, StepOutput
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.ranks import wire
 from engine.scheduling.sequence import SequenceRequest
 

@@ -24,7 +24,8 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.arrays import Floats
 from engine.config import EngineConfig
 from engine.processes.frames import framed
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import EngineInfo, EngineStatus, PromptLogprobs, StepReport
 from engine.scheduling.sequence import SequenceRequest
 

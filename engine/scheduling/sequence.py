@@ -13,7 +13,8 @@ import numpy as np
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.arrays import Floats, Ints, ceil_div
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 
 _SEED_MASK = (1 << 64) - 1
 _MIN_TEMPERATURE = 1e-4  # lower temperatures are greedy

@@ -12,7 +12,8 @@ import numpy as np
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.loop import Engine, StepRunner
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import FINISHES, StepReport
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest

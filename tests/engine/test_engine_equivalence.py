@@ -18,7 +18,8 @@ import torch
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.ranks.output import SequenceOutput
 from engine.ranks.replica import Replica
 from engine.runner import Runner

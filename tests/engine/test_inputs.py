@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from engine.input_builder import build_inputs
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable
 from engine.scheduling.step_budget import ScheduledStep
 from tests.engine import one_thread  # noqa: F401

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver

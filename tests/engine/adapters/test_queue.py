@@ -12,7 +12,7 @@ import pytest
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.queue import MAX_WAIT_S, AdapterQueue, LoadResult
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.sequence import Sequence, SequenceRequest

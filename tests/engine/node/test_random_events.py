@@ -14,7 +14,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.protocol.events import Event, Failed, Finished
-from engine.protocol.tasks import Sampling, TextGeneration
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.wire import Execute
 from engine.serving import replicas as replicas_module
 from engine.serving.calls import Call, Calls
@@ -176,7 +177,7 @@ def check_a_run(seed: int, num_events: int) -> World:
     gc.collect()
     assert open_files() <= before
     blocked = [end for end in world.ends.values() if isinstance(end, Failed) and end.is_blocked]
-    assert all(end.num_deaths >= MAX_DEATHS for end in blocked)
+    assert all(end.num_crashes >= MAX_DEATHS for end in blocked)
     return world
 
 

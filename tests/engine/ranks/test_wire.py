@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.ranks import wire
 from engine.report import EngineStatus, StepReport
 from engine.scheduling.sequence import SequenceRequest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.sequence import Sequence, SequenceRequest
 from engine.scheduling.waiting import WaitingQueue

@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.models.config import UnsupportedModel
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.runner import Runner
 from engine.speculation.draft_model import DraftModel, blocks_for
 from engine.speculation.factory import make_drafter

@@ -11,7 +11,7 @@ import torch
 
 from engine.arrays import Ints
 from engine.inputs import StepInputs, StepOutput
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.sampler import sample
 from engine.speculation.speculator import DraftRequest
 from tests.engine.driver import Driver

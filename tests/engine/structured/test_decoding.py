@@ -10,7 +10,7 @@ import llguidance
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.runner import Runner
 from engine.structured import compile as compile_module
 from engine.structured import matchers

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.ranks.output import SequenceOutput
 from engine.ranks.replica import Replica
 from tests.engine.heard import Caller

@@ -1,8 +1,8 @@
-"""OpenAI's `response`, whole and as its events: items that open, grow and close. Pure.
+"""Rendering of OpenAI's `response`, whole and as events: items that open, grow and close. Pure.
 
-An answer's items are what the model thinks, what it says and the calls it makes, in their order; events are numbered.
-What is constant in the events of text is rendered once for an item. A stream ends with `response.completed` or
-`response.incomplete`; one that breaks with an `error` event.
+The items of a response are reasoning, text and tool calls, in the order of generation; events are numbered. The
+constant part of an item's delta events is rendered once. A stream ends with `response.completed` or
+`response.incomplete`, or with an `error` event if it breaks.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.protocol import openai
 from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.outcome import Outcome
+from engine.protocol.rendering import logprobs_object
 from gateway import envelope
 from gateway.errors import Refusal
-from gateway.shapes.shape import NotStreamed
+from gateway.stream_errors import OwnErrorFrame
 
-ECHOED: dict[str, Any] = {
+# Fields that a response repeats from its request, with the values for omitted ones.
+REPEATED_FIELDS: dict[str, Any] = {
     "instructions": None,
     "max_output_tokens": None,
     "metadata": {},
@@ -33,13 +34,13 @@ ECHOED: dict[str, Any] = {
     "top_p": None,
     "truncation": "disabled",
     "user": None,
-}  # what a response repeats of its request, and what it says of what was left out
+}
 
 Status = Literal["queued", "in_progress", "completed", "incomplete"]
 Kind = Literal["reasoning", "message", "function_call"]
 
 _PREFIXES: dict[Kind, str] = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
-_DELTAS: dict[Kind, tuple[bytes, bytes]] = {  # the event's name, and the place in the item
+_DELTAS: dict[Kind, tuple[bytes, bytes]] = {  # name of the event, and position inside the item
     "reasoning": (b"reasoning_text", b',"content_index":0'),
     "message": (b"output_text", b',"content_index":0'),
     "function_call": (b"function_call_arguments", b""),
@@ -47,19 +48,19 @@ _DELTAS: dict[Kind, tuple[bytes, bytes]] = {  # the event's name, and the place 
 
 
 def response_id_of(request_id: str) -> str:
-    """The id of the response to a request (a UUID's text)."""
+    """Return the id of the response to a request with this id (a UUID)."""
     return f"resp_{request_id.replace('-', '')}"
 
 
 def request_id_of(response_id: str) -> str:
-    """The other way."""
+    """Return the id of the request that a response belongs to."""
     digits = response_id.removeprefix("resp_")
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 @dataclass
 class _Item:
-    """One item of the output. `delta` is the head of its next delta events, up to the text itself."""
+    """One item of the output. `delta` is the start of its delta events, up to the text."""
 
     index: int
     id: str
@@ -75,14 +76,14 @@ class _Item:
 
     @property
     def part(self) -> dict[str, Any]:
-        """The one part of the content of what is said or thought."""
+        """The only content part of a message or of reasoning."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
-        logprobs = openai.logprobs_object(self.logprobs)["content"]
+        logprobs = logprobs_object(self.logprobs)["content"]
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": logprobs}
 
-    def shown(self, status: Status, *, is_empty: bool = False) -> dict[str, Any]:
-        """The item in an output; `is_empty` before anything of it is told."""
+    def to_object(self, status: Status, *, is_empty: bool = False) -> dict[str, Any]:
+        """Return the item as JSON; `is_empty` omits its content."""
         if self.call is not None:
             return {
                 "id": self.id,
@@ -98,10 +99,10 @@ class _Item:
         return {"id": self.id, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
-class ResponseText:
-    """One response. `request` is the admitted body, of which it repeats what ECHOED names."""
+class ResponseRenderer(OwnErrorFrame):
+    """Renders one response. `request` is the accepted body, whose REPEATED_FIELDS the response repeats."""
 
-    def __init__(self, request_id: str, created: int, model: str, request: Mapping[str, Any], *, is_bare: bool) -> None:
+    def __init__(self, request_id: str, created: int, model: str, request: Mapping[str, Any]) -> None:
         self._suffix = request_id.replace("-", "")
         self._head = {
             "id": response_id_of(request_id),
@@ -110,36 +111,34 @@ class ResponseText:
             "model": model,
             "background": request.get("background", False),
             "error": None,
-            **{name: request.get(name, default) for name, default in ECHOED.items()},
+            **{name: request.get(name, default) for name, default in REPEATED_FIELDS.items()},
         }
-        self._is_bare = is_bare
         self._items: list[_Item] = []
         self._done: list[dict[str, Any]] = []
-        self._number = 0  # of the next event
+        self._number = 0  # sequence number of the next event
         self._has_begun = False
 
     def whole(self, outcome: Outcome) -> bytes:
-        answer = self.told(outcome)
-        return envelope.encode(answer) if self._is_bare else envelope.success(answer)
+        return envelope.encode(self.response(outcome))
 
     def queued(self) -> dict[str, Any]:
-        """The response before anything of it has begun."""
+        """Return the response of a background request that has not started."""
         return self._response("queued", [], None)
 
-    def told(self, outcome: Outcome) -> dict[str, Any]:
-        """The whole response."""
+    def response(self, outcome: Outcome) -> dict[str, Any]:
+        """Return the whole response."""
         finished = outcome.finished
         if outcome.choices[0].reasoning:
-            self._opened("reasoning", None).texts.append(outcome.choices[0].reasoning)
+            self._add_item("reasoning", None).texts.append(outcome.choices[0].reasoning)
         if outcome.text or not outcome.tool_calls:
-            item = self._opened("message", None)
+            item = self._add_item("message", None)
             item.texts.append(outcome.text)
             item.logprobs += outcome.logprobs
         for index, call in enumerate(outcome.tool_calls):
-            item = self._opened("function_call", ToolCallDelta(index=index, id=call.id, name=call.name))
+            item = self._add_item("function_call", ToolCallDelta(index=index, id=call.id, name=call.name))
             item.texts.append(call.arguments)
         status = _status_of(finished)
-        output = [item.shown("completed") for item in self._items[:-1]] + [self._items[-1].shown(status)]
+        output = [item.to_object("completed") for item in self._items[:-1]] + [self._items[-1].to_object(status)]
         return self._response(status, output, finished.usage)
 
     def begin(self, _started: Started) -> bytes:
@@ -153,7 +152,7 @@ class ResponseText:
         item, frames = self._open("message", None)
         item.texts.append(text)
         item.logprobs += logprobs
-        shown = envelope.encode(openai.logprobs_object(logprobs)["content"]) if logprobs else b"[]"
+        shown = envelope.encode(logprobs_object(logprobs)["content"]) if logprobs else b"[]"
         return frames + self._delta(item, text, b',"logprobs":' + shown)
 
     def reasoning(self, text: str, _choice: int = 0) -> bytes:
@@ -169,7 +168,7 @@ class ResponseText:
         return frames + self._delta(item, delta.arguments)
 
     def choice_end(self, _ended: ChoiceEnded) -> bytes:
-        raise AssertionError("this shape has room for one choice")
+        raise AssertionError("a response has one choice")
 
     def end(self, finished: Finished) -> bytes:
         status = _status_of(finished)
@@ -182,55 +181,57 @@ class ResponseText:
         return error_event(refusal, self._number - 1)
 
     def _response(self, status: Status, output: Sequence[dict[str, Any]], usage: Usage | None) -> dict[str, Any]:
-        why = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return self._head | {
             "status": status,
-            "incomplete_details": why,
+            "incomplete_details": details,
             "output": list(output),
             "usage": None if usage is None else _usage(usage),
         }
 
-    def _opened(self, kind: Kind, call: ToolCallDelta | None) -> _Item:
-        """A new item, the last of the output."""
+    def _add_item(self, kind: Kind, call: ToolCallDelta | None) -> _Item:
+        """Append a new item to the output."""
         index = len(self._items)
         item_id = f"{_PREFIXES[kind]}_{self._suffix}{index:02x}"
-        name, place = _DELTAS[kind]
+        name, position = _DELTAS[kind]
         head = b'event: response.%s.delta\ndata: {"type":"response.%s.delta"' % (name, name)
-        head += b',"item_id":%s,"output_index":%d%s,"delta":' % (envelope.encode(item_id), index, place)
+        head += b',"item_id":%s,"output_index":%d%s,"delta":' % (envelope.encode(item_id), index, position)
         self._items.append(_Item(index, item_id, kind, call, head))
         return self._items[-1]
 
     def _open(self, kind: Kind, delta: ToolCallDelta | None) -> tuple[_Item, bytes]:
-        """The item that a piece is of, and the frames that close the one before it and open it."""
+        """Return the item that a piece belongs to, and the frames that close the previous item and open this one."""
         item = self._items[-1] if self._items else None
-        if item is not None and _is_of(item, kind, delta):
+        if item is not None and _belongs_to(item, kind, delta):
             return item, b""
         frames = self._close("completed") if self._has_begun else self.begin(Started())
-        item = self._opened(kind, delta)
+        item = self._add_item(kind, delta)
         frames += self._event(
-            "response.output_item.added", output_index=item.index, item=item.shown("in_progress", is_empty=True)
+            "response.output_item.added", output_index=item.index, item=item.to_object("in_progress", is_empty=True)
         )
         if kind == "message":
-            frames += self._event("response.content_part.added", **_place(item), part=item.part)
+            frames += self._event("response.content_part.added", **_position(item), part=item.part)
         return item, frames
 
     def _close(self, status: Status) -> bytes:
-        """The frames that end the item that is open; none where there is none."""
+        """Return the frames that end the open item, if any."""
         if len(self._items) == len(self._done):
             return b""
         item = self._items[-1]
-        place: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
+        position: dict[str, Any] = {"item_id": item.id, "output_index": item.index}
         if item.call is not None:
             frames = self._event(
-                "response.function_call_arguments.done", **place, name=item.call.name, arguments=item.text
+                "response.function_call_arguments.done", **position, name=item.call.name, arguments=item.text
             )
         elif item.kind == "reasoning":
-            frames = self._event("response.reasoning_text.done", **_place(item), text=item.text)
+            frames = self._event("response.reasoning_text.done", **_position(item), text=item.text)
         else:
             part = item.part
-            frames = self._event("response.output_text.done", **_place(item), text=item.text, logprobs=part["logprobs"])
-            frames += self._event("response.content_part.done", **_place(item), part=part)
-        self._done.append(item.shown(status))
+            frames = self._event(
+                "response.output_text.done", **_position(item), text=item.text, logprobs=part["logprobs"]
+            )
+            frames += self._event("response.content_part.done", **_position(item), part=part)
+        self._done.append(item.to_object(status))
         return frames + self._event("response.output_item.done", output_index=item.index, item=self._done[-1])
 
     def _delta(self, item: _Item, text: str, rest: bytes = b"") -> bytes:
@@ -243,42 +244,18 @@ class ResponseText:
         return b"event: " + kind.encode() + b"\ndata: " + envelope.encode(event) + b"\n\n"
 
 
-class CountedInput(NotStreamed):
-    """How many tokens the input of a response has."""
-
-    def whole(self, outcome: Outcome) -> bytes:
-        told = {"object": "response.input_tokens", "input_tokens": outcome.started.prompt_tokens}
-        return envelope.encode(told)
-
-
 def error_event(refusal: Refusal, number: int = 0) -> bytes:
-    """The last event of a stream that breaks."""
-    told = envelope.openai_error(refusal)
-    event = {"type": "error", "sequence_number": number, "code": str(told["code"]), "message": told["message"]}
-    return b"event: error\ndata: " + envelope.encode(event | {"param": None, "error": told}) + b"\n\n"
+    """Return the last event of a broken stream."""
+    error = envelope.openai_error(refusal)
+    event = {"type": "error", "sequence_number": number, "code": str(error["code"]), "message": error["message"]}
+    return b"event: error\ndata: " + envelope.encode(event | {"param": None, "error": error}) + b"\n\n"
 
 
-def input_items(given: Any, request_id: str) -> list[dict[str, Any]]:
-    """The items of an admitted body's `input`, each with an id, and texts as parts."""
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    suffix = request_id.replace("-", "")
-    return [_input_item(item, f"in_{suffix}{index:02x}") for index, item in enumerate(items)]
-
-
-def _input_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
-    told = {"id": item_id, "type": "message", **item}
-    if told["type"] == "message" and isinstance(told.get("content"), str):
-        kind = "output_text" if told.get("role") == "assistant" else "input_text"
-        part: dict[str, Any] = {"type": kind, "text": told["content"]}
-        told["content"] = [part | ({"annotations": []} if kind == "output_text" else {})]
-    return told
-
-
-def _is_of(item: _Item, kind: Kind, delta: ToolCallDelta | None) -> bool:
+def _belongs_to(item: _Item, kind: Kind, delta: ToolCallDelta | None) -> bool:
     return item.kind == kind and (delta is None or item.call is None or item.call.index == delta.index)
 
 
-def _place(item: _Item) -> dict[str, Any]:
+def _position(item: _Item) -> dict[str, Any]:
     return {"item_id": item.id, "output_index": item.index, "content_index": 0}
 
 

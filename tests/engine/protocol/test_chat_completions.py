@@ -1,43 +1,42 @@
-"""OpenAI bodies become tasks or name the field at fault; what is rendered is what OpenAI clients read."""
+"""Chat completions: bodies become tasks or the field at fault is named; responses are readable by OpenAI clients."""
 
-import base64
 import json
-import struct
 
 import pytest
 
-from engine.protocol import openai
-from engine.protocol.events import Embeddings, TokenLogprob, Usage
+from engine.protocol.chat_completions import ChatChunks, chat_completion, read_chat_request
+from engine.protocol.events import TokenLogprob, Usage
 from engine.protocol.fields import BadInput
+from engine.protocol.messages import ChatMessage
 from engine.protocol.outcome import Choice
-from engine.protocol.tasks import ChatMessage
+from engine.protocol.rendering import logprobs_object
 
 USER = {"role": "user", "content": "Hi"}
 
 
 def read(**fields):
-    return openai.text_generation({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
+    return read_chat_request({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
 
 
 def refusal(**fields) -> str:
-    with pytest.raises(openai.BadInput) as caught:
+    with pytest.raises(BadInput) as caught:
         read(**fields)
     return str(caught.value)
 
 
-def test_defaults_are_those_of_the_contract():
+def test_omitted_sampling_parameters_have_the_contracts_defaults():
     sampling = read().sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (256, 0.6, 1.0, 0)
     assert sampling.seed is None
     assert sampling.logprobs is None
 
 
-def test_the_default_number_of_tokens_fits_the_context():
-    task = openai.text_generation({"messages": [USER]}, default_max_tokens=256, context_window=64)
+def test_default_max_tokens_is_limited_by_the_context_window():
+    task = read_chat_request({"messages": [USER]}, default_max_tokens=256, context_window=64)
     assert task.sampling.max_tokens == 64
 
 
-def test_every_field_reaches_the_sampler():
+def test_every_sampling_field_is_read():
     sampling = read(
         max_completion_tokens=7, max_tokens=9, temperature=0, top_p=0.5, top_k=3, min_p=0.1, seed=-1, stop="x",
         presence_penalty=1, frequency_penalty=-1, repetition_penalty=1.5, top_logprobs=2, ignore_eos=True,
@@ -51,9 +50,9 @@ def test_every_field_reaches_the_sampler():
     assert [read(n=number).num_choices for number in (1, 8)] == [1, 8]
 
 
-def test_what_is_asked_of_the_thinking_reaches_the_template():
+def test_reasoning_effort_and_switches_become_template_variables():
     assert read().template_kwargs == {}
-    assert read().tells_reasoning
+    assert read().separates_reasoning
     assert read(reasoning_effort="high").template_kwargs == {"reasoning_effort": "high"}
     off = {"enable_thinking": False, "thinking": False}
     assert read(reasoning_effort="none").template_kwargs == off
@@ -66,7 +65,7 @@ def test_what_is_asked_of_the_thinking_reaches_the_template():
     )
 
 
-def test_an_earlier_thought_comes_under_either_name():
+def test_reasoning_of_earlier_messages_is_read_under_either_name():
     for name in ("reasoning_content", "reasoning"):
         task = read(messages=[USER, {"role": "assistant", "content": "A", name: "Because."}])
         assert task.messages[1] == ChatMessage("assistant", "A", reasoning="Because.")
@@ -75,10 +74,10 @@ def test_an_earlier_thought_comes_under_either_name():
     )
 
 
-def test_thoughts_are_told_beside_the_content():
+def test_reasoning_is_rendered_beside_the_content():
     usage = Usage(prompt_tokens=1, completion_tokens=5, reasoning_tokens=3)
-    thoughtful = Choice(["A"], thoughts=["Because."], reason="stop")
-    whole = openai.chat_completion("id", 1, "m", [thoughtful, Choice(["B"], reason="length")], usage)
+    thoughtful = Choice(["A"], reasoning_texts=["Because."], reason="stop")
+    whole = chat_completion("id", 1, "m", [thoughtful, Choice(["B"], reason="length")], usage)
     assert whole["choices"][0]["message"] | {"refusal": None} == {
         "role": "assistant", "content": "A", "refusal": None, "reasoning_content": "Because."
     }  # fmt: skip
@@ -87,14 +86,14 @@ def test_thoughts_are_told_beside_the_content():
         "index": 1, "message": {"role": "assistant", "content": "B", "refusal": None}, "logprobs": None,
         "finish_reason": "length",
     }  # fmt: skip
-    chunks = openai.ChatChunks("id", 1, "m", has_usage_chunk=False)
+    chunks = ChatChunks("id", 1, "m", has_usage_chunk=False)
     deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in (chunks.reasoning("Be"), chunks.reasoning("c."))]
     assert deltas == [{"role": "assistant", "reasoning_content": "Be"}, {"reasoning_content": "c."}]
     assert json.loads(chunks.text("A"))["choices"][0]["delta"] == {"content": "A"}
     assert chunks.reasoning("") == b""
 
 
-def test_values_that_would_divide_by_zero_are_moved_off_it():
+def test_zero_top_p_and_repetition_penalty_become_the_smallest_usable_value():
     sampling = read(top_p=0, repetition_penalty=0).sampling
     assert sampling.top_p > 0
     assert sampling.repetition_penalty > 0
@@ -111,7 +110,7 @@ def test_values_that_would_divide_by_zero_are_moved_off_it():
         ([{"role": "user", "content": ""}], ChatMessage("user", "")),
     ],
 )  # fmt: skip
-def test_messages_become_plain_turns(messages, expected):
+def test_messages_become_plain_text(messages, expected):
     assert read(messages=messages).messages == (expected,)
 
 
@@ -161,15 +160,15 @@ def test_messages_become_plain_turns(messages, expected):
         ({"prompt_token_ids": [1]}, "/prompt_token_ids"),
     ],
 )
-def test_a_bad_field_is_named_and_its_value_is_not(fields, named):
+def test_error_names_the_field_and_never_its_value(fields, named):
     message = refusal(**fields)
     assert named in message
     assert "wizard" not in message
     assert "hot" not in message
 
 
-def test_chunks_parse_and_join_to_the_text():
-    chunks = openai.ChatChunks("id-1", 7, 'mo"del', has_usage_chunk=True)
+def test_chunks_are_valid_json_and_join_to_the_text():
+    chunks = ChatChunks("id-1", 7, 'mo"del', has_usage_chunk=True)
     documents = [
         chunks.text('He"l', ()),
         chunks.text("lo\n✓", ()),
@@ -189,8 +188,8 @@ def test_chunks_parse_and_join_to_the_text():
     assert [c["usage"] for c in read_back[:3]] == [None, None, None]
 
 
-def test_a_stream_without_text_still_names_the_role():
-    (choice,) = json.loads(openai.ChatChunks("i", 1, "m", has_usage_chunk=False).end("stop"))["choices"]
+def test_stream_without_text_still_names_the_role():
+    (choice,) = json.loads(ChatChunks("i", 1, "m", has_usage_chunk=False).end("stop"))["choices"]
     assert (choice["delta"], choice["finish_reason"]) == ({"role": "assistant", "content": ""}, "stop")
 
 
@@ -201,8 +200,8 @@ def test_a_stream_without_text_still_names_the_role():
         {"content": None, "refusal": "I am sorry.\nNo."},
     ],
 )
-def test_what_an_assistant_refused_is_a_text_of_its_turn(message):
-    task = openai.text_generation(
+def test_refusal_parts_of_an_assistant_are_text(message):
+    task = read_chat_request(
         {"messages": [{"role": "assistant", **message}, {"role": "user", "content": "Why?"}]},
         default_max_tokens=16,
         context_window=2048,
@@ -210,47 +209,26 @@ def test_what_an_assistant_refused_is_a_text_of_its_turn(message):
     assert task.messages[0].content == "I am sorry.\nNo."
 
 
-def test_only_assistants_refuse():
+def test_refusal_part_in_a_user_message_is_rejected():
     body = {"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "No."}]}]}
     with pytest.raises(BadInput, match="'/messages/0/content' may hold"):
-        openai.text_generation(body, default_max_tokens=16, context_window=2048)
+        read_chat_request(body, default_max_tokens=16, context_window=2048)
 
 
-def test_a_token_that_is_no_whole_character_shows_the_bytes_that_it_is():
+def test_token_inside_a_character_shows_its_exact_bytes():
     first = TokenLogprob("\ufffd", -1.0, (("x", -2.0), ("\ufffd", -3.0)), (b"\xc3", b"x", b"\xe2\x82"))
     second = TokenLogprob("\ufffd", -1.0, (), (b"\xa9",))
-    shown = openai.logprobs_object([first, second])["content"]
+    shown = logprobs_object([first, second])["content"]
     assert bytes(byte for entry in shown for byte in entry["bytes"]).decode() == "é"
     assert [other["bytes"] for other in shown[0]["top_logprobs"]] == [[120], [0xE2, 0x82]]
 
 
-def test_logprobs_show_bytes_and_alternatives_whole_and_streamed():
+def test_logprobs_have_bytes_and_alternatives_whole_and_streamed():
     entry = TokenLogprob("é", -0.5, (("é", -0.5), ("e", -1.5)))
     choice = Choice(["é"], logprobs=[entry], reason="stop")
-    completion = openai.chat_completion("i", 1, "m", [choice], Usage(), has_logprobs=True)
+    completion = chat_completion("i", 1, "m", [choice], Usage(), has_logprobs=True)
     whole = completion["choices"][0]["logprobs"]["content"]
-    chunk = json.loads(openai.ChatChunks("i", 1, "m", has_usage_chunk=False).text("é", [entry]))
+    chunk = json.loads(ChatChunks("i", 1, "m", has_usage_chunk=False).text("é", [entry]))
     assert whole == chunk["choices"][0]["logprobs"]["content"]
     assert whole[0]["bytes"] == [0xC3, 0xA9]
     assert [alternative["token"] for alternative in whole[0]["top_logprobs"]] == ["é", "e"]
-
-
-def test_embeddings_are_the_same_numbers_in_both_encodings():
-    embeddings = Embeddings((2, 3), struct.pack("<6f", 1, 2, 3, -0.5, 0.25, 8))
-    plain = openai.embeddings_object("m", embeddings, Usage(prompt_tokens=4), "float")
-    packed = openai.embeddings_object("m", embeddings, Usage(prompt_tokens=4), "base64")
-    unpacked = [list(struct.unpack("<3f", base64.b64decode(row["embedding"]))) for row in packed["data"]]
-    assert unpacked == [row["embedding"] for row in plain["data"]] == [[1, 2, 3], [-0.5, 0.25, 8]]
-    assert [row["index"] for row in packed["data"]] == [0, 1]
-    assert plain["usage"] == {"prompt_tokens": 4, "total_tokens": 4}
-
-
-@pytest.mark.parametrize("value", [None, [], "", [""], ["a", 1], [[1, 2]], 7])
-def test_texts_to_embed_are_texts(value):
-    with pytest.raises(openai.BadInput, match="input"):
-        openai.text_embeddings({"input": value})
-
-
-def test_an_unknown_encoding_is_refused():
-    with pytest.raises(openai.BadInput, match="/encoding_format"):
-        openai.text_embeddings({"input": "x", "encoding_format": "pickle"})
