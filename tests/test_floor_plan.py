@@ -75,6 +75,7 @@ HOST_WING = ("engine.scheduling",)
 DEVICE_WING = (
     "engine.runner",
     "engine.sampler",
+    "engine.sampling",
     "engine.checkpoints.weights",
     "engine.models",
     "engine.layers",
