@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "documents": {"telemetry"},
     "tenants": {"storage", "telemetry"},
     "catalog": {"storage", "telemetry", "weight_files", "engine.protocol"},
-    "engine": {"engine.protocol", "weight_files", "telemetry.child_process"},
+    "engine": {"engine.protocol", "weight_files", "telemetry.bounded_cache", "telemetry.child_process"},
     "engine.serving": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
     "engine.node": {
         "engine",
@@ -75,6 +75,7 @@ HOST_WING = ("engine.scheduling",)
 DEVICE_WING = (
     "engine.runner",
     "engine.sampler",
+    "engine.sampling",
     "engine.checkpoints.weights",
     "engine.models",
     "engine.layers",

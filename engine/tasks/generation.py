@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
-from engine.ranks.replica import Replica, SequenceOutput, TokenIdLogprob
+from engine.ranks.output import SequenceOutput, TokenIdLogprob
+from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from engine.tasks.answer import Answer
 from engine.tasks.prompt_echo import PromptEcho

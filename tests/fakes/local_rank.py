@@ -16,7 +16,8 @@ from engine.processes.frames import FrameReader
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
 from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks import rank, wire
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from engine.report import EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.serving.model_store import LocalModel

@@ -135,10 +135,10 @@ class World:
         for rank in self.zygote.ranks:
             if not rank.is_dead and not rank.is_hung:
                 engine = rank.engine
-                assert engine.blocks.num_held == 0
+                assert engine.blocks.num_in_use == 0
                 assert not engine.has_work
-                assert not engine.scheduler._computing
-                assert engine.scheduler._num_reserved == 0
+                assert not engine.scheduler.sequence_blocks._computing
+                assert engine.scheduler.sequence_blocks.num_reserved == 0
                 assert len(engine.scheduler._free_slots) == 6
                 assert not engine.scheduler.counters._num_open.any()
         await self.replicas.close()

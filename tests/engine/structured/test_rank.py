@@ -12,7 +12,8 @@ import pytest_asyncio
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.output_format import Constraint
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from tests.engine.heard import Caller
 from tests.engine.structured.schemas import INTEGER, STRING, record
 from tests.engine.structured.spark_engine import SPARK

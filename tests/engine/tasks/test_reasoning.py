@@ -14,7 +14,7 @@ from engine.protocol.messages import ChatMessage
 from engine.protocol.output_format import Constraint
 from engine.protocol.sampling import Sampling
 from engine.protocol.tasks.text_generation import TextGeneration
-from engine.ranks.replica import TokenIdLogprob
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Work
 from engine.text.tokenizer import Tokenizer

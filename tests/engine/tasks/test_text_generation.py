@@ -12,7 +12,7 @@ from engine.protocol.events import Event, Failed, Finished, Started, Token
 from engine.protocol.messages import ChatMessage
 from engine.protocol.sampling import Sampling
 from engine.protocol.tasks.text_generation import TextGeneration
-from engine.ranks.replica import TokenIdLogprob
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.generation import Generation
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work
