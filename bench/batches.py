@@ -1,10 +1,11 @@
-"""A queued batch of embeddings calls against the same calls made directly at 16 connections. Goal: 0.90 x or more.
+"""Compare a queued batch of embedding calls with the same calls made directly over 16 connections. Goal: 0.90 × or
+more.
 
     python -m bench.batches [--calls 1000] [--connections 16] [--words 20] [--rounds 3]
 
-A whole platform with the built-in embedder; every call is one text. Direct: a bare client on kept connections, until
-the last answer is here. Batch: from queueing it until the whole answer is here, asked for every 50 ms. Rounds take
-turns in a shuffled order.
+Runs a whole platform with the built-in embedding model; every call embeds one text. "Direct" uses keep-alive
+connections and ends with the last response. "Batch" is the time from queueing until the complete result is received,
+polling every 50 ms. Rounds alternate in random order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ POLL_S = 0.05
 
 
 class Client:
-    """One kept connection that sends a body and reads an answer with a length, or in chunks."""
+    """A keep-alive connection that sends a body and reads a response with a content length or in chunks."""
 
     def __init__(self, door: Door, path: str) -> None:
         self._door = door
@@ -62,7 +63,7 @@ class Client:
 
 
 async def direct(clients: list[Client], texts: list[str]) -> float:
-    """Calls a second."""
+    """Return calls per second over direct connections."""
     bodies = iter([json.dumps({"text": text}).encode() for text in texts])
 
     async def work(client: Client) -> None:
@@ -75,7 +76,7 @@ async def direct(clients: list[Client], texts: list[str]) -> float:
 
 
 async def queued(client: Client, texts: list[str]) -> float:
-    """Calls a second."""
+    """Return calls per second of one queued batch."""
     started = time.perf_counter()
     body = json.dumps({"requests": [{"text": text} for text in texts]}).encode()
     batch_id = json.loads(await client.post(body, "?queueRequest=true"))["result"]["request_id"]

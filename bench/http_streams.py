@@ -1,8 +1,8 @@
-"""Concurrent streams through HTTP against `transformers` generating the same batch, side by side. Goal: 2 x or more.
+"""Compare concurrent streams over HTTP with `transformers` generating the same batch. Goal: 2 × or more.
 
     python -m bench.http_streams [--streams 16] [--prompt-tokens 128] [--new-tokens 128] [--rounds 3]
 
-Ours: a whole platform on spark, every call from the client's socket to the usage row. Theirs: `generate` in this
+Hearth: a whole platform on Spark, from the client's socket to the usage entry. transformers: `generate` in this
 process, bf16 and float32, greedy, no HTTP. Rounds alternate; ratios are of medians.
 """
 
@@ -29,7 +29,7 @@ def prompts(count: int, num_words: int, seed: int) -> list[str]:
 
 
 def ours(door: Door, texts: list[str], new_tokens: int) -> tuple[float, float]:
-    """(tokens/s over all streams, median TTFT in ms)."""
+    """Return tokens/s over all streams and the median TTFT in ms."""
     body = {"raw": True, "max_tokens": new_tokens, "ignore_eos": True, "temperature": 0}
     started = time.perf_counter()
     streams = asyncio.run(stream_all(door, [body | {"prompt": text} for text in texts]))
@@ -40,7 +40,7 @@ def ours(door: Door, texts: list[str], new_tokens: int) -> tuple[float, float]:
 
 
 def theirs(model: Any, ids: Any, new_tokens: int) -> float:
-    """tokens/s of one `generate` over the batch."""
+    """Return tokens/s of one `generate` call over the batch."""
     started = time.perf_counter()
     out = model.generate(ids, max_new_tokens=new_tokens, min_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
     assert out.shape[1] == ids.shape[1] + new_tokens

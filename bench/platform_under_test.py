@@ -1,6 +1,6 @@
-"""Starts a Hearth in a temporary folder for a benchmark and asks it over HTTP, as a client would.
+"""Start a Hearth in a temporary folder for a benchmark and call it over HTTP like a client.
 
-Load comes from this process; figures are wall time seen by the client. Prints nothing itself.
+The load comes from this process; figures are wall time as seen by the client. Prints nothing itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import httpx
 
 @dataclass(frozen=True)
 class Door:
-    """Where the platform answers and who we are there."""
+    """Address and credentials of the platform."""
 
     base_url: str
     account_id: str
@@ -50,7 +50,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def platform(data: Path | None = None, nodes: int = 1) -> Iterator[Door]:
-    """`hearth up` until it is ready; SIGTERM at the end."""
+    """Run `hearth up` until it is ready; send SIGTERM at the end."""
     with tempfile.TemporaryDirectory() as folder:
         home = data or Path(folder)
         port = free_port()
@@ -79,7 +79,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], home: Path, port: int) -
 async def stream(
     client: httpx.AsyncClient, door: Door, body: dict[str, Any]
 ) -> AsyncIterator[tuple[float, dict[str, Any]]]:
-    """(seconds since the request was sent, event) for each event of one native stream."""
+    """Yield (seconds since the request was sent, event) for each event of one native stream."""
     started = time.perf_counter()
     async with client.stream("POST", door.run_url, json=body | {"stream": True}, headers=door.headers) as response:
         if response.status_code != 200:
@@ -90,7 +90,7 @@ async def stream(
 
 
 async def stream_all(door: Door, bodies: list[dict[str, Any]]) -> list[list[tuple[float, dict[str, Any]]]]:
-    """Every body at once, each on its own connection."""
+    """Send every body at once, each on its own connection."""
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
 
@@ -101,12 +101,12 @@ async def stream_all(door: Door, bodies: list[dict[str, Any]]) -> list[list[tupl
 
 
 def completion_tokens(events: list[tuple[float, dict[str, Any]]]) -> int:
-    """What the stream's last event says was generated."""
+    """Return the number of generated tokens in the stream's last event."""
     return int(events[-1][1]["usage"]["completion_tokens"])
 
 
 def machine() -> dict[str, Any]:
-    """What a figure was measured on."""
+    """Describe the machine."""
     model = next(
         (
             line.split(":", 1)[1].strip()

@@ -1,9 +1,9 @@
-"""TTFT of a call whose 900-token system prompt is in the prefix cache, against one whose is not. Goal: 0.35 x or less.
+"""Compare TTFT of calls whose 900-token system prompt is cached with calls whose prompt is not. Goal: 0.35 × or less.
 
     python -m bench.prefix_ttft [--rounds 15]
 
-Through a whole platform on spark. Cold calls use system prompts that were never sent; warm ones repeat one with a
-different question, so that only the shared prefix can be reused.
+Runs a whole platform on Spark. Cold calls use new system prompts; warm calls repeat one with a different question, so
+only the shared prefix can be reused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def system_prompt(tokenizer: Tokenizer, seed: int, num_tokens: int) -> str:
 
 
 def ttft_ms(door: Door, system: str, question: str) -> tuple[float, int]:
-    """(milliseconds to the first event, cached prompt tokens) of one call."""
+    """Return milliseconds to the first event and the number of cached prompt tokens of one call."""
     body: dict[str, Any] = {
         "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
         "max_tokens": 4,

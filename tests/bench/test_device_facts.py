@@ -1,4 +1,4 @@
-"""The script that takes a GPU's measure is itself tried where there is none."""
+"""The GPU measurement script runs on a machine without a GPU."""
 
 import pytest
 import torch

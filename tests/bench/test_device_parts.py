@@ -1,4 +1,4 @@
-"""The scripts to run first on a machine with a GPU are tried where there is none, and run where there is one."""
+"""The scripts to run first on a GPU machine are checked without a GPU, and run where there is one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def said_by(*arguments: str) -> dict[str, Any]:
 
 
 def is_taken_apart(*arguments: str) -> bool:
-    """Whether the interpreter of a script that went well was finalized."""
+    """Return True if the interpreter of a successful script was finalized."""
     program = (
         "import atexit, runpy, sys; atexit.register(print, 'taken apart'); sys.argv = sys.argv[1:]; "
         "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"

@@ -1,4 +1,4 @@
-"""The client that measures servers counts the chunks of a stream however its bytes are cut."""
+"""The load generator for servers counts the chunks of a stream wherever its bytes are split."""
 
 from __future__ import annotations
 

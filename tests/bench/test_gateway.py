@@ -1,4 +1,4 @@
-"""The client that measures gateways knows where an answer ends and counts its events, however its bytes are cut."""
+"""The load generator for gateways finds the end of a response and counts its events wherever its bytes are split."""
 
 from __future__ import annotations
 
