@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 from bench.http_streams import prompts
-from bench.platform_under_test import Door, machine, platform
+from bench.platform_under_test import PlatformAddress, machine, platform
 
 POLL_S = 0.05
 
@@ -27,8 +27,8 @@ POLL_S = 0.05
 class Client:
     """A keep-alive connection that sends a body and reads a response with a content length or in chunks."""
 
-    def __init__(self, door: Door, path: str) -> None:
-        self._door = door
+    def __init__(self, platform_address: PlatformAddress, path: str) -> None:
+        self._door = platform_address
         self._path = path
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -91,9 +91,9 @@ async def queued(client: Client, texts: list[str]) -> float:
     return len(texts) / took
 
 
-async def measure(door: Door, num_calls: int, num_connections: int, num_words: int, num_rounds: int) -> dict[str, Any]:
-    path = f"/client/v4/accounts/{door.account_id}/ai/run/@cf/hearth/minilm"
-    clients = [await Client(door, path).open() for _ in range(num_connections)]
+async def measure(platform_address: PlatformAddress, num_calls: int, num_connections: int, num_words: int, num_rounds: int) -> dict[str, Any]:
+    path = f"/client/v4/accounts/{platform_address.account_id}/ai/run/@cf/hearth/minilm"
+    clients = [await Client(platform_address, path).open() for _ in range(num_connections)]
     figures: dict[str, list[float]] = {"direct": [], "batch": []}
     await direct(clients, prompts(4 * num_connections, num_words, 0))
     for number in range(1, num_rounds + 1):
@@ -117,8 +117,8 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with platform() as door:
-        report = asyncio.run(measure(door, options.calls, options.connections, options.words, options.rounds))
+    with platform() as platform_address:
+        report = asyncio.run(measure(platform_address, options.calls, options.connections, options.words, options.rounds))
     print(json.dumps(machine() | report, indent=2))
 
 

@@ -75,7 +75,7 @@ def main() -> None:
     loop = Loop(runner, arguments.streams, arguments.threads)
     results["throughput"] = compare(loop, functions, arguments.requests, arguments.schemas, arguments.repeats)
     suite = [schema for schema in suite_schemas(data) if not judge(constraint_of(schema), view)]
-    results["met"] = count_met(loop, suite + functions, 200)
+    results["met"] = count_matching(loop, suite + functions, 200)
     json.dump(results, sys.stdout)
     print()
 
@@ -106,7 +106,7 @@ def constraint_of(schema: dict[str, Any]) -> Constraint:
     return Constraint("json_schema", json.dumps(schema))
 
 
-class Course:
+class ConstrainedRun:
     """A fixed number of concurrent requests in an engine of their own, advanced some steps at a time.
 
     `seconds` and `cpu_seconds` (of this thread) cover the steps. `tokens` and `ends` are per request, without end
@@ -155,7 +155,7 @@ class Course:
 
 
 class Loop:
-    """Create courses, each with a fresh engine. At most two exist at a time."""
+    """Create runs, each with a fresh engine. At most two exist at a time."""
 
     def __init__(self, runner: Runner, num_streams: int, num_threads: int) -> None:
         self._runner = runner
@@ -166,8 +166,8 @@ class Loop:
         self._tokenizer = Tokenizer(SPARK)
         self._next_id = 1  # the runner remembers sequences by id
 
-    def course(self, requests: list[Request], half: int) -> Course:
-        """Create a course that uses one half (0 or 1) of the runner's blocks."""
+    def start_run(self, requests: list[Request], half: int) -> ConstrainedRun:
+        """Create a start_run that uses one half (0 or 1) of the runner's blocks."""
         engine = Engine(self._runner, self._config)
         engine.matchers.warm().result()
         halves = [engine.blocks.allocate(self._runner.num_blocks // 2) for _ in range(2)]
@@ -175,7 +175,7 @@ class Loop:
         first = self._next_id
         self._next_id += len(requests)
         sequences = [self._sequence(first + index, *request) for index, request in enumerate(requests)]
-        return Course(engine, sequences, self._num_streams)
+        return ConstrainedRun(engine, sequences, self._num_streams)
 
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids)
@@ -202,7 +202,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def prompt_for(schema: dict[str, Any]) -> str:
-    return f"Answer with JSON that fits this: {json.dumps(schema)[:400]}"
+    return f"StreamResult with JSON that fits this: {json.dumps(schema)[:400]}"
 
 
 def compare(
@@ -217,17 +217,17 @@ def compare(
         requests: list[Request] = [
             (prompt_for(one), constraint_of(one), how) for one, how in zip(drawn, sampling, strict=True)
         ]
-        told = loop.course(requests, 0)
+        told = loop.start_run(requests, 0)
         told.go()
         free_requests: list[Request] = [
             (prompt, None, replace(how, max_tokens=max(1, len(said)), ignore_eos=True))
             for (prompt, _, how), said in zip(requests, told.tokens, strict=True)
         ]
-        held, free = loop.course(requests, 0), loop.course(free_requests, 1)
+        held, free = loop.start_run(requests, 0), loop.start_run(free_requests, 1)
         with no_garbage_collection():
             while not (held.is_over and free.is_over):
-                for course in (held, free) if repeat % 2 else (free, held):
-                    course.go(SLICE)
+                for start_run in (held, free) if repeat % 2 else (free, held):
+                    start_run.go(SLICE)
         assert held.tokens == told.tokens
         if repeat:  # the first pair is a warm-up
             share = held.num_tokens / free.num_tokens  # a response without tokens is compared with a run of one token
@@ -269,25 +269,25 @@ async def measure_checking(schemas: list[dict[str, Any]]) -> dict[str, float]:
     return {"check_p50_ms": _percentile(times, 50), "check_p95_ms": _percentile(times, 95)}
 
 
-def count_met(loop: Loop, schemas: list[dict[str, Any]], num_requests: int) -> dict[str, Any]:
+def count_matching(loop: Loop, schemas: list[dict[str, Any]], num_requests: int) -> dict[str, Any]:
     """Count responses that match their schema, at temperatures 0, 0.6 and 1."""
     drawn = random.Random(7).sample(schemas, min(num_requests, len(schemas)))
     sampling = [
         Sampling(max_tokens=MAX_TOKENS, temperature=(0.0, 0.6, 1.0)[seed % 3], seed=seed) for seed in range(len(drawn))
     ]
-    course = loop.course(
+    start_run = loop.start_run(
         [(prompt_for(schema), constraint_of(schema), how) for schema, how in zip(drawn, sampling, strict=True)], 0
     )
-    course.go()
+    start_run.go()
     failures = [
         {"schema": schema, "text": loop.decode(said), "end": end}
-        for schema, said, end in zip(drawn, course.tokens, course.ends, strict=True)
-        if not is_met(schema, loop.decode(said))
+        for schema, said, end in zip(drawn, start_run.tokens, start_run.ends, strict=True)
+        if not matches_schema(schema, loop.decode(said))
     ]
     return {"asked": len(drawn), "met": len(drawn) - len(failures), "failures": failures[:5]}
 
 
-def is_met(schema: dict[str, Any], text: str) -> bool:
+def matches_schema(schema: dict[str, Any], text: str) -> bool:
     try:
         return jsonschema_rs.is_valid(schema, json.loads(text))
     except ValueError:

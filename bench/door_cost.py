@@ -90,7 +90,7 @@ class Source:
 
 
 @dataclass
-class Door:
+class PlatformAddress:
     """The components, and the state that a call brings with it."""
 
     services: Services
@@ -148,7 +148,7 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[Door]:
+async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[PlatformAddress]:
     """Start all components in an own folder."""
     url = f"sqlite://{folder / 'hearth.db'}"
     await migrate(url)
@@ -171,7 +171,7 @@ async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[Door]:
     headers = [(b"host", b"x"), (b"authorization", b"Bearer " + made.secret.encode())]
     principal = await authentication.prove(verifier, headers, ADDRESS)
     try:
-        yield Door(cast(Services, parts), verifier, ledger, headers, principal, redis.pid)
+        yield PlatformAddress(cast(Services, parts), verifier, ledger, headers, principal, redis.pid)
     finally:
         await ledger.close()
         await quota.close()
@@ -186,23 +186,23 @@ async def repeat(part: Callable[[], Awaitable[None]], num_calls: int, at_once: i
     """Return the seconds each call took."""
     took_s: list[float] = []
 
-    async def one_after_another(count: int) -> None:
+    async def run_sequentially(count: int) -> None:
         for _ in range(count):
             began_s = time.perf_counter()
             await part()
             took_s.append(time.perf_counter() - began_s)
 
-    await asyncio.gather(*(one_after_another(num_calls // at_once) for _ in range(at_once)))
+    await asyncio.gather(*(run_sequentially(num_calls // at_once) for _ in range(at_once)))
     return took_s
 
 
-async def cost_us(door: Door, part: Callable[[], Awaitable[None]], num_calls: int) -> tuple[float, float]:
+async def cost_us(platform_address: PlatformAddress, part: Callable[[], Awaitable[None]], num_calls: int) -> tuple[float, float]:
     """Return CPU microseconds per call of this process and of Redis, including deferred writes."""
-    began_s, redis_s = time.process_time(), cpu_seconds(door.redis_pid)
+    began_s, redis_s = time.process_time(), cpu_seconds(platform_address.redis_pid)
     took = await repeat(part, num_calls, AT_ONCE)
-    await door.ledger.flush()
+    await platform_address.ledger.flush()
     scale = 1e6 / len(took)
-    return (time.process_time() - began_s) * scale, (cpu_seconds(door.redis_pid) - redis_s) * scale
+    return (time.process_time() - began_s) * scale, (cpu_seconds(platform_address.redis_pid) - redis_s) * scale
 
 
 def percentiles(took_s: list[float]) -> dict[str, float]:
@@ -214,25 +214,25 @@ def percentiles(took_s: list[float]) -> dict[str, float]:
 
 
 async def measure(folder: Path, redis: EmbeddedRedis, num_calls: int) -> dict[str, Any]:
-    async with opened(folder, redis) as door:
+    async with opened(folder, redis) as platform_address:
         settle_interpreter()
         parts = {
-            "nothing": door.nothing,
-            "authentication": door.authenticate,
-            "admission": door.admit,
-            "metering": door.meter,
-            "all": door.all,
+            "nothing": platform_address.nothing,
+            "authentication": platform_address.authenticate,
+            "admission": platform_address.admit,
+            "metering": platform_address.meter,
+            "all": platform_address.all,
         }
         for part in parts.values():  # one-time initialization
             await repeat(part, 2 * AT_ONCE, AT_ONCE)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
         for _ in range(3):
             for name, part in parts.items():
-                found[name].append(await cost_us(door, part, num_calls))
+                found[name].append(await cost_us(platform_address, part, num_calls))
         own = {name: statistics.median(own for own, _ in each) for name, each in found.items()}
         of_redis = {name: statistics.median(its for _, its in each) for name, each in found.items()}
-        alone = await repeat(door.all, num_calls // 4, 1)
-        together = await repeat(door.all, num_calls // 4, AT_ONCE)
+        alone = await repeat(platform_address.all, num_calls // 4, 1)
+        together = await repeat(platform_address.all, num_calls // 4, AT_ONCE)
     return {
         "added_cpu_us": {name: round(own[name] - own["nothing"], 1) for name in parts if name != "nothing"},
         "redis_cpu_us": round(of_redis["all"], 1),

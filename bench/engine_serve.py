@@ -30,7 +30,7 @@ DONE = b"data: [DONE]"
 
 
 @dataclass
-class Answer:
+class StreamResult:
     """The result of one stream: seconds at which its chunks arrived, and its usage."""
 
     chunk_s: list[float] = field(default_factory=list)
@@ -66,12 +66,12 @@ class StreamReader:
         return count
 
 
-async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str) -> Answer:
+async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str) -> StreamResult:
     """Read one stream to its end. Raises ValueError if the stream is incomplete."""
     content = json.dumps(body).encode()
     head = f"POST {url.path}/v1/completions HTTP/1.1\r\nhost: {url.netloc}\r\nconnection: close\r\n{headers}"
     head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    answer, stream = Answer(), StreamReader()
+    answer, stream = StreamResult(), StreamReader()
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection(url.hostname, url.port or 80)
     try:
@@ -114,19 +114,19 @@ def bodies(options: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
         }
 
 
-async def run(options: argparse.Namespace, num_requests: int, seed: int) -> tuple[list[Answer], float]:
+async def run(options: argparse.Namespace, num_requests: int, seed: int) -> tuple[list[StreamResult], float]:
     """Return all results and the total time in seconds."""
     url = urllib.parse.urlsplit(options.url)
     headers = f"authorization: Bearer {options.api_key}\r\n" if options.api_key else ""
     waiting = itertools.islice(bodies(options, seed), num_requests)
-    answers: list[Answer] = []
+    answers: list[StreamResult] = []
 
-    async def one_after_the_other() -> None:
+    async def run_sequentially() -> None:
         for body in waiting:
             answers.append(await ask(url, body, headers))
 
     started = time.perf_counter()
-    await asyncio.gather(*(one_after_the_other() for _ in range(min(options.streams, num_requests))))
+    await asyncio.gather(*(run_sequentially() for _ in range(min(options.streams, num_requests))))
     return answers, time.perf_counter() - started
 
 
@@ -137,7 +137,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value * 1000, 2) for name, value in (at | {"max": ordered[-1]}).items()}
 
 
-def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
+def figures(answers: Sequence[StreamResult], seconds: float) -> dict[str, Any]:
     """Return the figures of a run. ITL is the time between two chunks, TPOT the mean time per token after the first."""
     num_generated = sum(answer.completion_tokens for answer in answers)
     num_prompt = sum(answer.prompt_tokens for answer in answers)

@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 import uvloop
 
-from bench.gateway_cpu import CHUNK_GAP_S, CHUNKS, PROMPT, Beats, cpu_seconds, rss_mb
+from bench.gateway_cpu import CHUNK_GAP_S, CHUNKS, PROMPT, StreamClocks, cpu_seconds, rss_mb
 from bench.platform_under_test import free_port, machine
 from storage.migrate import migrate
 from tests.gateway.process import PARROT
@@ -73,7 +73,7 @@ _LAST = _chunk({}, "stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 class Upstream(asyncio.Protocol):
     """An OpenAI server that responds immediately, or streams with an individual clock per stream."""
 
-    beats: ClassVar[Beats[Upstream]]
+    beats: ClassVar[StreamClocks[Upstream]]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -113,14 +113,14 @@ def upstream_process(port: int) -> None:
     """Run until killed."""
 
     async def run() -> None:
-        Upstream.beats = Beats(Upstream.due)
+        Upstream.beats = StreamClocks(Upstream.due)
         await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", port)
         await Upstream.beats.run()
 
     uvloop.run(run())
 
 
-class AnswerReader:
+class ResponseReader:
     """Split the bytes of a connection into responses and count the events of each."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Caller(asyncio.Protocol):
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self._reader = AnswerReader()
+        self._reader = ResponseReader()
         self._answered: asyncio.Future[None] | None = None
         self.transport: asyncio.Transport
         self.first_s = 0.0

@@ -43,7 +43,7 @@ PROMPT = "Explain in two sentences why the sky is blue and the sunset red. " * 4
 S = TypeVar("S")
 
 
-class Beats(Generic[S]):
+class StreamClocks(Generic[S]):
     """Give each stream its own clock with a period of CHUNK_GAP_S, rounded to TICK_S. `due` receives the streams whose
     turn it is and the number of chunks each has had."""
 
@@ -81,7 +81,7 @@ class QuickNode(FakeNode):
     """A node that answers unstreamed calls in one write. Texts starting with `stream` are streamed; everything due at
     one time is sent in one write, like an engine step."""
 
-    beats: Beats[tuple[NodeSide, int]]
+    beats: StreamClocks[tuple[NodeSide, int]]
 
     def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
         self.executes.clear()
@@ -119,7 +119,7 @@ def node_process(folder: Path, redis_url: str) -> None:
     keys = Path(os.environ["HEARTH_SERVICE_KEYS"])
     identity = ServiceIdentity(Path(os.environ["HEARTH_SERVICE_RING"]), keys, "node")
     node = QuickNode("quick", folder, models, identity, redis_url=redis_url)
-    node.beats = Beats(QuickNode.due)
+    node.beats = StreamClocks(QuickNode.due)
     node.start()
     node.spawn(node.beats.run())
     while True:

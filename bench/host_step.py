@@ -43,7 +43,7 @@ class NullRunner:
         return StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32))
 
 
-def filled_engine(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:
+def engine_with_full_batch(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:
     """Return an engine whose whole batch decodes, with rows at different offsets within their blocks."""
     total = prompt_len + BLOCK_SIZE + max_tokens
     runner = NullRunner(num_blocks=num_rows * (total // BLOCK_SIZE + 2), max_model_len=total)
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=300)
     parser.add_argument("--steps", type=int, default=1000)
     arguments = parser.parse_args()
-    engine = filled_engine(arguments.rows, arguments.prompt, arguments.steps + 1000)
+    engine = engine_with_full_batch(arguments.rows, arguments.prompt, arguments.steps + 1000)
     print(json.dumps({"rows": arguments.rows, **measure(engine, arguments.steps)}))
 
 

@@ -21,14 +21,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.platform_under_test import Door, free_port, machine, platform
+from bench.platform_under_test import PlatformAddress, free_port, machine, platform
 from scripts.fetch_node_clients import PACKAGES
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "worker"
 NUM_WARM = 20
 
 
-class Way:
+class KeepAliveConnection:
     """A keep-alive connection and the target of its requests."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
@@ -54,7 +54,7 @@ class Way:
 
 
 @contextlib.contextmanager
-def worker(door: Door) -> Iterator[str]:
+def worker(platform_address: PlatformAddress) -> Iterator[str]:
     """Run the chat example in plain workerd; yield its address."""
     binaries = list(PACKAGES.glob("node_modules/@cloudflare/workerd-*/bin/workerd"))
     if not binaries:
@@ -62,10 +62,10 @@ def worker(door: Door) -> Iterator[str]:
     port = free_port()
     config = (EXAMPLES / "workerd.capnp").read_text()
     for old, new in (
-        ("127.0.0.1:8787", urlsplit(door.base_url).netloc),
+        ("127.0.0.1:8787", urlsplit(platform_address.base_url).netloc),
         ("127.0.0.1:8788", f"127.0.0.1:{port}"),
-        ("YOUR_TOKEN", door.api_token),
-        ("YOUR_ACCOUNT", door.account_id),
+        ("YOUR_TOKEN", platform_address.api_token),
+        ("YOUR_ACCOUNT", platform_address.account_id),
     ):
         assert old in config, old
         config = config.replace(old, new)
@@ -98,8 +98,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     num_calls = parser.parse_args().calls
     plain_s, worker_s = [], []
-    with platform() as door, worker(door) as url:
-        plain, through = Way(door.run_url, door.headers), Way(url, {})
+    with platform() as platform_address, worker(platform_address) as url:
+        plain, through = KeepAliveConnection(platform_address.run_url, platform_address.headers), KeepAliveConnection(url, {})
         for i in range(num_calls + NUM_WARM):
             question = f"What is {i} plus {i % 7}?"
             messages = [

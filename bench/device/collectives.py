@@ -42,12 +42,12 @@ def main() -> None:
     meeting, context = Meeting(0, options.ranks), get_context("spawn")
     others = []
     for rank in range(1, options.ranks):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=follow, args=(rank, meeting.port, options, theirs), daemon=True)
+        hearth_tokens_per_s, transformers_tokens_per_s = context.Pipe()
+        process = context.Process(target=follow, args=(rank, meeting.port, options, transformers_tokens_per_s), daemon=True)
         process.start()
-        others.append((process, ours))
+        others.append((process, hearth_tokens_per_s))
     result = run(0, meeting, options)
-    result["is_right"] &= all(ours.recv() for _, ours in others)
+    result["is_right"] &= all(hearth_tokens_per_s.recv() for _, hearth_tokens_per_s in others)
     for process, _ in others:
         process.join(30)
     json.dump({"ranks": options.ranks, "torch": torch.__version__, **result}, sys.stdout)

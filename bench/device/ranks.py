@@ -104,9 +104,9 @@ def lead(settings: dict[str, Any]) -> dict[str, Any]:
         num_blocks=most * (-(-(128 + settings["tokens"]) // 16) + 1), max_sequences=most,
         num_threads=settings["threads"], tensor_parallel=settings["ranks"], is_prefix_cache_enabled=False,
     )  # fmt: skip
-    ours, _theirs = socket.socketpair()
+    hearth_tokens_per_s, _theirs = socket.socketpair()
     started = time.perf_counter()
-    runner, _ = load(config, ours)
+    runner, _ = load(config, hearth_tokens_per_s)
     load_s = round(time.perf_counter() - started, 2)
     engine, tok_s, tokens, next_id = Engine(runner, config), {}, {}, 1
     for streams in settings["streams"]:

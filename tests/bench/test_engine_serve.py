@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.engine_serve import Answer, StreamReader, figures, percentiles
+from bench.engine_serve import StreamResult, StreamReader, figures, percentiles
 
 STREAM = (
     b'8c\r\ndata: {"id":"1","choices":[{"index":0,"text":"a \\"error\\" data: {"}],"usage":null}\n\n\r\n'
@@ -29,7 +29,7 @@ def test_an_error_in_a_stream_is_no_result():
 
 
 def test_figures_are_of_all_streams_together():
-    answers = [Answer([0.1, 0.2, 0.4], 10, 3, 0.4), Answer([0.3, 0.4, 0.5], 20, 3, 0.5)]
+    answers = [StreamResult([0.1, 0.2, 0.4], 10, 3, 0.4), StreamResult([0.3, 0.4, 0.5], 20, 3, 0.5)]
     found = figures(answers, 2.0)
     assert (found["output_tokens_per_s"], found["total_tokens_per_s"], found["requests_per_s"]) == (3.0, 18.0, 1.0)
     assert found["ttft_ms"]["max"] == 300.0
