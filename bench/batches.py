@@ -91,7 +91,9 @@ async def queued(client: Client, texts: list[str]) -> float:
     return len(texts) / took
 
 
-async def measure(platform_address: PlatformAddress, num_calls: int, num_connections: int, num_words: int, num_rounds: int) -> dict[str, Any]:
+async def measure(
+    platform_address: PlatformAddress, num_calls: int, num_connections: int, num_words: int, num_rounds: int
+) -> dict[str, Any]:
     path = f"/client/v4/accounts/{platform_address.account_id}/ai/run/@cf/hearth/minilm"
     clients = [await Client(platform_address, path).open() for _ in range(num_connections)]
     figures: dict[str, list[float]] = {"direct": [], "batch": []}
@@ -118,7 +120,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with platform() as platform_address:
-        report = asyncio.run(measure(platform_address, options.calls, options.connections, options.words, options.rounds))
+        report = asyncio.run(
+            measure(platform_address, options.calls, options.connections, options.words, options.rounds)
+        )
     print(json.dumps(machine() | report, indent=2))
 
 

@@ -71,7 +71,9 @@ def _wait_until_ready(process: subprocess.Popen[bytes], home: Path, port: int) -
         with contextlib.suppress(httpx.HTTPError, FileNotFoundError):
             if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=1).status_code == 200:
                 dev = json.loads((home / "dev.json").read_text())
-                return PlatformAddress(dev["base_url"], dev["account_id"], dev["api_token"], dev["chat_model"], dev["pids"])
+                return PlatformAddress(
+                    dev["base_url"], dev["account_id"], dev["api_token"], dev["chat_model"], dev["pids"]
+                )
         time.sleep(0.02)
     raise SystemExit("hearth up was not ready within 60 s")
 
@@ -81,7 +83,9 @@ async def stream(
 ) -> AsyncIterator[tuple[float, dict[str, Any]]]:
     """Yield (seconds since the request was sent, event) for each event of one native stream."""
     started = time.perf_counter()
-    async with client.stream("POST", platform_address.run_url, json=body | {"stream": True}, headers=platform_address.headers) as response:
+    async with client.stream(
+        "POST", platform_address.run_url, json=body | {"stream": True}, headers=platform_address.headers
+    ) as response:
         if response.status_code != 200:
             raise SystemExit(f"{response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
@@ -89,7 +93,9 @@ async def stream(
                 yield time.perf_counter() - started, json.loads(line.removeprefix("data: "))
 
 
-async def stream_all(platform_address: PlatformAddress, bodies: list[dict[str, Any]]) -> list[list[tuple[float, dict[str, Any]]]]:
+async def stream_all(
+    platform_address: PlatformAddress, bodies: list[dict[str, Any]]
+) -> list[list[tuple[float, dict[str, Any]]]]:
     """Send every body at once, each on its own connection."""
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:

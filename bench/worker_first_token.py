@@ -99,7 +99,10 @@ def main() -> None:
     num_calls = parser.parse_args().calls
     plain_s, worker_s = [], []
     with platform() as platform_address, worker(platform_address) as url:
-        plain, through = KeepAliveConnection(platform_address.run_url, platform_address.headers), KeepAliveConnection(url, {})
+        plain, through = (
+            KeepAliveConnection(platform_address.run_url, platform_address.headers),
+            KeepAliveConnection(url, {}),
+        )
         for i in range(num_calls + NUM_WARM):
             question = f"What is {i} plus {i % 7}?"
             messages = [

@@ -43,7 +43,9 @@ def main() -> None:
     others = []
     for rank in range(1, options.ranks):
         hearth_tokens_per_s, transformers_tokens_per_s = context.Pipe()
-        process = context.Process(target=follow, args=(rank, meeting.port, options, transformers_tokens_per_s), daemon=True)
+        process = context.Process(
+            target=follow, args=(rank, meeting.port, options, transformers_tokens_per_s), daemon=True
+        )
         process.start()
         others.append((process, hearth_tokens_per_s))
     result = run(0, meeting, options)

@@ -8,7 +8,7 @@ from bench.gateway import _FIRST, _HEAD, _LAST, _NEXT, _WHOLE, ResponseReader
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100, 10_000])
-def test_answers_end_and_events_are_counted_at_any_split(size: int):
+def test_responses_and_events_are_found_at_any_split(size: int):
     reader = ResponseReader()
     for answer, num_events in ((_WHOLE, 0), (_HEAD + _FIRST + 3 * _NEXT + _LAST, 6), (_WHOLE, 6)):
         pieces = [answer[at : at + size] for at in range(0, len(answer), size)]

@@ -1,6 +1,6 @@
 """Measure what authentication, quota and metering add to a call, each on its own.
 
-    python -m bench.door_cost [--calls 4000]
+    python -m bench.admission_cost [--calls 4000]
 
 Runs the gateway's own components in one process, without HTTP and without a node: token verification from a header,
 limits and a budget in one round trip to a real Redis on loopback, and an entry in a synced spool. Each component
@@ -196,7 +196,9 @@ async def repeat(part: Callable[[], Awaitable[None]], num_calls: int, at_once: i
     return took_s
 
 
-async def cost_us(platform_address: PlatformAddress, part: Callable[[], Awaitable[None]], num_calls: int) -> tuple[float, float]:
+async def cost_us(
+    platform_address: PlatformAddress, part: Callable[[], Awaitable[None]], num_calls: int
+) -> tuple[float, float]:
     """Return CPU microseconds per call of this process and of Redis, including deferred writes."""
     began_s, redis_s = time.process_time(), cpu_seconds(platform_address.redis_pid)
     took = await repeat(part, num_calls, AT_ONCE)
