@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.structured.closing_bound import growth
-from engine.text.control_tokens import take_out_controls
+from engine.text.control_tokens import remove_control_tokens
 from engine.text.files import TokenizerUnusable, read_definition
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def read_token_view(model_dir: Path, vocab_size: int, eos_token_ids: tuple[int, 
         definition, _ = read_definition(model_dir)
     except TokenizerUnusable as error:
         raise ValueError(str(error)) from error
-    control_ids = {control.text: control.token_id for control in take_out_controls(definition)}
+    control_ids = {control.text: control.token_id for control in remove_control_tokens(definition)}
     _mark_special(definition, set(control_ids.values()))
     largest_added = max((token["id"] for token in definition.get("added_tokens", [])), default=-1)
     num_tokens = max(vocab_size, largest_added + 1, _largest_id(definition["model"]["vocab"]) + 1)

@@ -41,7 +41,7 @@ class Bench:
 
     def say(self, text: str, *, finish: Any = None, logprob: float | None = None) -> int:
         """The tokens of `text`, one a step, control tokens as such; then the end, with an end token if it is a stop."""
-        token_ids = self.tokenizer.encode(text, is_raw=True)
+        token_ids = self.tokenizer.encode(text, parse_special=True)
         for token_id in token_ids:
             self.replica.say(token_id, logprobs=() if logprob is None else [TokenIdLogprob(logprob)])
         if finish == "stop":

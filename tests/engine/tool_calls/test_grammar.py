@@ -48,7 +48,7 @@ def controls() -> Controls:
 
 def accepts(view: TokenView, constraint: Constraint, text: str) -> bool:
     """Whether the whole text matches, its marks as control tokens."""
-    return accepts_ids(view, constraint, TOKENIZER.encode(text, is_raw=True))
+    return accepts_ids(view, constraint, TOKENIZER.encode(text, parse_special=True))
 
 
 def accepts_ids(view: TokenView, constraint: Constraint, token_ids: list[int]) -> bool:
@@ -150,10 +150,10 @@ def test_a_call_cannot_be_spelled_without_its_control_token(view: TokenView, con
 
 
 def test_other_control_tokens_may_stand_in_text_where_they_show(view: TokenView, controls: Controls) -> None:
-    think = TOKENIZER.encode("<|reserved_0|>", is_raw=True)
+    think = TOKENIZER.encode("<|reserved_0|>", parse_special=True)
     assert len(think) == 1
     thinking = Controls(controls.marks, in_text=think)
-    token_ids = TOKENIZER.encode(f"<|reserved_0|>why<|reserved_0|>{hermes(NOON)}", is_raw=True)
+    token_ids = TOKENIZER.encode(f"<|reserved_0|>why<|reserved_0|>{hermes(NOON)}", parse_special=True)
     for known, expected in ((thinking, True), (controls, False)):
         constraint = lazy_calls(HERMES, [NOW], known, None, is_parallel=True, is_loose=False)
         matcher = compile_matcher(constraint, view)
@@ -194,7 +194,7 @@ def test_names_and_schemas_cannot_break_out_of_the_grammar(view: TokenView, cont
     marked = Tool(name="m", parameters={"properties": {"<a> / <b>": {"enum": ['"<c>', "/<d>/", "</tool_call>"]}}})
     for value in ('"<c>', "/<d>/", "</tool_call>"):
         arguments = json.dumps({"<a> / <b>": value})
-        begin, end = (TOKENIZER.encode(mark, is_raw=True) for mark in HERMES.marks)
+        begin, end = (TOKENIZER.encode(mark, parse_special=True) for mark in HERMES.marks)
         inside = TOKENIZER.encode(f'\n{{"name": "m", "arguments": {arguments}}}\n')
         constraint = required_calls(HERMES, [marked], controls, is_parallel=True, is_loose=False)
         assert accepts_ids(view, constraint, [*begin, *inside, *end])

@@ -117,7 +117,7 @@ def accepts(view: TokenView, constraint: Constraint | None, text: str) -> bool:
     for place, mark in enumerate(MARKS):
         text = text.replace(mark, f"<|reserved_{place + 1}|>")
     assert TOKENIZER.control_id("<|reserved_1|>") == 6
-    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, is_raw=True)
+    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, parse_special=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 

@@ -145,9 +145,9 @@ def view() -> TokenView:
     return read_token_view(SPARK, 4096, (0, 2))
 
 
-def accepts(view: TokenView, constraint: Constraint | None, text: str, *, is_raw: bool = False) -> bool:
+def accepts(view: TokenView, constraint: Constraint | None, text: str, *, parse_special: bool = False) -> bool:
     assert constraint is not None
-    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, is_raw=is_raw)
+    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, parse_special=parse_special)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
@@ -183,9 +183,9 @@ def test_marks_that_are_control_tokens_are_spelled_with_them(view: TokenView) ->
     marks = Reasoning("<|reserved_0|>", "<|reserved_1|>")
     controls = Controls({marks.opening: opening, marks.closing: closing}, in_text=(opening, closing))
     held = thoughtful_answer(Constraint("json_object"), controls, Thinking(marks, "may_think"))
-    assert accepts(view, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", is_raw=True)
-    assert not accepts(view, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", is_raw=True)
-    assert not accepts(view, held, "<|reserved_1|>{}", is_raw=True)
+    assert accepts(view, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
+    assert not accepts(view, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
+    assert not accepts(view, held, "<|reserved_1|>{}", parse_special=True)
 
 
 NOW = Tool(name="now")
@@ -213,7 +213,7 @@ def test_a_free_answer_may_think_and_then_call(view: TokenView) -> None:
     plan = make_plan(TextGeneration(prompt="x", tools=(NOW,)), Form(HERMES), controls, Thinking(THINK, "thinks"))
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, expected in ((f"a</think>b {call}", True), ("a</think>b", True), ("a", False), (f"a{call}", False)):
-        assert accepts(view, plan.constraints[0], text, is_raw=True) is expected
+        assert accepts(view, plan.constraints[0], text, parse_special=True) is expected
 
 
 def test_a_coders_calls_follow_each_other_with_or_without_a_new_line(view: TokenView) -> None:
