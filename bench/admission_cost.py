@@ -256,7 +256,7 @@ def main() -> None:
     finally:
         redis.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"bench": "door_cost", **vars(options), **found, **machine()}))
+    print(json.dumps({"bench": "admission_cost", **vars(options), **found, **machine()}))
 
 
 if __name__ == "__main__":

@@ -28,18 +28,18 @@ class Client:
     """A keep-alive connection that sends a body and reads a response with a content length or in chunks."""
 
     def __init__(self, platform_address: PlatformAddress, path: str) -> None:
-        self._door = platform_address
+        self._platform = platform_address
         self._path = path
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
     async def open(self) -> Client:
-        host, port = self._door.base_url.split("/")[2].split(":")
+        host, port = self._platform.base_url.split("/")[2].split(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
         return self
 
     async def post(self, body: bytes, query: str = "") -> bytes:
-        head = f"POST {self._path}{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._door.api_token}\r\n"
+        head = f"POST {self._path}{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._platform.api_token}\r\n"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         told = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if b"transfer-encoding: chunked" in told:

@@ -10,7 +10,8 @@ forward pass, sampler, commit), without prefix cache except for `warm2048`; `hea
 kernels; `transformers` is `generate` with its default cache. `--peers` is the Python interpreter of an environment with
 `bench/peers/requirements.txt`, `--vllm` that of one with `bench/peers/vllm.txt`: those engines run greedily in their
 own processes with the same weights and prompts. Figures are the best of the repeats. Absolute values are meaningful
-only on an idle machine, ratios nearly always. `same_first` counts the streams of `agg16` whose first token equals hearth_tokens_per_s.
+only on an idle machine, ratios nearly always. `same_first` counts the streams of `agg16` whose first
+token equals that of Hearth.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--peers", help="Python of the peers' environment")
     parser.add_argument("--vllm", help="Python of vLLM's environment")
-    parser.add_argument("--only", help="contenders, comma separated, hearth_tokens_per_s among them; all otherwise")
+    parser.add_argument("--only", help="comma-separated contenders, including hearth; default: all")
     return parser.parse_args()
 
 
@@ -136,7 +137,7 @@ def compare(name: str, model_dir: Path, arguments: argparse.Namespace) -> list[d
 def make_contenders(
     model_dir: Path, arguments: argparse.Namespace, stack: ExitStack
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Return all contenders, hearth_tokens_per_s first, and the versions of the peers."""
+    """Return all contenders, Hearth first, and the versions of the peers."""
     only = arguments.only.split(",") if arguments.only else None
     threads, temperature = arguments.threads, arguments.temperature
     made: dict[str, Callable[[], Contender]] = {

@@ -31,7 +31,7 @@ from engine.text.tokenizer import Tokenizer
 STREAMS = (1, 2, 4, 16)
 MAX_TOKENS = 160
 WORDS = (
-    "the blue kettle stands on the old table near the platform_address and the small dog sleeps under it while the rain falls on "
+    "the blue kettle stands on the old table near the door and the small dog sleeps under it while the rain falls on "
     "the garden and a green boat waits at the river for the three men who bring bread and milk to the market"
 ).split()
 NUM_WORDS = 24  # the most that Spark repeats without an error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.engine_serve import StreamResult, StreamReader, figures, percentiles
+from bench.engine_serve import StreamReader, StreamResult, figures, percentiles
 
 STREAM = (
     b'8c\r\ndata: {"id":"1","choices":[{"index":0,"text":"a \\"error\\" data: {"}],"usage":null}\n\n\r\n'

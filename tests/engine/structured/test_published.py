@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.constrained import Loop, constraint_of, count_met
+from bench.constrained import Loop, constraint_of, count_matching
 from bench.published_schemas import function_schemas, suite_schemas
 from engine.config import EngineConfig
 from engine.runner import Runner
@@ -23,7 +23,7 @@ def test_two_hundred_drawn_requests_are_all_met(test_data: Path) -> None:
     schemas = [*suite_schemas(test_data), *function_schemas(test_data)]
     taken = [schema for schema in schemas if not judge(constraint_of(schema), view)]
     loop = Loop(Runner(EngineConfig(model_dir=SPARK)), num_streams=16, num_threads=1)
-    result = count_met(loop, taken, 200)
+    result = count_matching(loop, taken, 200)
     assert (result["asked"], result["met"]) == (200, 200), result["failures"]
 
 
