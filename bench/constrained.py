@@ -2,7 +2,6 @@
 
     python -m bench.constrained [--model spark] [--streams 16] [--requests 64] [--repeats 5] [--threads 1] [--schemas 8]
 
-<<<<<<< HEAD
 "throughput": a closed loop of `--streams` concurrent requests. Each request has its own schema from `data/tools`, or
 all requests share `--schemas` of them. The same prompts run without constraints for the same number of tokens. Both
 runs alternate every 16 steps so that they see the same machine. The loss is the median of the pairs' ratios of tokens
@@ -11,19 +10,8 @@ Garbage is collected between runs, as in a rank. `--model m110` is a random bflo
 built-in tokenizer; it does not tend to write JSON, so most of its draws are rejected.
 
 "compile": milliseconds to compile each schema, and for the front's complete check of an unknown one. "met": how many of
-200 requests from `data/structured` and `data/tools` that the compiler accepts give a matching response.
-=======
-"throughput": closed loop of `--streams` requests, each with a schema of its own from the functions of `data/tools`, or
-all together with `--schemas` of them, as programs ask that have a few; beside it the same prompts without constraints,
-each made to run for as many tokens as its constrained twin. The two take turns of 16 steps, so that both see the same
-machine; the loss is the median of the pairs' ratios of tokens per second, and beside it of tokens per second of the
-engine's thread. Compiling is part of it: each run has a new engine. Garbage is collected between the runs and not in
-them, as a rank does. `--model m110` is the shape of 110 M parameters in bfloat16, with random weights (and so no habit
-of writing JSON: most of what it draws is refused) and the built-in tokenizer.
-"compile": milliseconds to compile each of those schemas, and for the front's whole check of one never seen. "met": of
-200 requests drawn from `data/structured` and `data/tools` that the compiler takes, how many answers meet their schema;
-"unclosed": how many were cut by the limit.
->>>>>>> main
+200 requests from `data/structured` and `data/tools` that the compiler accepts give a matching response;
+"unclosed": how many were cut off by the token limit.
 HEARTH_TEST_DATA names the data folder.
 """
 
@@ -88,13 +76,8 @@ def main() -> None:
     results["compile"] = measure_compiling(functions, view) | asyncio.run(measure_checking(functions[:200]))
     loop = Loop(runner, arguments.streams, arguments.threads)
     results["throughput"] = compare(loop, functions, arguments.requests, arguments.schemas, arguments.repeats)
-<<<<<<< HEAD
-    suite = [schema for schema in suite_schemas(data) if not judge(constraint_of(schema), view)]
-    results["met"] = count_matching(loop, suite + functions, 200)
-=======
     suite = [schema for schema in suite_schemas(data) if not refusal_of(constraint_of(schema), view)]
-    results["met"] = count_met(loop, suite + functions, 200)
->>>>>>> main
+    results["met"] = count_matching(loop, suite + functions, 200)
     json.dump(results, sys.stdout)
     print()
 
@@ -150,7 +133,7 @@ class ConstrainedRun:
     def num_tokens(self) -> int:
         return sum(map(len, self.tokens))
 
-    def go(self, num_steps: float = math.inf) -> None:
+    def advance(self, num_steps: float = math.inf) -> None:
         """Run `num_steps` steps. Waiting for a grammar matcher counts, because compilation is part of the cost."""
         started, cpu_started, step = time.perf_counter(), time.thread_time(), 0
         while not self.is_over and (step < num_steps or self._engine.matchers.is_compiling):
@@ -186,7 +169,7 @@ class Loop:
         self._next_id = 1  # the runner remembers sequences by id
 
     def start_run(self, requests: list[Request], half: int) -> ConstrainedRun:
-        """Create a start_run that uses one half (0 or 1) of the runner's blocks."""
+        """Create a run that uses one half (0 or 1) of the runner's blocks."""
         engine = Engine(self._runner, self._config)
         engine.matchers.warm_up().result()
         halves = [engine.blocks.allocate(self._runner.num_blocks // 2) for _ in range(2)]
@@ -245,8 +228,8 @@ def compare(
         held, free = loop.start_run(requests, 0), loop.start_run(free_requests, 1)
         with no_garbage_collection():
             while not (held.is_over and free.is_over):
-                for start_run in (held, free) if repeat % 2 else (free, held):
-                    start_run.go(SLICE)
+                for run in (held, free) if repeat % 2 else (free, held):
+                    run.advance(SLICE)
         assert held.tokens == told.tokens
         if repeat:  # the first pair is a warm-up
             share = held.num_tokens / free.num_tokens  # a response without tokens is compared with a run of one token
@@ -294,21 +277,16 @@ def count_matching(loop: Loop, schemas: list[dict[str, Any]], num_requests: int)
     sampling = [
         Sampling(max_tokens=MAX_TOKENS, temperature=(0.0, 0.6, 1.0)[seed % 3], seed=seed) for seed in range(len(drawn))
     ]
-    start_run = loop.start_run(
+    run = loop.start_run(
         [(prompt_for(schema), constraint_of(schema), how) for schema, how in zip(drawn, sampling, strict=True)], 0
     )
-    start_run.go()
+    run.advance()
     failures = [
         {"schema": schema, "text": loop.decode(said), "end": end}
-<<<<<<< HEAD
-        for schema, said, end in zip(drawn, start_run.tokens, start_run.ends, strict=True)
-        if not matches_schema(schema, loop.decode(said))
-=======
-        for schema, said, end in zip(drawn, course.tokens, course.ends, strict=True)
-        if end != "unclosed" and not is_met(schema, loop.decode(said))
->>>>>>> main
+        for schema, said, end in zip(drawn, run.tokens, run.ends, strict=True)
+        if end != "unclosed" and not matches_schema(schema, loop.decode(said))
     ]
-    unclosed = course.ends.count("unclosed")
+    unclosed = run.ends.count("unclosed")
     met = len(drawn) - len(failures) - unclosed
     return {"asked": len(drawn), "met": met, "unclosed": unclosed, "failures": failures[:5]}
 
