@@ -37,7 +37,7 @@ from tenants.credentials.token_verifier import TokenVerifier
 from tests.postgres_server import PostgresServer, find_postgres
 
 PEPPER = b"a pepper for a benchmark, 32 byte"
-COLUMNS = ("api_token_id", "account_id", "name", "kind", "status", "lookup_id", "digest", "permission_groups")
+COLUMNS = ("api_token_id", "account_id", "name", "kind", "status", "lookup_id", "digest", "policies")
 REMEMBERED_TIMES = 20
 
 
@@ -45,7 +45,7 @@ def fillers(count: int, account_id: str) -> Iterator[tuple[object, ...]]:
     """Yield rows of tokens that are not verified."""
     for number in range(count):
         token_id = f"{number:032x}"
-        yield token_id, account_id, "filler", "user", "active", f"~{number:09d}", os.urandom(32), ""
+        yield token_id, account_id, "filler", "user", "active", f"~{number:09d}", os.urandom(32), "[]"
 
 
 async def fill_sqlite(path: Path, rows: Iterator[tuple[object, ...]]) -> None:

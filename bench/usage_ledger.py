@@ -37,11 +37,11 @@ DAYS = 30
 _FILL = """
 INSERT INTO usage_entries (request_id, account_id, api_token_id, model, revision, task, pop, node_id, status,
     prompt_tokens, cached_tokens, completion_tokens, started_at, ttft_ms, duration_ms, attempts, micro_neurons,
-    is_stream, device_us, bytes_in, bytes_out, is_useful, is_summed)
+    is_stream, device_us, bytes_in, bytes_out, is_useful)
 SELECT lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || lpad(to_hex(n), 24, '0'),
     lpad(to_hex(account), 32, '0'), lpad(to_hex(account * 2 + n % 2), 32, '0'), '@cf/bench/m' || n % 3, 'r',
     'text-generation', 'pop' || account % 4, 'n', CASE WHEN n % 50 = 0 THEN 'timeout' ELSE 'stop' END,
-    900, 300, 120, at, 80 + n % 400, 900 + n % 3000, 1, 250000, true, 35000, 3600, 480, n % 50 <> 0, true
+    900, 300, 120, at, 80 + n % 400, 900 + n % 3000, 1, 250000, true, 35000, 3600, 480, n % 50 <> 0
 FROM (
     SELECT n, (CASE WHEN n % 2 = 0 THEN (n / 2 * 7919) % 10 ELSE (n * 7919) % {accounts} END)::int AS account,
         $1::timestamptz + ($2::timestamptz - $1::timestamptz) * (n::float8 / {rows}) AS at
