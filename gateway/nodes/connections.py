@@ -54,7 +54,7 @@ class _Connection(asyncio.Protocol):
         self._node_nonce: bytes | None = None
         self._decoder = wire.FrameDecoder()
         self._loop = loop
-        self._writer = CoalescingWriter(max_pending=_MOST_UNSENT)
+        self._writer = CoalescingWriter(max_pending=_MAX_UNSENT)
         self.is_proven: asyncio.Future[None] = loop.create_future()
         self.is_closed: asyncio.Future[None] = loop.create_future()
         self.transport: asyncio.Transport | None = None
