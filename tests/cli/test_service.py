@@ -48,7 +48,7 @@ def identity(ring: Path, subject: str) -> ServiceIdentity:
 
 def test_the_life_of_a_service_key(service: Hearth, ring: Path):
     """Made, used, rotated, used on, revoked, let back in. That the audit tells of it: test_audited_commands.py."""
-    made = service("make", "node/n1", "--place", "fra")
+    made = service("make", "node/n1", "--pop", "fra")
     private = Path(made["private_key"])
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     service("make", "operator/ann")
@@ -119,7 +119,7 @@ def test_no_command_prints_a_private_key(service: Hearth, ring: Path, capsys: An
     ("arguments", "says"),
     [
         (["make", "n1"], "node/NAME"),
-        (["make", "gateway/g", "--place", "fra"], "only a node"),
+        (["make", "gateway/g", "--pop", "fra"], "only a node"),
         (["make", "node/../../x"], "node/NAME"),
         (["add", "node/n1", "abc"], "64 hexadecimal"),
         (["add", "node/n1", "zz" * 32], "64 hexadecimal"),
@@ -140,7 +140,7 @@ def test_what_makes_no_sense_is_refused(service: Hearth, arguments: list[str], s
 
 def test_evidence_pack_has_the_inventory_of_service_keys(service: Hearth, ring: Path):
     assert service_keys(Target({"HEARTH_SERVICE_RING": str(ring)}, None)) == {}
-    made = service("make", "node/n1", "--place", "fra")
+    made = service("make", "node/n1", "--pop", "fra")
     service("revoke", "--key", made["kid"])
     text = service_keys(Target({"HEARTH_SERVICE_RING": str(ring)}, None))["service_keys.csv"]
     (row,) = csv.DictReader(text.splitlines())
