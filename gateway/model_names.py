@@ -9,7 +9,7 @@ from __future__ import annotations
 from catalog.card import RUN_TASKS, parse_model_id
 from catalog.listed import ListedModel
 from catalog.registry import Registry, Resolved
-from catalog.search import Shown
+from catalog.search import AnyModel
 from gateway.errors import Reason, Refusal
 
 
@@ -31,7 +31,7 @@ async def find_model(registry: Registry, text: str) -> Resolved:
     return resolved
 
 
-async def find_shown(registry: Registry, text: str) -> Shown:
+async def find_shown(registry: Registry, text: str) -> AnyModel:
     """What is told of a name: of listed models as well, and of those that are over. Raises InvalidModelId, Refusal."""
     name = parse_model_id(text)
     resolved = registry.find(name) or await registry.look_up(name)
@@ -41,7 +41,7 @@ async def find_shown(registry: Registry, text: str) -> Shown:
     return found
 
 
-def _retired(model: Shown, successor: str | None) -> Refusal:
+def _retired(model: AnyModel, successor: str | None) -> Refusal:
     instead = f"use {successor} instead" if successor else "use an alternative model"
     return Refusal(Reason.MODEL_RETIRED, f"{model.planned_deprecation_date}. Please {instead}")
 

@@ -71,7 +71,7 @@ async def test_maps_of_all_files_are_known_but_for_a_mixtures(objects: Objects, 
     base = await read_base(objects, card)
     assert base is not None
     assert base.architecture == "MixtralForCausalLM"
-    assert base.sites == {
+    assert base.targets == {
         "layers.0.self_attn.q_proj": (4, 6),
         "layers.1.self_attn.q_proj": None,
         "layers.1.self_attn.k_proj": (4, 6),
@@ -84,14 +84,14 @@ async def test_a_long_header_is_read_to_its_end(objects: Objects, tmp_path: Path
     tensors = {f"model.layers.{number}.self_attn.q_proj.weight": zeros(2, 1) for number in range(1000)}
     base = await read_base(objects, await stored(objects, tmp_path, tensors))
     assert base is not None
-    assert len(base.sites) == 1000
+    assert len(base.targets) == 1000
 
 
 async def test_what_is_built_in_is_read_where_it_is_installed(objects: Objects) -> None:
     base = await read_base(objects, builtin_models()["@cf/hearth/spark"].card)
     assert base is not None
     assert base.architecture == "LlamaForCausalLM"
-    assert spark_modules().items() <= base.sites.items()
+    assert spark_modules().items() <= base.targets.items()
 
 
 @pytest.mark.parametrize("damage", ["manifest", "weights", "header", "names"])
