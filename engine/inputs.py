@@ -43,26 +43,23 @@ class LogitBias:
 
 
 class ConstrainedRows(Protocol):
-    """Those of the K sampling rows whose text is held to a constraint. A mask is [bytes], a bit for each token that may
-    be drawn, the lowest first, at least V of them. None of `end_ids` is allowed in the rows `unending`."""
+    """The rows among the K sampling rows whose text is constrained by a grammar. A mask is [bytes], one bit per token
+    that is allowed, lowest bit first, with at least V bits."""
 
-    unending: list[int]
-    end_ids: tuple[int, ...]
+    def initial_masks(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
+        """Return the R rows that must sample under a mask at once, and their masks [R, bytes]. `is_filtered` [K]: rows
+        whose sampling depends on the probabilities of other tokens. The other rows sample from all tokens first."""
 
-    def allowed(self, is_filtered: NDArray[np.bool_]) -> tuple[list[int], NDArray[np.uint8]]:
-        """The R rows that have to draw under a mask at once, and their masks [R, bytes]. `is_filtered` [K]: whose draw
-        depends on more than the token drawn being allowed. The others draw from all tokens first."""
+    def accept(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
+        """Accept the sampled tokens [K]. Tokens that a grammar forces are written over the sampled ones, and rows whose
+        grammar failed are marked. Returns the R rows whose token is rejected: they sample again under
+        `rejected_masks`, and the result goes to `accept_resampled`."""
 
-    def settle(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> list[int]:
-        """Hear what all K rows drew; what a constraint forces, and what it wants in place of a token after which a text
-        could not be closed in time, is written over it, and a row whose constraint failed is marked. Returns the R rows
-        whose token is not allowed: they draw again, under the masks of `allowed_again`, and `settle_again` hears it."""
-
-    def allowed_again(self) -> NDArray[np.uint8]:
+    def rejected_masks(self) -> NDArray[np.uint8]:
         """[R, bytes]"""
 
-    def settle_again(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
-        """See `settle`."""
+    def accept_resampled(self, token_ids: Ints, is_failed: NDArray[np.bool_]) -> None:
+        """See `accept`."""
 
 
 class ConstraintSource(Protocol):

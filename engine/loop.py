@@ -40,8 +40,8 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable, draw_seed
 from engine.scheduling.step_budget import ScheduledStep
 from engine.speculation.speculator import Drafter, Speculator, count_accepted
-from engine.structured.forced_tokens import ForcedTokens
-from engine.structured.matchers import Matchers
+from engine.structured.jump_forward import JumpForward
+from engine.structured.matchers import GrammarMatchers
 
 _MAX_SCORED_BYTES = 1 << 26  # of the logits that a step computes for tokens of prompts
 _MAX_WAIT_S = 0.005  # for a matcher, when there is nothing else to do
@@ -90,9 +90,11 @@ class Engine:
             max_prompt_logprob_tokens=_MAX_SCORED_BYTES // (4 * runner.vocab_size),
         )
         self.num_computed_tokens = 0
-        self.matchers = Matchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
+        self.matchers = GrammarMatchers(config.model_dir, runner.vocab_size, self.info.eos_token_ids)
         self.speculator = self._make_speculator(drafter, runner, config) if drafter is not None else None
-        self._forced = ForcedTokens(self.scheduler, self.matchers.find) if runner.has_cheap_multi_token_rows else None
+        self._jump_forward = (
+            JumpForward(self.scheduler, self.matchers.find) if runner.has_cheap_multi_token_rows else None
+        )
         self._runner = runner
         self._adapters: AdapterQueue | None = None
         if adapters is not None:
@@ -160,7 +162,7 @@ class Engine:
         if request.constraint is None:
             self.scheduler.queue(sequence)
         else:
-            self.matchers.prepare(request.sequence_id, request.constraint, request.namespace)
+            self.matchers.submit(request.sequence_id, request.constraint, request.namespace)
 
     def refuse(self, sequence_id: int, code: int = ERROR) -> None:
         """Have the next report end a sequence that never began."""
@@ -187,7 +189,7 @@ class Engine:
             self._charged_s = time.perf_counter()
         if self._adapters is not None and self._adapters.num_waiting:
             self._take_adapters(self._adapters)
-        if self.matchers.is_preparing:
+        if self.matchers.is_compiling:
             self._queue_prepared()
         scheduled = self.scheduler.plan()
         if self.speculator is not None:
@@ -260,7 +262,7 @@ class Engine:
 
     def _take_adapters(self, adapters: AdapterQueue) -> None:
         """Sequences whose adapter is here go on; waits a little for one if there is nothing else to do."""
-        is_idle = not (self.scheduler.has_sequences or self._ended or self.matchers.is_preparing)
+        is_idle = not (self.scheduler.has_sequences or self._ended or self.matchers.is_compiling)
         for sequence, code in adapters.take_ready(_MAX_WAIT_S if is_idle else 0):
             if code == RUNNING:
                 self._go_on(sequence)
@@ -321,17 +323,17 @@ class Engine:
     def _conclude(self, sampled: Ints, output: inputs.StepOutput, codes: NDArray[np.uint8]) -> StepReport:
         """Report the tokens drawn for the slots `sampled`, and let those go that end with them. A slot may be there
         several times, in a row; only its last token can end it."""
-        if self._forced is not None and self.matchers.has_forced:
-            sampled, output, codes = self._forced.append(sampled, output, codes)
+        if self._jump_forward is not None and self.matchers.has_jump_forward:
+            sampled, output, codes = self._jump_forward.append(sampled, output, codes)
         tokens = output.token_ids
         if output.is_failed is not None:
             for slot in sampled[output.is_failed].tolist():  # its KV may be what is broken
                 self.scheduler.disown(self.scheduler.sequence_at(slot))
             tokens = np.where(output.is_failed, np.int32(-1), tokens)
         is_over = codes != RUNNING
-        if self.matchers.has_forced or self.matchers.has_ended or (self.matchers.num_held and is_over.any()):
-            tokens, is_complete = self._end_constrained(sampled, tokens, codes)
-            is_over |= is_complete
+        matchers = self.matchers
+        if matchers.has_jump_forward or matchers.has_completed or (matchers.num_matchers and is_over.any()):
+            is_over |= self._end_constrained(sampled, codes)
         report = self._report(sampled, output, tokens, codes)
         for slot in sampled[is_over].tolist():
             sequence = self.scheduler.sequence_at(slot)
@@ -349,35 +351,33 @@ class Engine:
             codes[output.is_failed] = ERROR
         return codes
 
-    def _end_constrained(self, slots: Ints, tokens: Ints, codes: NDArray[np.uint8]) -> tuple[Ints, NDArray[np.bool_]]:
-        """Correct the finish codes of constrained rows. Returns their tokens, less those that only the limit put there,
-        and which of the rows have said all there is to say: their last token is text like any other, so their end is an
-        entry of its own."""
+    def _end_constrained(self, slots: Ints, codes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Correct the finish codes of constrained rows. Returns which rows have a complete text: their last token is
+        text, so a report entry of its own ends them."""
         is_complete = np.zeros(len(slots), dtype=np.bool_)
         ids = self.table.sequence_id[slots].tolist()
         for row, sequence_id in enumerate(ids):
-            hold = self.matchers.find(sequence_id)
-            if hold is not None and hold.is_failed and codes[row] == ERROR:
+            matcher = self.matchers.find(sequence_id)
+            if matcher is None:
+                continue
+            if matcher.is_failed and codes[row] == ERROR:
                 codes[row] = TOO_COMPLEX
-            if hold is not None and hold.is_cut and codes[row] == STOP:
-                codes[row], tokens = LENGTH, np.where(np.arange(len(slots)) == row, np.int32(-1), tokens)
+            if codes[row] in (ERROR, TOO_COMPLEX, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
                 continue
-            if hold is None or codes[row] in (ERROR, TOO_COMPLEX, STOP) or ids[row + 1 : row + 2] == [sequence_id]:
-                continue
-            if hold.is_over:
+            if matcher.is_complete:
                 codes[row], is_complete[row] = RUNNING, True
                 slot = slots[row]
                 self._ended.append(
                     (sequence_id, STOP, int(self.table.num_cached[slot]), round(self.table.device_us[slot]))
                 )
-            elif codes[row] == LENGTH and not hold.is_match:
+            elif codes[row] == LENGTH and not matcher.is_match:
                 codes[row] = UNCLOSED
-        return tokens, is_complete
+        return is_complete
 
     def _forget(self, sequence: Sequence, code: int = RUNNING) -> None:
         """It ended. `code` is for the next report; RUNNING if this one has said it."""
         self._num_ephemeral -= sequence.request.is_ephemeral
-        self.matchers.forget(sequence.sequence_id)
+        self.matchers.release(sequence.sequence_id)
         if self._adapters is not None and sequence.request.adapter is not None:
             self._adapters.forget(sequence)
         del self._sequences[sequence.sequence_id]

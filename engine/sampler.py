@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from engine.arrays import Floats, Ints
-from engine.inputs import ConstrainedRows, PromptLogprobRows, SamplingInputs, StepOutput, TokenHistory, TokenLogprobs
+from engine.inputs import PromptLogprobRows, SamplingInputs, StepOutput, TokenHistory, TokenLogprobs
 from engine.kernels.native.library import find_library
 
 _NUM_CANDIDATES = 64
@@ -47,8 +47,7 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     asked = np.flatnonzero(inputs.num_logprobs >= 0)
     raw = torch.log_softmax(logits[asked], -1) if len(asked) else None  # [rows asked, V]
     if inputs.constrained is not None:
-        _rule_out_ends(logits.numpy(), inputs.constrained)
-        _rule_out(logits, *inputs.constrained.allowed(_looks_further(inputs)))
+        _rule_out(logits, *inputs.constrained.initial_masks(_looks_further(inputs)))
     for bias in inputs.biases:
         logits[bias.row].numpy()[bias.token_ids] += bias.values
     for history in inputs.histories:
@@ -58,10 +57,10 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
     if len(drawn):
         token_ids[drawn] = _draw(logits, inputs, drawn, inputs.seeds)
     if inputs.constrained is not None:
-        refused = inputs.constrained.settle(token_ids, is_failed)
+        refused = inputs.constrained.accept(token_ids, is_failed)
         if refused:
-            token_ids[refused] = _draw_again(logits, inputs, refused, inputs.constrained.allowed_again())
-            inputs.constrained.settle_again(token_ids, is_failed)
+            token_ids[refused] = _draw_again(logits, inputs, refused, inputs.constrained.rejected_masks())
+            inputs.constrained.accept_resampled(token_ids, is_failed)
     failed = is_failed if is_failed.any() else None
     if raw is None:
         return StepOutput(token_ids, failed)
@@ -118,16 +117,6 @@ def _looks_further(inputs: SamplingInputs) -> NDArray[np.bool_]:
     if not np.count_nonzero(inputs.is_filtered):
         return inputs.is_filtered
     return inputs.is_filtered & (inputs.temperature >= _LEAST_TEMPERATURE)
-
-
-def _rule_out_ends(logits: Floats, constrained: ConstrainedRows) -> None:
-    """From rows of logits [K, V] that cannot end: an end is what a model says most of what they would refuse."""
-    rows: list[int] | slice = constrained.unending
-    if len(constrained.unending) == len(logits):
-        rows = slice(None)
-    for token_id in constrained.end_ids if constrained.unending else ():
-        if token_id < logits.shape[1]:
-            logits[rows, token_id] = -np.inf
 
 
 def _rule_out(logits: torch.Tensor, rows: list[int], bits: NDArray[np.uint8]) -> None:

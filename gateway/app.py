@@ -288,6 +288,6 @@ class _Front:
         if operators is not None and not authentication.has_credential(exchange.headers):
             cookie = operators.session_cookie_in(exchange.headers)
             if cookie:
-                return await operators.prove(method, exchange.headers, cookie)
+                return await operators.authenticate(method, exchange.headers, cookie)
         address = self._services.client_address(exchange.peer)
         return await authentication.prove(self._services.verifier, exchange.headers, address)

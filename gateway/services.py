@@ -26,7 +26,7 @@ from gateway.jobs.idempotency import IdempotencyKeys
 from gateway.jobs.response_store import KeptResponses
 from gateway.jobs.sealed_content import Sealer
 from gateway.jobs.webhook_http import Outgoing
-from gateway.management.audit_heads import AuditHeads
+from gateway.management.audit_head_recorder import AuditHeadRecorder
 from gateway.nodes.blocked_inputs import BlockedInputs
 from gateway.nodes.residency import Places
 from gateway.nodes.snapshot import Nodes
@@ -49,7 +49,7 @@ from tenants.usage.ledger import UsageLedger
 from tenants.usage.usage_upkeep import Kept, UsageUpkeep
 
 if TYPE_CHECKING:
-    from gateway.management.operator_sign_in import Operators
+    from gateway.management.operators import Operators
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]],
         watch_allowance,
         UsageUpkeep(database, SYSTEM_CLOCK, kept).run,
         services.idempotency_keys.run,
-        AuditHeads(database, settings.audit_heads, settings.token_pepper, services.clock).run,
+        AuditHeadRecorder(database, settings.audit_heads, settings.token_pepper, services.clock).run,
     )
 
 
@@ -300,6 +300,6 @@ def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemer
     """Only who is asked to let people sign in pays for what that needs."""
     if not settings.sign_in.issuer:
         return None
-    from gateway.management.operator_sign_in import Operators
+    from gateway.management.operators import Operators
 
     return Operators(settings.sign_in, settings.cache_secret, database, ephemeral, SteadyClock(SYSTEM_CLOCK))

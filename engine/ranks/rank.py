@@ -61,7 +61,7 @@ def serve(connection: socket.socket, engine: Engine) -> None:
             if not engine.has_work:
                 gc.collect()
                 if not engine.matchers.is_warm and not select.select([connection], [], [], _REST_S)[0]:
-                    engine.matchers.warm()
+                    engine.matchers.warm_up()
             if not inbox.drain(engine):
                 return
             if engine.has_work:

@@ -80,7 +80,9 @@ async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequen
         raise BadInput("required properties at '/' are 'prompt' or 'messages'")
     found = await generator.prompt_ids(task)
     if is_bare:
-        return await asyncio.to_thread(generator.tokenizer.encode, body["prompt"], is_raw=True, is_bare=True)
+        return await asyncio.to_thread(
+            generator.tokenizer.encode, body["prompt"], parse_special=True, add_special_tokens=False
+        )
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.text.detokenizer import StopFinder
+from engine.text.detokenizer import StopStringFinder
 from engine.tool_calls.answer_parser import AnswerParser
 from engine.tool_calls.parser import Piece
 
@@ -15,7 +15,7 @@ from engine.tool_calls.parser import Piece
 class Answer:
     """One sequence's answer; `parser` None where it is nothing but text."""
 
-    def __init__(self, stops: StopFinder, parser: AnswerParser | None) -> None:
+    def __init__(self, stops: StopStringFinder, parser: AnswerParser | None) -> None:
         self._stops = stops
         self._parser = parser
 
@@ -42,7 +42,7 @@ class Answer:
     @property
     def stop(self) -> str | None:
         """The stop string that ended it."""
-        return self._stops.found
+        return self._stops.matched
 
     def push(self, text: str) -> list[Piece]:
         """What can now be said; never an empty text."""

@@ -77,7 +77,7 @@ class PromptReader:
             return self._tokenizer.encode_conversation(messages, tools=tools, **template_kwargs)
         assert task.prompt is not None
         if task.raw or not self._tokenizer.has_chat_template:
-            return self._tokenizer.encode(task.prompt, is_raw=task.raw)
+            return self._tokenizer.encode(task.prompt, parse_special=task.raw)
         return self._tokenizer.encode_conversation([{"role": "user", "content": task.prompt}], **template_kwargs)
 
     def _refuse_long(self, prompt: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ from engine.ranks.replica import Replica
 from engine.report import EngineInfo, EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.structured.checker import ConstraintChecker
-from engine.structured.compile import ConstraintRefused
+from engine.structured.refusal import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
@@ -32,7 +32,7 @@ from engine.tasks.prompt import PromptReader
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.soundness import refuse_unsound
 from engine.tasks.work import Emit, Refused, Run, Work
-from engine.text.detokenizer import StopFinder
+from engine.text.detokenizer import StopStringFinder
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.form import find_form
@@ -192,15 +192,14 @@ class TextGenerator:
         """Hand the engine the sequences of all answers, of which `request` is the first's."""
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
-            is_own_text = self._prompts.starts_text(task, len(request.prompt))
+            starts_text = self._prompts.starts_text(task, len(request.prompt))
             generation = Generation(
                 self._replica,
                 self._tokenizer,
                 request,
-                self._tokenizer.detokenizer(is_own_text=is_own_text, keep=plan.marks),
-                Answer(StopFinder(task.sampling.stop), plan.parser(request.constraint)),
+                self._tokenizer.detokenizer(starts_text=starts_text, show=plan.marks),
+                Answer(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
-                may_be_cut=task.constraint is None,
                 choice=choice,
                 echo=echo,
                 is_silent=not task.sampling.max_tokens,
@@ -256,7 +255,7 @@ class TextGenerator:
         is_told = task.tells_reasoning or task.constraint is not None or shown_tools(task)
         if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
             return None
-        end = self._tokenizer.detokenizer(keep=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
+        end = self._tokenizer.detokenizer(show=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)
         return None if phase == "answers" and not self._reasoning.answer_opening else Thinking(self._reasoning, phase)
 
@@ -274,4 +273,4 @@ def _controls(tokenizer: Tokenizer) -> Controls:
     of_thoughts = {mark for reasoning in REASONINGS for mark in reasoning.marks}
     marks = {text: token_id for text in of_calls | of_thoughts if (token_id := tokenizer.control_id(text)) is not None}
     of_calls_ids = {token_id for text, token_id in marks.items() if text in of_calls}
-    return Controls(marks, frozenset(tokenizer.shown_control_ids) - of_calls_ids)
+    return Controls(marks, frozenset(tokenizer.visible_control_ids) - of_calls_ids)

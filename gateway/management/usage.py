@@ -162,11 +162,11 @@ async def latency(services: Services, request: Request, query: SpanQuery) -> Res
 async def export(services: Services, request: Request, query: ExportQuery) -> Response:
     """Export the account's calls as CSV or Parquet. The connection is closed if the export fails midway."""
     since, until = query.span(services)
-    pieces = usage_export.export(services.database, query.filter(request), since, until, query.format)
     try:
-        started = await _started(pieces)
+        pieces = usage_export.export(services.database, query.filter(request), since, until, query.format)
     except usage_export.ParquetUnavailable as error:
         raise Refusal(Reason.QUERY_INVALID, str(error)) from error
+    started = await _started(pieces)
     name = f"usage-{since:%Y%m%d}-{until:%Y%m%d}.{query.format}"
     return StreamingResponse(
         started,

@@ -12,7 +12,7 @@ from engine.protocol.tasks import Constraint, Sampling
 from engine.ranks.replica import Replica, SequenceOutput
 from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer
-from tests.engine.structured.speaker import NAMESPACE, SPARK
+from tests.engine.structured.spark_engine import NAMESPACE, SPARK
 
 
 async def heard(

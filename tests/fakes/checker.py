@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.protocol.tasks import Constraint
-from engine.structured.compile import ConstraintRefused
+from engine.structured.refusal import ConstraintRefused
 
 
 class FakeChecker:

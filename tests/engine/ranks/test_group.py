@@ -29,7 +29,7 @@ from tests.engine.heard import Caller
 from tests.engine.made_checkpoints import KINDS, runner_of, save_random
 from tests.engine.ranks.joined import NUM_GREEDY, Parity
 from tests.engine.structured.schemas import INTEGER, STRING, record
-from tests.engine.structured.speaker import SPARK
+from tests.engine.structured.spark_engine import SPARK
 from tests.processes import are_at_rest, children_of, is_running
 from tests.waiting import wait_until
 from variants.recipe import make_recipe

@@ -39,7 +39,7 @@ class Thinker:
         await self.generator.start(Work(TextGeneration(**(asked | task)), b"n" * 32, 7), self.heard.append)
 
     def say(self, text: str) -> int:
-        token_ids = self.tokenizer.encode(text, is_raw=True)
+        token_ids = self.tokenizer.encode(text, parse_special=True)
         for token_id in token_ids:
             self.replica.say(token_id, logprobs=[TokenIdLogprob(-1.0)])
         self.replica.say(END_ID, finish="stop")

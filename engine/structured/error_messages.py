@@ -1,21 +1,21 @@
-"""The parser library's complaint about a constraint -> what is wrong with it, without the caller's own texts.
+"""Error messages of llguidance, rewritten for API clients.
 
-It names keywords, rules, types, formats and references, and shows no pattern and no value. Knows the library's
-sentences; what it says beside them is cut where it quotes at length.
+Keeps the names of keywords, rules, types, formats and references. Removes patterns and values, which are the caller's
+data: error messages are logged and may be shown to others.
 """
 
 from __future__ import annotations
 
 import re
 
-_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
-_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)  # of the grammar that we wrote
+_POSITION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_GRAMMAR_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _MAX_CHARS = 300
 
-# A pattern or a text may hold anything, also what looks like the end of the library's sentence: up to the last such.
-_IN_OTHER_WORDS = [
-    (re.compile(pattern), words)
-    for pattern, words in (
+# A quoted pattern may contain text that looks like the end of llguidance's message, hence the greedy `.*`.
+_REPLACEMENTS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
         (r".*regex parse error: .* error: ", "regex parse error: "),
         (r'invalid regex ".*" \(in \w+\): ', ""),
         (
@@ -27,6 +27,7 @@ _IN_OTHER_WORDS = [
         (r"(Expected [\w ]+ for '[\w$]+'(?: item)?), got .*", r"\1"),
         (r"unknown field `.*`, expected .*", "'x-guidance' has an unknown field"),
         (r"Regex is empty: .*", "no text is left"),
+        (r"NoExtension.*", "no text matches it"),
         (r"(has too many digits|not JSON serializable): .*", r"\1"),
         (r"Failed to generate regex for float range: .*", "a range of numbers is too large"),
         (r"(at line \d+), .*", r"\1"),
@@ -37,10 +38,10 @@ _IN_OTHER_WORDS = [
 ]
 
 
-def in_own_words(complaint: str) -> str:
-    """The complaint in one short line."""
-    told = _EXCERPT.sub("", _PLACE.sub("", complaint))
-    line = " ".join(told.partition("<state>")[0].split())
-    for pattern, words in _IN_OTHER_WORDS:
-        line = pattern.sub(words, line)
+def readable_error(message: str) -> str:
+    """Return llguidance's error message as one short line without the caller's data."""
+    message = _GRAMMAR_EXCERPT.sub("", _POSITION.sub("", message))
+    line = " ".join(message.partition("<state>")[0].split())
+    for pattern, replacement in _REPLACEMENTS:
+        line = pattern.sub(replacement, line)
     return line[:_MAX_CHARS]

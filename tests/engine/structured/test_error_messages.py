@@ -1,4 +1,4 @@
-"""A refusal says what is wrong with a constraint, and nothing of the caller's own text."""
+"""Error messages name what is wrong with a constraint and contain nothing of the caller's text."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from engine.protocol.tasks import Constraint
-from engine.structured.complaints import in_own_words
-from engine.structured.token_view import read_token_view
-from engine.structured.worker import judge
-from tests.engine.structured.speaker import SPARK
+from engine.structured.check_worker import refusal_of
+from engine.structured.error_messages import readable_error
+from engine.structured.vocabulary import read_vocabulary
+from tests.engine.structured.spark_engine import SPARK
 
-VIEW = read_token_view(SPARK, 4096, (0, 2))
+VOCABULARY = read_vocabulary(SPARK, 4096, (0, 2))
 MARK = "XYZZY"
 
 
@@ -40,13 +40,13 @@ def schema(**keywords: Any) -> Constraint:
         ({"x-guidance": {MARK: 1}}, "'x-guidance'"),
     ],
 )
-def test_what_is_wrong_is_told_and_not_what_was_written(constraint: Constraint | dict[str, Any], words: str) -> None:
+def test_error_names_the_problem_without_the_callers_text(constraint: Constraint | dict[str, Any], words: str) -> None:
     if isinstance(constraint, dict):
         constraint = schema(**constraint)
-    told = judge(constraint, VIEW)
-    assert words in told
-    assert MARK.lower() not in told.lower()
+    message = refusal_of(constraint, VOCABULARY)
+    assert words in message
+    assert MARK.lower() not in message.lower()
 
 
-def test_a_quotation_at_length_is_cut_whatever_the_sentence() -> None:
-    assert in_own_words(f'something about "{MARK * 20}" is wrong') == "something about … is wrong"
+def test_long_quotations_are_removed_from_any_message() -> None:
+    assert readable_error(f'something about "{MARK * 20}" is wrong') == "something about … is wrong"

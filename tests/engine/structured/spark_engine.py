@@ -1,4 +1,4 @@
-"""The built-in model behind an engine in this process, asked for texts that are held to constraints."""
+"""An engine with the built-in model in this process, for tests of constrained generation."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.engine import one_thread  # noqa: F401
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
 NAMESPACE = b"n" * 32
-_ids = itertools.count(1)  # a runner knows sequences by their ids, and tests share one
+_ids = itertools.count(1)  # unique across engines: a shared runner remembers sequences by their ids
 
 
 @dataclass
-class Said:
-    """What one sequence came to."""
+class Completion:
+    """The output of one sequence. End tokens are not part of `token_ids`."""
 
     token_ids: list[int] = field(default_factory=list)
     finish: str | None = None
     text: str = ""
 
 
-class Speaker:
-    """An engine over `runner`, or over one of the built-in model's own."""
+class SparkEngine:
+    """An engine over `runner`, or over a runner of its own."""
 
     def __init__(self, runner: Runner | None = None, **settings: object) -> None:
         defaults: dict[str, object] = {"dtype": "float32", "num_blocks": 512, "max_sequences": 32}
@@ -41,9 +41,9 @@ class Speaker:
         self.runner = runner or Runner(self.config)
         self.tokenizer = Tokenizer(SPARK)
         self.engine = Engine(self.runner, self.config, revision="r1")
-        self.said: dict[int, Said] = defaultdict(Said)
+        self.completions: dict[int, Completion] = defaultdict(Completion)
 
-    def ask(
+    def submit(
         self,
         prompt: str,
         constraint: Constraint | None = None,
@@ -52,7 +52,7 @@ class Speaker:
         stop_token_ids: tuple[int, ...] = (),
         **sampling: object,
     ) -> int:
-        """Returns the new sequence's id."""
+        """Add a sequence and return its id."""
         sequence_id = next(_ids)
         prompt_ids = self.tokenizer.encode_conversation([{"role": "user", "content": prompt}])
         request = SequenceRequest(
@@ -70,11 +70,11 @@ class Speaker:
     def step(self) -> StepReport:
         report = self.engine.step()
         for sequence_id, token_id, code in zip(report.sequence_ids, report.token_ids, report.finishes, strict=True):
-            said = self.said[int(sequence_id)]
-            assert said.finish is None, "news after the end"
+            completion = self.completions[int(sequence_id)]
+            assert completion.finish is None, "a sequence has an entry after its last"
             if token_id >= 0 and FINISHES[code] != "stop":
-                said.token_ids.append(int(token_id))
-            said.finish = FINISHES[code]
+                completion.token_ids.append(int(token_id))
+            completion.finish = FINISHES[code]
         return report
 
     def run(self, max_steps: int = 20_000) -> None:
@@ -83,18 +83,19 @@ class Speaker:
             if not self.engine.has_work:
                 break
             self.step()
-        assert not self.engine.has_work, f"still at work after {max_steps} steps"
-        for said in self.said.values():
-            said.text = self.tokenizer.decode(said.token_ids)
+        assert not self.engine.has_work, f"still working after {max_steps} steps"
+        for completion in self.completions.values():
+            completion.text = self.tokenizer.decode(completion.token_ids)
 
-    def answer(
+    def complete(
         self,
         prompt: str,
         constraint: Constraint | None = None,
         *,
         stop_token_ids: tuple[int, ...] = (),
         **sampling: object,
-    ) -> Said:
-        sequence_id = self.ask(prompt, constraint, stop_token_ids=stop_token_ids, **sampling)
+    ) -> Completion:
+        """Run all sequences and this one to their end, and return this one's completion."""
+        sequence_id = self.submit(prompt, constraint, stop_token_ids=stop_token_ids, **sampling)
         self.run()
-        return self.said[sequence_id]
+        return self.completions[sequence_id]
