@@ -22,7 +22,7 @@ from catalog.card import ModelCard, decode_card
 from catalog.errors import CardError
 from catalog.listed import ListedModel, listed_models
 from catalog.rows import read_aliases, read_cards, read_number
-from catalog.search import MAX_PER_PAGE, SearchPage, SearchQuery, Shown, search_page
+from catalog.search import MAX_PER_PAGE, AnyModel, SearchPage, SearchQuery, search_page
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK, Clock
@@ -104,13 +104,13 @@ class Registry:
         """Return the listed model of a name that has no card, or None."""
         return None if name in self._snapshot.resolved else self._listed.get(name)
 
-    def is_retired(self, model: Shown) -> bool:
+    def is_retired(self, model: AnyModel) -> bool:
         """Return True if the model is retired today."""
         return model.planned_deprecation_date is not None and model.is_retired(self._clock.now().date())
 
-    def everything(self) -> list[Shown]:
+    def everything(self) -> list[AnyModel]:
         """Return all cards and the listed models without a card, sorted by name."""
-        found: dict[str, Shown] = {**self._listed, **self._snapshot.cards}
+        found: dict[str, AnyModel] = {**self._listed, **self._snapshot.cards}
         return [model for _, model in sorted(found.items())]
 
     def all(self) -> list[ModelCard]:

@@ -41,7 +41,7 @@ def terms(
     plan: Annotated[str | None, typer.Option(help="free, paid or enterprise. Default: unchanged.")] = None,
     limits: Annotated[
         str | None,
-        typer.Option(help="Limits of this account, such as account=100/60,account.calls=8. Empty: the operator's limits."),
+        typer.Option(help="Limits of this account, such as account=100/60,account.calls=8. Empty: the defaults."),
     ] = None,
     data: DataOption = None,
     json: JsonOption = False,
@@ -85,7 +85,7 @@ def region(
 @app.command()
 def retention(
     account_id: AccountId,
-    rule: Annotated[str, typer.Argument(help="standard or zero. With zero, no content of a call is stored.", show_default=False)],
+    rule: Annotated[str, typer.Argument(help="standard, or zero: no content of calls is stored.", show_default=False)],
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:

@@ -113,7 +113,7 @@ def add(
 def rotate(
     subject: SubjectArgument,
     overlap: Annotated[str, typer.Option(help="How long the old keys stay valid.")] = "1h",
-    starts: Annotated[str, typer.Option(help="Delay before the new key is used, to copy the ring to other machines.")] = "0s",
+    starts: Annotated[str, typer.Option(help="Delay before the new key is used, to copy the ring.")] = "0s",
     days: DaysOption = LIFE_DAYS,
     ring: RingOption = None,
     data: DataOption = None,
@@ -178,7 +178,7 @@ def list_(ring: RingOption = None, data: DataOption = None, json: JsonOption = F
 @app.command()
 def revoke(
     key: Annotated[str, typer.Option("--key", help="Key id. Tokens signed with this key are rejected.")] = "",
-    subject: Annotated[str, typer.Option("--subject", help="Service. All its keys are rejected, also future ones.")] = "",
+    subject: Annotated[str, typer.Option("--subject", help="Service. All its keys are rejected.")] = "",
     token: Annotated[str, typer.Option("--token", help="Token id (jti). Only this token is rejected.")] = "",
     ring: RingOption = None,
     data: DataOption = None,

@@ -44,13 +44,13 @@ class By(StrEnum):
 def usage(
     account: AccountOption = None,
     by: Annotated[By, typer.Option(help="Grouping of the rows. `account` includes all accounts.")] = By.model,
-    since: Annotated[str | None, typer.Option(help="First day (UTC), such as 2026-11-20. Default: 30 days ago.")] = None,
+    since: Annotated[str | None, typer.Option(help="First day (UTC), as 2026-11-20. Default: 30 days ago.")] = None,
     until: Annotated[str | None, typer.Option(help="Last day (UTC). Default: today.")] = None,
     model: Annotated[str | None, typer.Option(help="Only calls of this model id.")] = None,
     token: Annotated[str | None, typer.Option(help="Only calls with this API token id.")] = None,
     pop: Annotated[str | None, typer.Option(help="Only calls received by this PoP's gateways.")] = None,
     status: Annotated[str | None, typer.Option(help="Only calls with this status, such as stop or timeout.")] = None,
-    latency: Annotated[bool, typer.Option("--latency", help="Show latencies by model instead: P50, P95 and P99 in ms.")] = False,
+    latency: Annotated[bool, typer.Option("--latency", help="Show latencies by model: P50, P95, P99 in ms.")] = False,
     forecast: Annotated[bool, typer.Option("--forecast", help="Show the forecast for this month instead.")] = False,
     export: Annotated[
         Path | None, typer.Option(help="Write all calls to this file instead (.csv or .parquet).")

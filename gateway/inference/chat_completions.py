@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from catalog.card import ModelCard
-from catalog.schemas import Face
+from catalog.schemas import RequestFormat
 from gateway.call import Asked, Call, Door
 from gateway.errors import Reason, Refusal
 from gateway.shapes.chat import ChatText
 from gateway.shapes.chat_options import chat_reader
 
 
-def read_chat(card: ModelCard, body: dict[str, Any], *, face: Face, is_bare: bool) -> Asked:
+def read_chat(card: ModelCard, body: dict[str, Any], *, face: RequestFormat, is_bare: bool) -> Asked:
     """A chat body, for this door and for models whose native shape it is."""
     task, options = chat_reader(card, face).read(body)
 

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from catalog.card import ModelCard
-from catalog.schemas import Face, input_schema
+from catalog.schemas import RequestFormat, input_schema
 from engine.protocol import openai, tools
 from engine.protocol.fields import boolean
 from engine.protocol.messages import chat_messages
@@ -43,7 +43,7 @@ class ChatOptions(Struct, frozen=True):
 class ChatReader:
     """Bodies for one card and face."""
 
-    def __init__(self, card: ModelCard, face: Face) -> None:
+    def __init__(self, card: ModelCard, face: RequestFormat) -> None:
         self._card = card
         self._schema = input_schema(card, face)
         self._known: dict[_Key, ChatOptions] = {}
@@ -83,7 +83,7 @@ class ChatReader:
 
 
 @lru_cache(maxsize=1024)
-def chat_reader(card: ModelCard, face: Face) -> ChatReader:
+def chat_reader(card: ModelCard, face: RequestFormat) -> ChatReader:
     """The same reader for the same card and face."""
     return ChatReader(card, face)
 
