@@ -42,7 +42,8 @@ from bench.engine_cpu import RANDOM_SHAPES
 from bench.published_schemas import function_schemas, suite_schemas
 from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import FINISHES, StepReport
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest

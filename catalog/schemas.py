@@ -27,30 +27,21 @@ from typing import Any, Literal
 import jsonschema_rs
 import msgspec
 
-from catalog.card import TASKS, ModelCard
+from catalog.card import ModelCard
 from catalog.errors import SchemaViolation
 from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
 
-RequestFormat = Literal["native", "openai", "completions", "responses", "response_tokens", "messages", "message_tokens"]
 Body = dict[str, Any]
 
-_TEXT_SCHEMAS = {
-    "completions": "openai_completions",
-    "responses": "openai_responses",
-    "response_tokens": "openai_response_tokens",
-    "messages": "anthropic_messages",
-    "message_tokens": "anthropic_message_tokens",
-}
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_NUMBER_CHARACTERS = 20
 
 
 @lru_cache(maxsize=1024)
-def input_schema(card: ModelCard, format: RequestFormat = "native") -> InputSchema:
-    """Return the compiled schema of a card for a request format. `native` is the card's own schema."""
-    name = card.schema if format == "native" else _TEXT_SCHEMAS.get(format) or TASKS[card.task].openai_schema
-    return InputSchema(_read(name), card)
+def input_schema(card: ModelCard, name: str = "") -> InputSchema:
+    """Return a compiled schema of `catalog/schemas/` for a card; by default that of the card's native format."""
+    return InputSchema(_read(name or card.schema), card)
 
 
 def schema_document(card: ModelCard | ListedModel) -> dict[str, Any]:
@@ -69,7 +60,7 @@ def general_document(name: str) -> dict[str, Any]:
 
 
 class InputSchema:
-    """Validates request bodies for one card and request format."""
+    """Validates request bodies for one card and schema."""
 
     def __init__(self, source: dict[str, Any], card: ModelCard) -> None:
         document = _concrete(source["input"], card)

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.check_worker import CheckRequest, CheckResult, encode_frame
 from engine.structured.compile import cache_key, check_size, constraint_name
 from engine.structured.refusal import ConstraintRefused

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from catalog.card import CAPABILITIES, ModelCard
 from catalog.errors import SchemaViolation
-from catalog.schemas import RequestFormat, input_schema, schema_document
+from catalog.schemas import input_schema, schema_document
 from tests.catalog.cards import chat_card, embedder_card
 
 USER = {"role": "user", "content": "hello"}
@@ -29,13 +29,13 @@ NEITHER = (
 )
 
 
-def admit(body: dict[str, Any], card: ModelCard = CHAT, face: RequestFormat = "native") -> dict[str, Any]:
-    return input_schema(card, face).coerce_and_validate(body)
+def admit(body: dict[str, Any], card: ModelCard = CHAT, name: str = "") -> dict[str, Any]:
+    return input_schema(card, name).coerce_and_validate(body)
 
 
-def refusal(body: dict[str, Any], card: ModelCard = CHAT, face: RequestFormat = "native") -> SchemaViolation:
+def refusal(body: dict[str, Any], card: ModelCard = CHAT, name: str = "") -> SchemaViolation:
     with pytest.raises(SchemaViolation) as refused:
-        admit(body, card, face)
+        admit(body, card, name)
     return refused.value
 
 
@@ -169,11 +169,11 @@ def test_content_may_be_text_parts() -> None:
         "prompt_embeds", "prompt_embeddings", "inputs_embeds",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("face", ["native", "openai"])
-def test_chat_templates_and_tensors_are_rejected_by_name(field: str, face: RequestFormat) -> None:
-    refused = refusal({"messages": [USER], field: {"secret": 1}}, face=face)
+@pytest.mark.parametrize("name", ["", "openai_chat"])
+def test_chat_templates_and_tensors_are_rejected_by_name(field: str, name: str) -> None:
+    refused = refusal({"messages": [USER], field: {"secret": 1}}, name=name)
     assert (refused.pointer, refused.code) == (f"/{field}", 5006)
-    assert admit({"messages": [USER], field: None}, face=face) == {"messages": [USER]}
+    assert admit({"messages": [USER], field: None}, name=name) == {"messages": [USER]}
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_chat_templates_and_tensors_are_rejected_by_name(field: str, face: Reque
     ],
 )
 def test_unsupported_field_is_rejected_by_name(field: str, value: Any, code: int) -> None:
-    for face in ("native", "openai"):
-        refused = refusal({"messages": [USER], field: value}, face=face)  # type: ignore[arg-type]
+    for name in ("", "openai_chat"):
+        refused = refusal({"messages": [USER], field: value}, name=name)  # type: ignore[arg-type]
         assert (refused.pointer, refused.code) == (f"/{field}", code)
         assert refused.message.startswith(f"'/{field}' is not supported")
 
@@ -205,8 +205,8 @@ def test_neutral_values_of_unsupported_fields_are_accepted(field: str, value: An
 
 
 def test_logit_bias_without_the_capability_is_rejected() -> None:
-    assert refusal({"messages": [USER], "logit_bias": {"5": 1}}, face="openai").pointer == "/logit_bias"
-    assert admit({"messages": [USER], "logit_bias": {}}, face="openai") == {"messages": [USER]}
+    assert refusal({"messages": [USER], "logit_bias": {"5": 1}}, name="openai_chat").pointer == "/logit_bias"
+    assert admit({"messages": [USER], "logit_bias": {}}, name="openai_chat") == {"messages": [USER]}
 
 
 def test_native_schema_accepts_sampling_parameters_and_one_choice() -> None:
@@ -236,14 +236,14 @@ def test_tools_of_both_formats_are_accepted_within_limits() -> None:
 
 def test_chat_tool_may_have_no_parameters() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
-    assert admit({"messages": [USER], "tools": tools}, ABLE, "openai")["tools"] == tools
+    assert admit({"messages": [USER], "tools": tools}, ABLE, "openai_chat")["tools"] == tools
     functions = [{"name": "f", "parameters": None}]
-    assert admit({"messages": [USER], "functions": functions}, ABLE, "openai")["functions"] == functions
+    assert admit({"messages": [USER], "functions": functions}, ABLE, "openai_chat")["functions"] == functions
 
 
-@pytest.mark.parametrize("face", ["native", "openai", "completions"])
-def test_every_output_format_is_accepted_in_every_request_format(face: RequestFormat) -> None:
-    asked: dict[str, Any] = {"prompt": "a"} if face == "completions" else {"messages": [USER]}
+@pytest.mark.parametrize("name", ["", "openai_chat", "openai_completions"])
+def test_every_output_format_is_accepted_in_every_schema(name: str) -> None:
+    asked: dict[str, Any] = {"prompt": "a"} if name == "openai_completions" else {"messages": [USER]}
     formats: list[dict[str, Any]] = [
         {"guided_regex": "a+"},
         {"guided_choice": ["a"]},
@@ -253,7 +253,7 @@ def test_every_output_format_is_accepted_in_every_request_format(face: RequestFo
         {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
     ]
     for form in formats:
-        assert form.items() <= admit(asked | form, ABLE, face).items()
+        assert form.items() <= admit(asked | form, ABLE, name).items()
 
 
 def test_only_inline_images_are_accepted() -> None:
@@ -272,8 +272,8 @@ def test_lora_name_must_match_its_pattern() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "x" * 129, 5, ["a"]])
 def test_invalid_lora_name_is_reported_also_without_the_capability(name: Any) -> None:
-    for face in ("native", "openai"):
-        refused = refusal({"messages": [USER], "lora": name}, face=face)  # type: ignore[arg-type]
+    for schema in ("", "openai_chat"):
+        refused = refusal({"messages": [USER], "lora": name}, name=schema)
         assert (refused.pointer, refused.code) == ("/lora", 5006)
 
 
@@ -308,7 +308,7 @@ def test_invalid_lora_name_is_reported_also_without_the_capability(name: Any) ->
 )
 def test_openai_chat_body_has_its_own_ranges(body: dict[str, Any], message: str) -> None:
     whole = body if not body or "prompt" in body else {"messages": [USER], **body}
-    assert refusal(whole, face="openai").message == message
+    assert refusal(whole, name="openai_chat").message == message
 
 
 def test_complete_openai_chat_body_is_accepted() -> None:
@@ -319,20 +319,20 @@ def test_complete_openai_chat_body_is_accepted() -> None:
         "stop": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}, "logprobs": True,
         "top_logprobs": 20, "presence_penalty": 1, "frequency_penalty": -1,
     }  # fmt: skip
-    assert admit(body, face="openai") == body
+    assert admit(body, name="openai_chat") == body
     lenient = body | {"stream_options": {"include_usage": "true"}, "user": "u", "store": True, "metadata": {}}
-    assert admit(lenient, face="openai") == body
+    assert admit(lenient, name="openai_chat") == body
 
 
 def test_up_to_eight_choices_are_accepted() -> None:
-    assert admit({"messages": [USER], "n": 8}, ABLE, "openai")["n"] == 8
-    assert refusal({"messages": [USER], "n": 9}, ABLE, "openai").message == "'/n' must be <= 8"
+    assert admit({"messages": [USER], "n": 8}, ABLE, "openai_chat")["n"] == 8
+    assert refusal({"messages": [USER], "n": 9}, ABLE, "openai_chat").message == "'/n' must be <= 8"
 
 
 def test_chat_template_arguments_need_a_reasoning_model() -> None:
     body = {"messages": [USER], "chat_template_kwargs": {"enable_thinking": "false"}}
-    assert admit(body, ABLE, "openai")["chat_template_kwargs"] == {"enable_thinking": False}
-    assert refusal(body, CHAT, "openai").pointer == "/chat_template_kwargs"
+    assert admit(body, ABLE, "openai_chat")["chat_template_kwargs"] == {"enable_thinking": False}
+    assert refusal(body, CHAT, "openai_chat").pointer == "/chat_template_kwargs"
 
 
 @pytest.mark.parametrize(
@@ -368,9 +368,9 @@ def test_up_to_three_thousand_texts_are_accepted() -> None:
     ],
 )
 def test_openai_embeddings_accept_text_and_the_model_dimensions(body: dict[str, Any], message: str) -> None:
-    assert refusal(body, EMBEDDER, "openai").message == message
+    assert refusal(body, EMBEDDER, "openai_embeddings").message == message
     good = {"model": "m", "input": ["a"], "encoding_format": "base64", "dimensions": 384}
-    assert admit(good, EMBEDDER, "openai") == good
+    assert admit(good, EMBEDDER, "openai_embeddings") == good
 
 
 @pytest.mark.parametrize("card", [CHAT, ABLE, EMBEDDER, chat_card("@cf/acme/new", schema="openai_chat")])
@@ -409,9 +409,9 @@ FIELDS = st.sampled_from(
 
 @given(st.dictionaries(FIELDS | st.text(max_size=5), JSON, max_size=5))
 def test_any_body_is_accepted_or_rejected_with_a_message(body: dict[str, Any]) -> None:
-    for card, face in ((CHAT, "native"), (ABLE, "openai"), (EMBEDDER, "native"), (EMBEDDER, "openai")):
+    for card, name in ((CHAT, ""), (ABLE, "openai_chat"), (EMBEDDER, ""), (EMBEDDER, "openai_embeddings")):
         try:
-            admitted = admit(body, card, face)  # type: ignore[arg-type]
+            admitted = admit(body, card, name)  # type: ignore[arg-type]
         except SchemaViolation as error:
             refused = error
         else:
@@ -428,7 +428,7 @@ def test_error_message_never_repeats_the_value(field: str) -> None:
         for card in (CHAT, ABLE):
             told = ""
             try:
-                admit({"messages": [USER], field: value}, card, "openai")
+                admit({"messages": [USER], field: value}, card, "openai_chat")
             except SchemaViolation as refused:
                 told = refused.message + refused.pointer
             assert "hunter2" not in told

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from engine.inputs import LogitBias, SamplingInputs, TokenHistory
 from engine.kernels.native.library import find_library
-from engine.sampler import _likeliest, sample, uniform
+from engine.sampler import sample
+from engine.sampling.draw import _likeliest
+from engine.sampling.random_numbers import uniform
 from tests.engine import one_thread  # noqa: F401
 
 VOCAB = 300
@@ -369,11 +371,11 @@ def test_a_token_comes_as_often_as_it_is_likely_among_those_allowed(filters: dic
 def test_a_second_draw_is_the_same_among_few_tokens_as_over_the_vocabulary(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.sampler.find_library", lambda: None)
+    monkeypatch.setattr("engine.sampling.constraints.find_library", lambda: None)
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
     drawn = []
     for most_chosen in (8192, 0):
-        monkeypatch.setattr("engine.sampler._MOST_CHOSEN", most_chosen)
+        monkeypatch.setattr("engine.sampling.constraints._MAX_ALLOWED", most_chosen)
         drawn.append(drawn_again(logits, [{2, 3, 77, 150, 299}] * 300, temperature))
     assert np.array_equal(*drawn)
 
@@ -388,7 +390,7 @@ def test_a_second_draw_is_the_same_with_compiled_kernels(temperature: float, mon
         allowed = [{5}, {2, 3, 77, 150, 290}, set(range(1, vocab_size)), {0, 7, 8, vocab_size - 1}] * 75
         natively = drawn_again(logits, allowed, temperature, biases)
         with monkeypatch.context() as patch:
-            patch.setattr("engine.sampler.find_library", lambda: None)
+            patch.setattr("engine.sampling.constraints.find_library", lambda: None)
             assert np.array_equal(natively, drawn_again(logits, allowed, temperature, biases))
 
 

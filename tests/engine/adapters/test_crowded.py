@@ -14,7 +14,7 @@ import pytest
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.adapters.made import named, random_matrices, save_adapter

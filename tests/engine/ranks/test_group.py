@@ -21,7 +21,7 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.kernels.native.operators import find_native_kernels
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.ranks.replica import Replica, ReplicaLoadError
 from tests.engine.adapters.made import random_matrices, save_adapter
 from tests.engine.checkpoints.made_gguf import write_random
