@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "documents": {"telemetry"},
     "tenants": {"storage", "telemetry"},
     "catalog": {"storage", "telemetry", "weight_files"},
-    "engine": {"engine.protocol", "weight_files", "telemetry.child_process"},
+    "engine": {"engine.protocol", "weight_files", "telemetry.bounded_cache", "telemetry.child_process"},
     "engine.serving": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
     "engine.node": {
         "engine",

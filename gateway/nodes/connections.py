@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from engine.protocol import wire
 from gateway.nodes.inbox import Inbox
+from telemetry.coalescing_writer import CoalescingWriter
 
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
@@ -53,7 +54,7 @@ class _Connection(asyncio.Protocol):
         self._node_nonce: bytes | None = None
         self._decoder = wire.FrameDecoder()
         self._loop = loop
-        self._unsent: list[bytes] = []
+        self._writer = CoalescingWriter(max_pending=_MOST_UNSENT)
         self.is_proven: asyncio.Future[None] = loop.create_future()
         self.is_closed: asyncio.Future[None] = loop.create_future()
         self.transport: asyncio.Transport | None = None
@@ -61,7 +62,7 @@ class _Connection(asyncio.Protocol):
         self.heard_s = loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = self._writer.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         now_s = self._loop.time()
@@ -116,17 +117,7 @@ class _Connection(asyncio.Protocol):
     def send(self, message: wire.Message) -> None:
         """Write a message, with all others of this turn of the event loop. On a socket that is closing it goes
         nowhere: the loss is told to each call right after."""
-        if not self._unsent:
-            self._loop.call_soon(self._write)
-        self._unsent.append(wire.encode(message))
-        if len(self._unsent) == _MOST_UNSENT:
-            self._write()
-
-    def _write(self) -> None:
-        assert self.transport is not None
-        unsent, self._unsent = self._unsent, []
-        if unsent and not self.transport.is_closing():
-            self.transport.write(b"".join(unsent))
+        self._writer.write(wire.encode(message))
 
     def close(self, error: Exception | None = None) -> None:
         """Drop the connection at once; `error` is what whoever waits for the handshake sees."""
