@@ -54,7 +54,7 @@ def names(*numbers: int) -> list[bytes]:
     return [name(number) for number in numbers]
 
 
-def test_blocks_without_a_name_are_free_again_once_released():
+def test_unregistered_blocks_are_free_after_release():
     blocks = BlockManager(4)
     ids = blocks.allocate(3)
     assert sorted(ids.tolist()) == [0, 1, 2]
@@ -62,7 +62,7 @@ def test_blocks_without_a_name_are_free_again_once_released():
     assert (blocks.num_free, blocks.num_cached, blocks.num_in_use) == (4, 0, 0)
 
 
-def test_named_blocks_stay_findable_after_their_release():
+def test_registered_blocks_are_cached_after_release():
     blocks = BlockManager(4)
     ids = named(blocks, [1, 2])
     blocks.release(ids)
@@ -70,14 +70,14 @@ def test_named_blocks_stay_findable_after_their_release():
     assert blocks.match(names(1, 2, 3)).tolist() == ids.tolist()
 
 
-def test_a_match_ends_at_the_first_gap():
+def test_match_ends_at_the_first_missing_block():
     blocks = BlockManager(4)
     ids = named(blocks, [1, 3])
     assert blocks.match(names(1, 2, 3)).tolist() == ids[:1].tolist()
     assert blocks.match(names(2, 3)).tolist() == []
 
 
-def test_sharing_copies_nothing_and_frees_nothing_before_the_last_holder():
+def test_shared_blocks_are_released_by_their_last_user():
     blocks = BlockManager(4)
     ids = named(blocks, [1, 2])
     blocks.acquire(blocks.match(names(1, 2)))
@@ -89,7 +89,7 @@ def test_sharing_copies_nothing_and_frees_nothing_before_the_last_holder():
     blocks.check_integrity([])
 
 
-def test_the_least_recently_released_block_is_evicted_first_and_a_tail_before_its_prefix():
+def test_least_recently_released_block_is_evicted_first_and_a_suffix_before_its_prefix():
     blocks = BlockManager(4)
     old, new = named(blocks, [1, 2]), named(blocks, [3, 4])
     blocks.release(old)
@@ -99,7 +99,7 @@ def test_the_least_recently_released_block_is_evicted_first_and_a_tail_before_it
     assert blocks.match(names(1)).tolist() == []
 
 
-def test_a_hit_makes_a_block_young_again():
+def test_cache_hit_makes_a_block_the_newest():
     blocks = BlockManager(3)
     first, second = named(blocks, [1]), named(blocks, [2])
     blocks.release(first)
@@ -109,14 +109,14 @@ def test_a_hit_makes_a_block_young_again():
     assert blocks.allocate(2).tolist() == [2, second[0]]
 
 
-def test_free_blocks_go_before_cached_ones():
+def test_free_blocks_are_allocated_before_cached_ones():
     blocks = BlockManager(3)
     blocks.release(named(blocks, [1]))
     blocks.allocate(2)
     assert blocks.num_cached == 1
 
 
-def test_a_second_block_of_the_same_name_stays_nameless():
+def test_second_block_with_the_same_hash_is_not_registered():
     blocks = BlockManager(3)
     first, second = named(blocks, [1]), named(blocks, [1])
     assert blocks.find(name(1)) == first[0]
@@ -124,7 +124,7 @@ def test_a_second_block_of_the_same_name_stays_nameless():
     assert blocks.num_free == 2
 
 
-def test_forgotten_blocks_are_found_by_nobody_and_free_once_their_last_holder_leaves():
+def test_unregistered_blocks_are_not_found_and_are_freed_by_their_last_user():
     blocks = BlockManager(3)
     held = named(blocks, [1, 2])
     blocks.acquire(held)
@@ -136,12 +136,12 @@ def test_forgotten_blocks_are_found_by_nobody_and_free_once_their_last_holder_le
     assert (blocks.num_free, blocks.num_cached) == (3, 0)
 
 
-def test_more_than_there_is_cannot_be_allocated():
+def test_allocating_more_than_available_fails():
     with pytest.raises(AssertionError):
         BlockManager(2).allocate(3)
 
 
-def test_integrity_notices_a_block_held_twice():
+def test_check_integrity_detects_wrong_reference_counts():
     blocks = BlockManager(2)
     ids = blocks.allocate(1)
     blocks.check_integrity([ids])
