@@ -1,4 +1,4 @@
-"""Device time: every step's time is charged to the sequences in it, whatever becomes of them, and to nobody else."""
+"""Device time: each step's time is charged to its sequences, whatever becomes of them, and to no others."""
 
 from __future__ import annotations
 

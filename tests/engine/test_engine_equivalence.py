@@ -1,5 +1,6 @@
-"""The whole engine over real weights (stories260K, float32): however the work is cut, shared, interrupted or crowded,
-every sequence gets the tokens of the published reference."""
+"""The engine over real weights (stories260K, float32) generates the published reference tokens for any batching,
+chunking, preemption and caching.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engine: what every sequence may rely on, over a runner whose KV cache tells when it is read wrongly."""
+"""The engine over a fake runner that detects wrong KV reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 # ── endings ──
 
 
-def test_a_sequence_ends_with_length_at_max_tokens():
+def test_sequence_ends_with_length_at_max_tokens():
     driver = Driver()
     sequence_id = driver.add(prompt_of(20), max_tokens=7, ignore_eos=True)
     driver.run()
@@ -39,7 +39,7 @@ def first_prompt_that_draws(token_id: int, after: int) -> list[int]:
     raise AssertionError("none found")
 
 
-def test_an_end_token_stops_the_sequence_and_is_its_last_token():
+def test_end_token_stops_the_sequence_and_is_its_last_token():
     prompt = first_prompt_that_draws(END_TOKEN, after=3)
     driver = Driver()
     stopped, ignoring = driver.add(prompt, max_tokens=30), driver.add(prompt, max_tokens=30, ignore_eos=True)
@@ -284,7 +284,7 @@ def test_sequence_waiting_for_a_prefix_computes_it_when_the_other_is_aborted():
     assert driver.num_cached[heir] == 32
 
 
-def test_a_pool_holds_eight_times_the_sequences_when_they_share_two_thousand_tokens():
+def test_shared_prefix_allows_eight_times_the_sequences():
     shared = prompt_of(2000)
 
     def most_at_once(is_cached: bool) -> int:

@@ -1,4 +1,4 @@
-"""Of ephemeral sequences nothing stays: not in the KV pool, beside it, or under any name; and nobody else notices."""
+"""Ephemeral sequences leave nothing in the KV pool, in copies of it, or in the prefix cache."""
 
 from __future__ import annotations
 

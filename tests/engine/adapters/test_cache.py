@@ -1,5 +1,4 @@
-"""Which adapters a rank holds: those in use, and idle ones while they fit; and what happens to sequences whose adapter
-cannot be had."""
+"""The adapter cache keeps adapters in use and idle ones while they fit; unusable adapters end only their sequences."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A model with an adapter on top says what the model with the adapter merged into its weights says, in every family,
-whatever the adapter changes and however the tokens come; and nobody else in the batch notices."""
+"""A model with an adapter equals the model with the adapter merged into its weights, for every architecture,
+module and batch composition.
+"""
 
 from __future__ import annotations
 

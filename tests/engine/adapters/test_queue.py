@@ -1,5 +1,4 @@
-"""Who gets a place for his adapter when there are fewer places than adapters: nobody is passed by for ever, nobody is
-refused who can be served."""
+"""The adapter queue: order of loading, draining and timeouts, with a store that loads when the test says so."""
 
 from __future__ import annotations
 

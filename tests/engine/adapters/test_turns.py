@@ -1,4 +1,4 @@
-"""Whatever comes, goes and waits: everybody gets his adapter and then a slot, and in the end nobody holds anything."""
+"""The adapter queue under random arrivals and departures: every sequence gets its adapter and nothing leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every rank has a device of its own, and ranks are joined by what their devices speak: told without a GPU."""
+"""Device assignment and the collective backend of a device, tested without a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is free is the least of what the machine and each control group around the process leave."""
+"""Available host memory is the least that the machine and the control groups of the process have left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, however the bytes are split, and a half one is none."""
+"""Frames are reassembled from any split of the bytes; an incomplete frame is None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The warm parent: forks what it is asked to, tells how it ended, and leaves nobody behind."""
+"""The zygote forks children on request, reports how they ended, and leaves no process behind."""
 
 from __future__ import annotations
 

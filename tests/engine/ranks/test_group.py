@@ -1,4 +1,4 @@
-"""Several ranks that share one model give what one rank gives, and end together, whichever of them ends."""
+"""Several ranks that share a model give the results of one rank, and end together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a follower hears of a step is what its leader's forward pass reads, for any split of the bytes."""
+"""Messages from the leading rank to followers survive the encoding for any split of the bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages between replica and rank: what goes in comes out."""
+"""Messages between replica and rank survive the encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose cached block goes next: a slow twin of plain lists says, and one tenant cannot push out another's prefix."""
+"""The eviction order equals that of a reference implementation, and no tenant can evict another's prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual token counters: who was served least goes next, and nobody saves up credit by staying away."""
+"""Virtual token counters: the least served tenant is next, and idling does not accumulate credit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of blocks: equal for equal tokens in one namespace, never across anything that the KV depends on."""
+"""Block hashes are equal for equal tokens in one namespace and differ for anything else that KV depends on."""
 
 from __future__ import annotations
 

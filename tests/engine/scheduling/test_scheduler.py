@@ -1,4 +1,4 @@
-"""The scheduler: budgets kept, nobody starved, preemption bounded, equal tenants served equally."""
+"""The scheduler keeps budgets, starves no sequence, bounds preemptions, and serves equal tenants equally."""
 
 from __future__ import annotations
 

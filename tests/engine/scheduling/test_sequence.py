@@ -1,4 +1,4 @@
-"""The slot table: what a request says, as columns that arithmetic can bear."""
+"""The slot table stores a request as columns, with parameters clipped to safe values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens of a step: what each row wants where that fits, else shares of it."""
+"""The step budget grants every row its tokens if they fit, otherwise it divides them."""
 
 from __future__ import annotations
 

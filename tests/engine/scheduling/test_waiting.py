@@ -1,4 +1,4 @@
-"""The waiting queue: first come first served within a tenant, least served first between them, and bounded."""
+"""The waiting queue: first come, first served within a tenant, least served tenant first, and bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What followed before is guessed to follow again."""
+"""Prompt lookup proposes the tokens that followed before; draft lengths adapt to their success."""
 
 from __future__ import annotations
 

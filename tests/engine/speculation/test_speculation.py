@@ -1,5 +1,7 @@
-"""Guessing changes how many steps an answer takes and nothing else: over the fake runner, whose tokens show what was
-read, and over a chain of known probabilities drawn by the real sampler."""
+"""Speculative decoding changes the number of steps and nothing else.
+
+Tested over the fake runner, whose tokens show what was read, and over a Markov chain sampled by the real sampler.
+"""
 
 from __future__ import annotations
 
