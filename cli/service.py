@@ -127,7 +127,7 @@ def rotate(
     known = [key for key in _read(path).keys if key.subject == subject]
     if not known:
         raise CommandFailed(f"no key of {subject} in {path}")
-    place = service_ring.newest_of(known).place
+    place = service_ring.newest_key(known).place
     made, row = _made(path, subject, place, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
     rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=overlap_s)  # noqa: E731
@@ -158,7 +158,7 @@ def issue(
         identity = ServiceIdentity(path, service_ring.folder_of(keys_path(path), subject), kind)
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
     token = identity.sign(to, life_s=life_s)
     if not token:
@@ -216,7 +216,7 @@ def reinstate(
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
-    back: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_back(old, subject)  # noqa: E731
+    back: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_reinstated(old, subject)  # noqa: E731
     _read(path)
     _change(path, data, "service_subject.reinstate", subject, subject, back)
     print_record({"reinstated": subject}, is_json=json)
@@ -270,7 +270,7 @@ def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, c
 
     try:
         asyncio.run(_change_and_tell(path, data, action, id_, detail, change))
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
@@ -308,7 +308,7 @@ def _read(path: Path) -> Ring:
 
     try:
         return service_ring.read_ring(path).ring
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
 
 

@@ -51,7 +51,7 @@ class NewBatch:
     batch_id: str
     account_id: str
     api_token_id: str
-    shown_model: str
+    requested_model: str
     model: str
     created_at: datetime
     chunks: Sequence[NewChunk]
@@ -64,14 +64,14 @@ class NewBatch:
 
 
 @dataclass(frozen=True)
-class Leased:
+class LeasedChunk:
     """A chunk that a worker has taken. `answered` are the numbers that need no answer any more; `num_losses` says how
     many owners it has lost."""
 
     key: ChunkKey
     account_id: str
     api_token_id: str
-    shown_model: str
+    requested_model: str
     created_at: datetime
     num_requests: int
     num_losses: int
@@ -83,7 +83,7 @@ class Leased:
 
 
 @dataclass(frozen=True)
-class Answered:
+class Completion:
     """One request's answer, sealed; without entries where nothing was run for it."""
 
     number: int
@@ -97,7 +97,7 @@ class Answered:
 class BatchState:
     """How a batch stands."""
 
-    shown_model: str
+    requested_model: str
     model: str
     num_requests: int
     is_started: bool
@@ -108,7 +108,16 @@ class BatchState:
 async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> None:
     """Queue a batch; one that is there already is left as it is. Raises QueueFull when the account would have more than
     `max_waiting` requests to be answered, StoreUnavailable."""
-    fields = ("batch_id", "account_id", "api_token_id", "shown_model", "model", "created_at", "num_requests", "kind")
+    fields = (
+        "batch_id",
+        "account_id",
+        "api_token_id",
+        "requested_model",
+        "model",
+        "created_at",
+        "num_requests",
+        "kind",
+    )
     row = {name: getattr(batch, name) for name in fields} | {"num_done": 0}
     async with database.transaction() as connection:
         num_waiting = await _enter_queue(connection, batch.account_id)
@@ -157,7 +166,7 @@ async def has_work(database: Database, now: datetime) -> bool:
         return (await connection.execute(query)).first() is not None
 
 
-async def take(database: Database, owner: str, now: datetime, lease_s: float) -> Leased | None:
+async def take(database: Database, owner: str, now: datetime, lease_s: float) -> LeasedChunk | None:
     """Take the oldest chunk that is free, of the account that has had the fewest tokens taken; None when nothing is
     free. Raises StoreUnavailable."""
     chunk, share = batch_chunks.c, batch_shares.c
@@ -188,7 +197,7 @@ async def _charge(connection: AsyncConnection, row: Mapping[Any, Any], sign: int
     await connection.execute(charged.values(taken=share.taken + sign * cost))
 
 
-async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losses: int, now: datetime) -> Leased:
+async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losses: int, now: datetime) -> LeasedChunk:
     batch_id, first = row["batch_id"], row["first"]
     start = update(batches).where(batches.c.batch_id == batch_id, batches.c.started_at.is_(None))
     await connection.execute(start.values(started_at=now))
@@ -197,11 +206,11 @@ async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losse
         accounts.c.account_id == row["account_id"], accounts.c.deleted_at.is_(None)
     )
     done = select(batch_results.c.number).where(batch_results.c.batch_id == batch_id, _within(row))
-    return Leased(
+    return LeasedChunk(
         key=(batch_id, first),
         account_id=row["account_id"],
         api_token_id=batch["api_token_id"],
-        shown_model=batch["shown_model"],
+        requested_model=batch["requested_model"],
         created_at=batch["created_at"],
         num_requests=row["num_requests"],
         num_losses=num_losses,
@@ -221,7 +230,7 @@ def _within(row: Mapping[Any, Any]) -> ColumnElement[bool]:
 async def answer(
     database: Database,
     owner: str,
-    answered: Mapping[ChunkKey, Sequence[Answered]],
+    answered: Mapping[ChunkKey, Sequence[Completion]],
     now: datetime,
     *,
     lease_s: float,
@@ -251,7 +260,7 @@ async def _owned(connection: AsyncConnection, owner: str, key: ChunkKey) -> Mapp
     return (await connection.execute(query)).mappings().first()
 
 
-async def _write_answers(connection: AsyncConnection, batch_id: str, answered: Sequence[Answered]) -> set[int]:
+async def _write_answers(connection: AsyncConnection, batch_id: str, answered: Sequence[Completion]) -> set[int]:
     """Returns the numbers that had none before."""
     rows = [
         {
@@ -298,7 +307,7 @@ async def renew(database: Database, owner: str, keys: Iterable[ChunkKey], now: d
             await connection.execute(own.values(free_at=now + timedelta(seconds=lease_s)))
 
 
-async def give_back(database: Database, owner: str, keys: Iterable[ChunkKey], free_at: datetime) -> None:
+async def release(database: Database, owner: str, keys: Iterable[ChunkKey], free_at: datetime) -> None:
     """Leave chunks to whoever takes them next, from `free_at` on; the account's share is charged back for what was not
     done. Raises StoreUnavailable."""
     async with database.transaction() as connection:
@@ -322,7 +331,7 @@ async def find(
     if row is None:
         return None
     return BatchState(
-        shown_model=row["shown_model"],
+        requested_model=row["requested_model"],
         model=row["model"],
         num_requests=row["num_requests"],
         is_started=row["started_at"] is not None,

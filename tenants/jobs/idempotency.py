@@ -30,7 +30,7 @@ class Keyed:
 
 
 @dataclass(frozen=True)
-class Mine:
+class Claimed:
     """The caller is to answer, under this request id; `owner` proves that it is the one."""
 
     keyed: Keyed
@@ -46,7 +46,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Taken:
+class InUse:
     """Another works on it, or, if `is_other`, the key was used for another request."""
 
     is_other: bool
@@ -54,7 +54,7 @@ class Taken:
 
 async def take(
     database: Database, keyed: Keyed, owner: str, request_id: str, now: datetime, *, lease_s: float, ttl_s: float
-) -> Mine | Kept | Taken:
+) -> Claimed | Kept | InUse:
     """What becomes of a request that came under a key. Raises StoreUnavailable."""
     fresh = {
         "fingerprint": keyed.fingerprint,
@@ -68,25 +68,25 @@ async def take(
     async with database.transaction() as connection:
         new = insert_new(idempotency_keys, database.dialect, key=tuple(place)).returning(idempotency_keys.c.key_hash)
         if (await connection.execute(new, [place | fresh])).first() is not None:
-            return Mine(keyed, owner, request_id)
+            return Claimed(keyed, owner, request_id)
         found = select(idempotency_keys).where(_at(keyed)).with_for_update()
         row = (await connection.execute(found)).mappings().first()
         if row is None:  # given up by its owner this very moment
             await connection.execute(insert(idempotency_keys).values(**place, **fresh))
-            return Mine(keyed, owner, request_id)
+            return Claimed(keyed, owner, request_id)
         if row["expires_at"] > now:
             if row["fingerprint"] != keyed.fingerprint:
-                return Taken(is_other=True)
+                return InUse(is_other=True)
             if row["answer"] is not None:
                 return Kept(row["answer"])
             if row["leased_until"] > now:
-                return Taken(is_other=False)
+                return InUse(is_other=False)
             fresh["request_id"] = row["request_id"]
         await connection.execute(update(idempotency_keys).where(_at(keyed)).values(**fresh))
-        return Mine(keyed, owner, str(fresh["request_id"]))
+        return Claimed(keyed, owner, str(fresh["request_id"]))
 
 
-async def keep(database: Database, mine: Mine, answer: bytes) -> bool:
+async def keep(database: Database, mine: Claimed, answer: bytes) -> bool:
     """Keep what was answered. False, and nothing is kept, when another has taken over. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         own = update(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
@@ -94,14 +94,14 @@ async def keep(database: Database, mine: Mine, answer: bytes) -> bool:
     return done.rowcount == 1
 
 
-async def give_up(database: Database, mine: Mine) -> None:
+async def give_up(database: Database, mine: Claimed) -> None:
     """Forget a request that was refused: the next one under its key is new. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         own = delete(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
         await connection.execute(own)
 
 
-async def renew(database: Database, held: Iterable[Mine], now: datetime, lease_s: float) -> None:
+async def renew(database: Database, held: Iterable[Claimed], now: datetime, lease_s: float) -> None:
     """The leases begin anew. Raises StoreUnavailable."""
     until = now + timedelta(seconds=lease_s)
     async with database.transaction() as connection:

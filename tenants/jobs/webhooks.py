@@ -22,7 +22,7 @@ class Due:
 
     batch_id: str
     account_id: str
-    shown_model: str
+    requested_model: str
     num_requests: int
     finished_at: datetime
     target: bytes
@@ -32,7 +32,7 @@ class Due:
 async def take(database: Database, now: datetime, *, limit: int, lease_s: float) -> list[Due]:
     """Some that are due, the longest waiting first: nobody else takes them for `lease_s`. Raises StoreUnavailable."""
     hook, batch = batch_webhooks.c, batches.c
-    columns = (hook.batch_id, hook.target, hook.num_tries, batch.account_id, batch.shown_model, batch.num_requests)
+    columns = (hook.batch_id, hook.target, hook.num_tries, batch.account_id, batch.requested_model, batch.num_requests)
     query = select(*columns, batch.finished_at).join(batches).where(hook.next_at <= now, batch.finished_at.is_not(None))
     query = query.order_by(hook.next_at, hook.batch_id).limit(limit)
     async with database.connection() as connection:
@@ -46,7 +46,7 @@ async def take(database: Database, now: datetime, *, limit: int, lease_s: float)
     return [Due(**{**row, "num_tries": row["num_tries"] + 1}) for row in rows]
 
 
-async def put_off(database: Database, batch_id: str, next_at: datetime) -> None:
+async def postpone(database: Database, batch_id: str, next_at: datetime) -> None:
     """Try it again, from then on. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         this = batch_webhooks.c.batch_id == batch_id

@@ -100,7 +100,7 @@ class LocalQuota:
         share = self._share(item, now_s)
         return item.limit - (share.size - share.used), share.ends_s - now_s
 
-    def come_back(self) -> None:
+    def on_redis_recovered(self) -> None:
         """Redis answers again: from now on it says what is taken."""
         self._shares.clear()
 

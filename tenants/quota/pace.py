@@ -11,7 +11,7 @@ MIN_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
 
 
-class Pace:
+class ReleasePace:
     """One process's view."""
 
     def __init__(self) -> None:

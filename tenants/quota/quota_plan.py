@@ -19,14 +19,14 @@ from tenants.quota.limits import Item
 class QuotaExceeded(Exception):
     """A limit lets nothing in for so long."""
 
-    def __init__(self, item: Item, retry_after_s: int, standings: Sequence[Standing] = ()) -> None:
+    def __init__(self, item: Item, retry_after_s: int, window_statuses: Sequence[WindowStatus] = ()) -> None:
         super().__init__(item.name)
         self.item = item
         self.retry_after_s = retry_after_s
-        self.standings = standings
+        self.window_statuses = window_statuses
 
 
-class Standing(Struct, frozen=True, gc=False):
+class WindowStatus(Struct, frozen=True, gc=False):
     """How a window stands: so much of it is left, for so long (whole seconds, at least 1)."""
 
     item: Item
@@ -46,7 +46,7 @@ class Budget(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def is_closed_when_away(self) -> bool: ...
+    def requires_redis(self) -> bool: ...
 
 
 def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
@@ -58,7 +58,7 @@ def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
 
 def _item_of(budget: Budget) -> Item:
     span_ms = max(1, round(budget.ttl_s * 1000))
-    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.is_closed_when_away)
+    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.requires_redis)
 
 
 class Plan:
@@ -71,7 +71,7 @@ class Plan:
         self.budgets = budgets  # in the order of the items that they are, the last ones
         self.items = items = items + tuple(map(_item_of, budgets))
         self.has_calls = any(item.kind == "c" for item in items)
-        self.waiting = tuple(item for item in items if item.is_until_begun)
+        self.waiting = tuple(item for item in items if item.ends_at_first_output)
         self.refusal: QuotaExceeded | None = None
         self.refused_until_s = 0.0
         keys = (script.EPOCH_KEY, f"quota:open:{account_id}", *(item.key for item in items))
@@ -83,17 +83,17 @@ class Plan:
 NO_PLAN = Plan("", ())
 
 
-class Entered:
+class Reservation:
     """One call that was let in. `leave` it exactly once, unless it only passed by."""
 
-    __slots__ = ("is_begun", "is_counted", "micro_neurons", "op", "plan", "since_s", "standings", "tokens")
+    __slots__ = ("is_begun", "is_counted", "micro_neurons", "op", "plan", "since_s", "tokens", "window_statuses")
 
     def __init__(self, plan: Plan, op: str, tokens: int, micro_neurons: int) -> None:
         self.plan = plan
         self.op = op
         self.tokens = tokens
         self.micro_neurons = micro_neurons
-        self.standings: Sequence[Standing] = ()
+        self.window_statuses: Sequence[WindowStatus] = ()
         self.is_counted = True  # by Redis; or here, to be told to it
         self.is_begun = False  # it has output
         self.since_s = 0.0

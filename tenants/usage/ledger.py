@@ -21,14 +21,14 @@ from storage.errors import StoreError, StoreUnavailable
 from storage.spool import Spool
 from telemetry import metrics
 from tenants.usage.usage_entries import (
-    OlderLedger,
-    SpoolPlace,
+    LedgerRolledBack,
+    SpoolPosition,
     UsageEntry,
+    accepts_rows,
     decode,
     encode,
-    find_place,
-    made_in_turns,
-    takes_rows,
+    find_position,
+    map_yielding,
     write,
 )
 
@@ -41,7 +41,7 @@ _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
 _CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
 _NO_ROWS = "the ledger takes no rows at all: is the database migrated, may we write?"
-_spooled = metrics.Tally(metrics.USAGE_SPOOLED)
+_spooled = metrics.BufferedCounter(metrics.USAGE_SPOOLED)
 # A number too big for its column is an OverflowError on SQLite, and a driver's error on Postgres.
 _REFUSALS = (StoreError, SQLAlchemyError, OverflowError)
 
@@ -56,7 +56,7 @@ class UsageLedger:
         self._something_to_move = asyncio.Event()
         self._something_to_move.set()  # what a former process left
         self._is_closed = False
-        self._confirmed: SpoolPlace | None = None
+        self._confirmed: SpoolPosition | None = None
         self._is_compared = False
         metrics.USAGE_BACKLOG.set_function(lambda: spool.num_pending)
 
@@ -71,7 +71,7 @@ class UsageLedger:
         try:
             await self._spool.append(record)
         except StoreUnavailable:
-            metrics.USAGE_LEDGERED.inc(await write(self._database, [entry]))
+            metrics.USAGE_WRITTEN.inc(await write(self._database, [entry]))
             return
         _spooled.add()
         self._something_to_move.set()
@@ -110,7 +110,7 @@ class UsageLedger:
                     if not self._is_compared:
                         await self._compare()
                     is_all = await self._move_batch()
-                except OlderLedger:
+                except LedgerRolledBack:
                     self._is_compared = False
                 except BaseException:
                     self._something_to_move.set()
@@ -140,7 +140,7 @@ class UsageLedger:
         """Bring the spool to where the ledger is: back, if that is an older copy; forward, if a crash lost the news."""
         self._is_compared = False
         try:
-            known = await find_place(self._database, self._spool.id)
+            known = await find_position(self._database, self._spool.id)
         except SQLAlchemyError as error:
             raise StoreUnavailable(_NO_ROWS) from error
         num_back = await self._spool.move_to(*((known.segment, known.offset) if known is not None else (0, 0)))
@@ -154,8 +154,8 @@ class UsageLedger:
         records, position = await self._spool.read_batch(_BATCH_ENTRIES)
         if not records:
             return True
-        entries = [entry for entry in await made_in_turns(self._decoded, records) if entry is not None]
-        place = SpoolPlace(self._spool.id, position.segment, position.offset)
+        entries = [entry for entry in await map_yielding(self._decoded, records) if entry is not None]
+        place = SpoolPosition(self._spool.id, position.segment, position.offset)
         try:
             num_new = await write(self._database, entries, place, confirmed=self._confirmed)
         except StoreUnavailable:
@@ -165,12 +165,12 @@ class UsageLedger:
             await write(self._database, [], place, confirmed=self._confirmed)
         self._confirmed = place
         await self._spool.acknowledge(position)
-        metrics.USAGE_LEDGERED.inc(num_new)
+        metrics.USAGE_WRITTEN.inc(num_new)
         return len(records) < _BATCH_ENTRIES
 
     async def _write_one_by_one(self, entries: list[UsageEntry]) -> int:
         """The database refuses a batch: if only for an entry that it will never take, keep that one aside."""
-        if not await takes_rows(self._database):
+        if not await accepts_rows(self._database):
             raise StoreUnavailable(_NO_ROWS)
         num_new = 0
         for entry in entries:

@@ -70,7 +70,7 @@ class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class SpoolPlace:
+class SpoolPosition:
     """How far the ledger is in one spool: everything before `offset` of `segment` is in it."""
 
     spool_id: str
@@ -78,11 +78,11 @@ class SpoolPlace:
     offset: int
 
 
-class OlderLedger(Exception):
+class LedgerRolledBack(Exception):
     """The ledger knows less of the spool than it had confirmed: an older copy of it took over. `known` is how far it
     is, None if it has never heard of the spool."""
 
-    def __init__(self, known: SpoolPlace | None) -> None:
+    def __init__(self, known: SpoolPosition | None) -> None:
         super().__init__("the ledger is older than what it confirmed")
         self.known = known
 
@@ -133,17 +133,17 @@ def decode(record: bytes) -> UsageEntry:
 async def write(
     database: Database,
     entries: Sequence[UsageEntry],
-    place: SpoolPlace | None = None,
+    place: SpoolPosition | None = None,
     *,
-    confirmed: SpoolPlace | None = None,
+    confirmed: SpoolPosition | None = None,
 ) -> int:
     """Put entries into the ledger, and into its sums; returns how many were new. All of them, or none when it raises
     StoreUnavailable.
 
-    `place` is how far in their spool the ledger is with them. Raises OlderLedger, and writes nothing, if it is not as
-    far as `confirmed`, which an earlier call had as its `place`.
+    `place` is the spool position after these entries and is stored with them. Raises LedgerRolledBack, and writes
+    nothing, if the stored position is before `confirmed`, the `place` of an earlier call.
     """
-    ready = await made_in_turns(_ready, entries)
+    ready = await map_yielding(_ready, entries)
     async with database.transaction() as connection:
         if place is not None:
             await _move_place(connection, database.dialect, place, confirmed)
@@ -156,7 +156,7 @@ async def write_within(connection: AsyncConnection, entries: Sequence[UsageEntry
     return await _put(connection, list(map(_ready, entries)))
 
 
-async def made_in_turns(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
+async def map_yielding(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
     """What is made of each, some at a time: in between, calls that wait for the event loop have their turn."""
     made: list[R] = []
     for start in range(0, len(given), _AT_A_TIME):
@@ -187,29 +187,29 @@ async def _put(connection: AsyncConnection, ready: Sequence[_Ready]) -> int:
 
 
 async def _move_place(
-    connection: AsyncConnection, dialect: str, place: SpoolPlace, confirmed: SpoolPlace | None
+    connection: AsyncConnection, dialect: str, place: SpoolPosition, confirmed: SpoolPosition | None
 ) -> None:
-    """Write down how far the ledger is in a spool, if it is as far as it had confirmed. Raises OlderLedger."""
+    """Write down how far the ledger is in a spool, if it is as far as it had confirmed. Raises LedgerRolledBack."""
     if confirmed is not None:
         query = select(usage_spools.c.segment, usage_spools.c.offset)
         row = (await connection.execute(query.where(usage_spools.c.spool_id == place.spool_id))).one_or_none()
-        known = None if row is None else SpoolPlace(place.spool_id, row.segment, row.offset)
+        known = None if row is None else SpoolPosition(place.spool_id, row.segment, row.offset)
         if known is None or (known.segment, known.offset) < (confirmed.segment, confirmed.offset):
-            raise OlderLedger(known)
+            raise LedgerRolledBack(known)
     now = datetime.now(UTC)
     values = {"spool_id": place.spool_id, "segment": place.segment, "offset": place.offset, "moved_at": now}
     await connection.execute(insert_replacing(usage_spools, dialect), [values])
 
 
-async def find_place(database: Database, spool_id: str) -> SpoolPlace | None:
+async def find_position(database: Database, spool_id: str) -> SpoolPosition | None:
     """How far the ledger is in that spool; None if it has never heard of it."""
     query = select(usage_spools.c.segment, usage_spools.c.offset).where(usage_spools.c.spool_id == spool_id)
     async with database.connection() as connection:
         row = (await connection.execute(query)).one_or_none()
-    return None if row is None else SpoolPlace(spool_id, row.segment, row.offset)
+    return None if row is None else SpoolPosition(spool_id, row.segment, row.offset)
 
 
-async def takes_rows(database: Database) -> bool:
+async def accepts_rows(database: Database) -> bool:
     """Whether the ledger takes a plain entry, tried and undone: if it does, an entry that it refuses is at fault
     itself. Raises StoreUnavailable."""
     text = dict.fromkeys(("account_id", "api_token_id", "model", "revision", "task", "pop", "node_id", "status"), "")

@@ -32,7 +32,7 @@ class Kept:
     hours_days: int = 92
 
 
-class UsageUpkeep:
+class UsageMaintenance:
     """One process's turn at it. `run` must run beside it."""
 
     def __init__(self, database: Database, clock: Clock, kept: Kept) -> None:

@@ -253,7 +253,7 @@ async def test_what_was_read_before_a_change_answers_nobody_who_asks_after_it(
     has_read, may_go_on = asyncio.Event(), asyncio.Event()
     real = credential_rows.judge_token
 
-    async def slowly(*read: Any) -> credential_rows.Judged:
+    async def slowly(*read: Any) -> credential_rows.Evaluation:
         judged = await real(*read)
         if not has_read.is_set():
             has_read.set()
