@@ -1,9 +1,8 @@
-"""Batches in the database: queued requests, which worker has which of them, and their answers until they expire.
+"""Batches in the database: queued requests, the worker that leases each chunk, and results until they expire.
 
-A worker holds a chunk by a lease, which it renews; whoever's lease ran out is taken for lost, and another takes what is
-not answered yet. An answer, its usage entry and the count of what is left are written in one transaction, and only by
-the chunk's owner: so each request has one answer and one entry, whatever dies in between. Contents are sealed bytes;
-knows no models and no HTTP.
+A worker leases a chunk and renews the lease; after the lease expires, another worker takes the requests without a
+result. A result, its usage entry and the count of what is left are written in one transaction, by the lease's owner
+only: each request has exactly one result and one usage entry. Contents are sealed bytes.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from tenants.usage.usage_entries import UsageEntry, write_within
 MAX_EXPIRED = 50  # batches let go of in one transaction
 
 ChunkKey = tuple[str, int]
-"""A chunk: its batch, and the number of its first request."""
+"""A chunk: its batch id and the number of its first request."""
 
 Kind = Literal["run", "response"]
-"""What the requests of a batch are: bodies of `ai/run`, or one body of `responses`."""
+"""The kind of the requests of a batch: bodies of `ai/run`, or one body of `responses`."""
 
 
 class QueueFull(StoreError):
-    """The account has as many requests waiting as it may have."""
+    """The account has the maximum number of waiting requests."""
 
 
 @dataclass(frozen=True)
 class NewChunk:
-    """Requests that one worker will take together. `cost` is their tokens, guessed."""
+    """Requests that one worker takes together. `cost` is an estimate of their tokens."""
 
     first: int
     num_requests: int
@@ -46,7 +45,7 @@ class NewChunk:
 
 @dataclass(frozen=True)
 class NewBatch:
-    """What is queued. `webhook` says, sealed, where its answers are to be sent; None for nowhere."""
+    """A batch to queue. `webhook` is the sealed webhook target, or None."""
 
     batch_id: str
     account_id: str
@@ -65,8 +64,8 @@ class NewBatch:
 
 @dataclass(frozen=True)
 class LeasedChunk:
-    """A chunk that a worker has taken. `answered` are the numbers that need no answer any more; `num_losses` says how
-    many owners it has lost."""
+    """A chunk that a worker has leased. `answered` are the numbers of requests that already have a result;
+    `num_losses` counts the owners whose lease expired."""
 
     key: ChunkKey
     account_id: str
@@ -84,7 +83,7 @@ class LeasedChunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """One request's answer, sealed; without entries where nothing was run for it."""
+    """The sealed result of one request, with its usage entries."""
 
     number: int
     answer: bytes
@@ -95,7 +94,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class BatchState:
-    """How a batch stands."""
+    """Status of a batch."""
 
     requested_model: str
     model: str
@@ -106,8 +105,8 @@ class BatchState:
 
 
 async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> None:
-    """Queue a batch; one that is there already is left as it is. Raises QueueFull when the account would have more than
-    `max_waiting` requests to be answered, StoreUnavailable."""
+    """Queue a batch; a batch that exists already is left unchanged. Raises QueueFull if the account would have more
+    than `max_waiting` waiting requests; StoreUnavailable."""
     fields = (
         "batch_id",
         "account_id",
@@ -139,8 +138,8 @@ async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> No
 
 
 async def _enter_queue(connection: AsyncConnection, account_id: str) -> int:
-    """How many requests of the account wait. If none, its share is brought to where the busy ones are: who asked for
-    nothing has saved up nothing."""
+    """Return the number of waiting requests of the account. If there are none, raise the account's share to that of
+    the busy accounts: an idle account saves up no priority."""
     share = batch_shares.c
     await connection.execute(
         insert_new(batch_shares, connection.dialect.name, key="account_id"), [{"account_id": account_id, "taken": 0}]
@@ -160,15 +159,15 @@ async def _enter_queue(connection: AsyncConnection, account_id: str) -> int:
 
 
 async def has_work(database: Database, now: datetime) -> bool:
-    """Whether `take` would find something. Raises StoreUnavailable."""
+    """Return True if `take` would find a chunk. Raises StoreUnavailable."""
     query = select(batch_chunks.c.batch_id).where(batch_chunks.c.free_at <= now).limit(1)
     async with database.connection() as connection:
         return (await connection.execute(query)).first() is not None
 
 
 async def take(database: Database, owner: str, now: datetime, lease_s: float) -> LeasedChunk | None:
-    """Take the oldest chunk that is free, of the account that has had the fewest tokens taken; None when nothing is
-    free. Raises StoreUnavailable."""
+    """Lease the oldest available chunk of the account that has been served the fewest tokens, or return None. Raises
+    StoreUnavailable."""
     chunk, share = batch_chunks.c, batch_shares.c
     behind = select(share.account_id).join(batch_chunks, chunk.account_id == share.account_id)
     behind = behind.where(chunk.free_at <= now).order_by(share.taken, share.account_id).limit(1)
@@ -190,7 +189,7 @@ async def take(database: Database, owner: str, now: datetime, lease_s: float) ->
 
 
 async def _charge(connection: AsyncConnection, row: Mapping[Any, Any], sign: int) -> None:
-    """Charge an account's share for what is left of a chunk, or with -1 for `sign` charge it back."""
+    """Add the cost of the unfinished part of a chunk to the account's share; `sign` -1 subtracts it."""
     cost = row["cost"] * (row["num_requests"] - row["num_done"]) // row["num_requests"]
     share = batch_shares.c
     charged = update(batch_shares).where(share.account_id == row["account_id"])
@@ -236,9 +235,11 @@ async def answer(
     lease_s: float,
     ttl_s: float,
 ) -> set[ChunkKey]:
-    """Write answers to requests of chunks that `owner` has, with their usage entries; the leases of those chunks begin
-    anew. Returns the chunks that are not the owner's any more: nothing was written of them. Doing it again, after an
-    error that left open whether it was done, does nothing twice. Raises StoreUnavailable."""
+    """Write results of chunks that `owner` has leased, with their usage entries, and renew the leases.
+
+    Returns the chunks whose lease the owner has lost; nothing is written for them. Can be repeated after an error with
+    an unknown outcome. Raises StoreUnavailable.
+    """
     lost = set()
     entries: list[UsageEntry] = []
     async with database.transaction() as connection:
@@ -261,7 +262,7 @@ async def _owned(connection: AsyncConnection, owner: str, key: ChunkKey) -> Mapp
 
 
 async def _write_answers(connection: AsyncConnection, batch_id: str, answered: Sequence[Completion]) -> set[int]:
-    """Returns the numbers that had none before."""
+    """Return the numbers that had no result before."""
     rows = [
         {
             "batch_id": batch_id,
@@ -281,7 +282,7 @@ async def _write_answers(connection: AsyncConnection, batch_id: str, answered: S
 async def _count(
     connection: AsyncConnection, row: Mapping[Any, Any], num_new: int, now: datetime, *, lease_s: float, ttl_s: float
 ) -> None:
-    """Count what is done of a chunk and of its batch. What is done needs no requests, nor an owner, any more."""
+    """Count finished requests of a chunk and its batch. A finished chunk drops its requests and its owner."""
     batch_id, num_done = row["batch_id"], row["num_done"] + num_new
     values: dict[str, Any] = {"num_done": num_done, "free_at": now + timedelta(seconds=lease_s)}
     if num_done == row["num_requests"]:
@@ -299,7 +300,7 @@ async def _count(
 
 
 async def renew(database: Database, owner: str, keys: Iterable[ChunkKey], now: datetime, lease_s: float) -> None:
-    """The leases of these chunks begin anew, as far as `owner` has them. Raises StoreUnavailable."""
+    """Renew the leases of those chunks that `owner` still has. Raises StoreUnavailable."""
     chunk = batch_chunks.c
     async with database.transaction() as connection:
         for key in sorted(keys):
@@ -308,8 +309,8 @@ async def renew(database: Database, owner: str, keys: Iterable[ChunkKey], now: d
 
 
 async def release(database: Database, owner: str, keys: Iterable[ChunkKey], free_at: datetime) -> None:
-    """Leave chunks to whoever takes them next, from `free_at` on; the account's share is charged back for what was not
-    done. Raises StoreUnavailable."""
+    """Release chunks for other workers from `free_at` on, and subtract the cost of unfinished requests from the
+    account's share. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         for key in sorted(keys):
             row = await _owned(connection, owner, key)
@@ -322,7 +323,7 @@ async def release(database: Database, owner: str, keys: Iterable[ChunkKey], free
 async def find(
     database: Database, account_id: str, batch_id: str, now: datetime, kind: Kind = "run"
 ) -> BatchState | None:
-    """How a batch of the account stands; None for one that is not kept. Raises StoreUnavailable."""
+    """Return the status of the account's batch, or None if there is none. Raises StoreUnavailable."""
     batch = batches.c
     query = select(batches).where(batch.batch_id == batch_id, batch.account_id == account_id, batch.kind == kind)
     query = query.where(or_(batch.expires_at.is_(None), batch.expires_at > now))
@@ -341,7 +342,7 @@ async def find(
 
 
 async def cancel(database: Database, account_id: str, batch_id: str, now: datetime) -> None:
-    """Ask for the end of a batch of the account, unless it is finished. Raises StoreUnavailable."""
+    """Request cancellation of the account's batch, unless it is finished. Raises StoreUnavailable."""
     batch = batches.c
     this = update(batches).where(batch.batch_id == batch_id, batch.account_id == account_id)
     this = this.where(batch.finished_at.is_(None), batch.cancelled_at.is_(None))
@@ -350,7 +351,7 @@ async def cancel(database: Database, account_id: str, batch_id: str, now: dateti
 
 
 async def cancelled_among(database: Database, batch_ids: Iterable[str]) -> set[str]:
-    """Those of which the end was asked for. Raises StoreUnavailable."""
+    """Return those batches whose cancellation was requested. Raises StoreUnavailable."""
     batch = batches.c
     query = select(batch.batch_id).where(batch.batch_id.in_(list(batch_ids)), batch.cancelled_at.is_not(None))
     async with database.connection() as connection:
@@ -358,7 +359,7 @@ async def cancelled_among(database: Database, batch_ids: Iterable[str]) -> set[s
 
 
 async def answers(database: Database, account_id: str, batch_id: str, first: int, limit: int) -> list[bytes]:
-    """The answers of the account's batch from number `first` on, at most `limit` of them. Raises StoreUnavailable."""
+    """Return up to `limit` results of the account's batch, from number `first` on. Raises StoreUnavailable."""
     result = batch_results.c
     query = select(result.answer).where(*_results_of(account_id, batch_id), result.number >= first)
     async with database.connection() as connection:
@@ -366,7 +367,7 @@ async def answers(database: Database, account_id: str, batch_id: str, first: int
 
 
 async def tokens_of(database: Database, account_id: str, batch_id: str) -> tuple[int, int]:
-    """Prompt and completion tokens of all answers of the account's batch. Raises StoreUnavailable."""
+    """Return the prompt and completion tokens of all results of the account's batch. Raises StoreUnavailable."""
     result = batch_results.c
     sums = [func.coalesce(func.sum(column), 0) for column in (result.prompt_tokens, result.completion_tokens)]
     async with database.connection() as connection:
@@ -376,7 +377,7 @@ async def tokens_of(database: Database, account_id: str, batch_id: str) -> tuple
 
 
 async def expire(database: Database, now: datetime) -> int:
-    """Let go of batches whose time is over, some at a time; returns how many. Raises StoreUnavailable."""
+    """Delete up to MAX_EXPIRED expired batches and return their number. Raises StoreUnavailable."""
     over = select(batches.c.batch_id).where(batches.c.expires_at <= now).limit(MAX_EXPIRED)
     async with database.transaction() as connection:
         ids = list((await connection.execute(over)).scalars())
@@ -386,7 +387,7 @@ async def expire(database: Database, now: datetime) -> int:
 
 
 def _results_of(account_id: str, batch_id: str) -> tuple[ColumnElement[bool], ...]:
-    """A batch's answers name their batch alone, and the batch its account."""
+    """Return the condition that selects a batch's results, if the batch belongs to the account."""
     is_account_s = exists().where(batches.c.batch_id == batch_id, batches.c.account_id == account_id)
     return batch_results.c.batch_id == batch_id, is_account_s
 

@@ -1,8 +1,7 @@
-"""Requests under idempotency keys, in the database: who works on one, and what it was answered, until it expires.
+"""Idempotency keys in the database: who is working on a request, and the stored response until it expires.
 
-Whoever works on one holds it by a lease. If that runs out it is taken for lost: the next request takes over, under the
-request id of the first, so that there is one usage entry. A request that was refused leaves nothing. Answers are sealed
-bytes; knows no HTTP.
+The gateway that works on a request leases its key. After the lease expires, the next request takes over under the
+request id of the first, so there is one usage entry. A rejected request leaves no row. Responses are sealed bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_EXPIRED = 1000  # keys let go of in one transaction
 
 @dataclass(frozen=True)
 class Keyed:
-    """A request under a key of an account. `key_hash` and `fingerprint` are 64 hexadecimal digits each."""
+    """A request with an idempotency key. `key_hash` and `fingerprint` are 64 hexadecimal digits each."""
 
     account_id: str
     key_hash: str
@@ -31,7 +30,7 @@ class Keyed:
 
 @dataclass(frozen=True)
 class Claimed:
-    """The caller is to answer, under this request id; `owner` proves that it is the one."""
+    """The caller holds the lease and must respond, under this request id. `owner` identifies the lease."""
 
     keyed: Keyed
     owner: str
@@ -40,14 +39,14 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Kept:
-    """It was answered before."""
+    """The request was answered before; `answer` is the stored response."""
 
     answer: bytes
 
 
 @dataclass(frozen=True)
 class InUse:
-    """Another works on it, or, if `is_other`, the key was used for another request."""
+    """Another gateway is working on the request or, if `is_other`, the key was used for a different request."""
 
     is_other: bool
 
@@ -55,7 +54,7 @@ class InUse:
 async def take(
     database: Database, keyed: Keyed, owner: str, request_id: str, now: datetime, *, lease_s: float, ttl_s: float
 ) -> Claimed | Kept | InUse:
-    """What becomes of a request that came under a key. Raises StoreUnavailable."""
+    """Lease a key, or return why that is not possible. Raises StoreUnavailable."""
     fresh = {
         "fingerprint": keyed.fingerprint,
         "request_id": request_id,
@@ -87,7 +86,8 @@ async def take(
 
 
 async def keep(database: Database, mine: Claimed, answer: bytes) -> bool:
-    """Keep what was answered. False, and nothing is kept, when another has taken over. Raises StoreUnavailable."""
+    """Store the response. Returns False, and stores nothing, if another gateway has taken over. Raises
+    StoreUnavailable."""
     async with database.transaction() as connection:
         own = update(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
         done = await connection.execute(own.values(answer=answer, owner=None, leased_until=None))
@@ -95,14 +95,14 @@ async def keep(database: Database, mine: Claimed, answer: bytes) -> bool:
 
 
 async def give_up(database: Database, mine: Claimed) -> None:
-    """Forget a request that was refused: the next one under its key is new. Raises StoreUnavailable."""
+    """Delete the key of a rejected request: the next request with this key is new. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         own = delete(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
         await connection.execute(own)
 
 
 async def renew(database: Database, held: Iterable[Claimed], now: datetime, lease_s: float) -> None:
-    """The leases begin anew. Raises StoreUnavailable."""
+    """Renew the leases. Raises StoreUnavailable."""
     until = now + timedelta(seconds=lease_s)
     async with database.transaction() as connection:
         for mine in held:
@@ -111,7 +111,7 @@ async def renew(database: Database, held: Iterable[Claimed], now: datetime, leas
 
 
 async def expire(database: Database, now: datetime) -> int:
-    """Let go of keys whose time is over, some at a time; returns how many. Raises StoreUnavailable."""
+    """Delete up to MAX_EXPIRED expired keys and return their number. Raises StoreUnavailable."""
     key = idempotency_keys.c
     over = select(key.account_id, key.key_hash).where(key.expires_at <= now).limit(MAX_EXPIRED)
     async with database.transaction() as connection:

@@ -1,9 +1,9 @@
-"""May this call enter, by everything it is held to: one exchange with Redis before it, one told later when it leaves.
+"""Quota enforcement: reserve quota for each call in Redis, and settle the reservation when the call ends.
 
-All gateways count in the same place (`quota_script.py`), so that a limit holds whatever the number of processes. While
-Redis is away each lets in its share (`local_quota.py`) and tells afterwards; budgets may say that nobody enters then.
-What Redis forgot is given back to it: windows as they were last seen, calls that are under way, and budgets by the
-ledger's word. Knows limits and budgets, not HTTP, and nothing of what a call does.
+All gateways count in one place (`quota_script.py`), so limits hold for any number of gateways. If Redis is
+unavailable, each gateway enforces its own share (`local_quota.py`) and reports its calls to Redis later; calls with a
+budget are rejected. If Redis has lost its data, gateways restore windows as last seen, running calls, and budgets from
+the database.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _KIND = "gateways"
 
 
 class Budgets(Protocol):
-    """What accounts may spend, by the ledger: the source of what Redis counts of it."""
+    """The source of what accounts have used of their budgets: the usage ledger."""
 
     async def used(self, budget: Any) -> int:
-        """Micro-neurons used of a budget. Raises StoreUnavailable."""
+        """Return the micro-neurons used of a budget. Raises StoreUnavailable."""
         ...
 
 
@@ -54,7 +54,8 @@ _Settlement = tuple[Reservation, int, int]
 
 
 class Quota:
-    """One process's way to the common counts. `run` must run beside it. `lease_s` is longer than any call."""
+    """One gateway's access to the shared counters. `run` must run in the background. `lease_s` must exceed any call's
+    duration."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Quota:
         self._is_clock_off = False
 
     def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
-        """The same plan for the same items."""
+        """Return the plan for these items; the same object for the same arguments."""
         if not items and not budgets:
             return NO_PLAN
         key = (account_id, items, budgets)
@@ -98,8 +99,10 @@ class Quota:
         return found
 
     async def enter(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Reservation:
-        """Let a call in, by everything that it is held to. Raises QuotaExceeded; StoreUnavailable when Redis is away
-        and a budget says that then nobody enters."""
+        """Reserve quota for a call in every window, concurrency limit and budget that applies to it.
+
+        Raises QuotaExceeded, or StoreUnavailable if Redis is unavailable and a budget requires Redis.
+        """
         entered = Reservation(plan, op, tokens, micro_neurons)
         if not plan.items:
             return entered
@@ -121,7 +124,7 @@ class Quota:
         return entered
 
     async def count_request(self, plan: Plan, op: str) -> Reservation:
-        """Count a request that is over as soon as it is counted. Raises QuotaExceeded."""
+        """Count a request that holds no reservation after it is counted. Raises QuotaExceeded."""
         entered = Reservation(plan, op, 0, 0)
         if not plan.items:
             return entered
@@ -135,7 +138,7 @@ class Quota:
         return entered
 
     def begun(self, entered: Reservation) -> None:
-        """The call has output: it waits no more. Told to Redis within FLUSH_S."""
+        """Release the slots that a call holds only until its first output. Reported to Redis within FLUSH_S."""
         waiting = entered.plan.waiting
         if waiting and not entered.is_begun and entered.op in self._running:
             self._release(entered, waiting)
@@ -143,7 +146,7 @@ class Quota:
             self.pipeline(*entered.begun_bytes())
 
     def leave(self, entered: Reservation, *, tokens: int = 0, micro_neurons: int = 0) -> None:
-        """The call is over, and this is what it really took. Told to Redis within FLUSH_S."""
+        """Settle a reservation with the actual usage of the call. Reported to Redis within FLUSH_S."""
         plan = entered.plan
         if not plan.items or self._running.pop(entered.op, None) is None:
             return
@@ -153,44 +156,45 @@ class Quota:
         self._flush_soon()
 
     def pipeline(self, *commands: bytes) -> None:
-        """Send whole commands whose answers nobody needs, with what is told next. Where Redis is away they are lost."""
+        """Send commands whose replies are not needed, together with the next flush. They are lost if Redis is
+        unavailable."""
         self._pipelined += commands
         self._flush_soon()
 
     @property
     def is_available(self) -> bool:
-        """Whether Redis can be asked now."""
+        """Return True if the connection to Redis is open."""
         return self._link.is_open
 
     def ask(self, asking: bytes) -> asyncio.Future[Reply] | None:
-        """Send a whole command of somebody else's beside ours; None where Redis is away."""
+        """Send one command on this connection; return None if Redis is unavailable."""
         try:
             return self._link.send(asking) if self._link.is_open else None
         except StoreUnavailable:
             return None
 
     async def raise_used(self, key: str, micro_neurons: int) -> None:
-        """At least so much of a budget is used, by the ledger's word; one that Redis does not know stays unknown.
-        Raises StoreUnavailable."""
+        """Raise the used amount of a budget to at least `micro_neurons`. Budgets that Redis does not know stay
+        unknown. Raises StoreUnavailable."""
         reply = await self._link.send(command("EVALSHA", script.SHA["raise"], 1, key, micro_neurons))
         if isinstance(reply, CommandRefused):
             raise StoreUnavailable(f"redis: {reply.code}")
 
     async def open(self) -> None:
-        """One try to reach Redis. Raises StoreUnavailable."""
+        """Try once to connect to Redis. Raises StoreUnavailable."""
         try:
             await self._link.open()
         except CommandRefused as error:
             raise StoreUnavailable(f"redis: {error.code}") from None
 
     async def run(self) -> None:
-        """Keep Redis within reach and count the gateways, until cancelled."""
+        """Keep the connection to Redis open and count the running gateways, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._link.run())
             group.create_task(self._be_present())
 
     async def close(self) -> None:
-        """Tell what is still untold."""
+        """Report everything that has not been reported yet, then close the connection."""
         self._flush()
         with contextlib.suppress(StoreUnavailable, CommandRefused):
             await self._link.send(command("PING"))
@@ -209,15 +213,15 @@ class Quota:
 
     @staticmethod
     def _is_refused_for_what_was_left(plan: Plan, numbers: list[int], untold: Sequence[_Settlement]) -> bool:
-        """Whether Redis refuses by an item of which calls that have left, untold when it was asked, give something
-        back: whoever asks one call after the other is not refused for the one before."""
+        """Return True if Redis rejects a call because of quota that ended calls, not yet reported when Redis was
+        asked, have released: sequential calls are not rejected because of each other."""
         if numbers[0] != script.REFUSED:
             return False
         item = plan.items[numbers[1] - 1]
         return item.kind != "r" and any(item in left.plan.items for left, *_ in untold)
 
     async def _evaluate(self, entered: Reservation, how: int) -> list[int]:
-        """What Redis says. Raises StoreUnavailable."""
+        """Run the enter script and return its numbers. Raises StoreUnavailable."""
         plan = entered.plan
         for _ in range(_MAX_TRIES):
             epoch = self._epoch
@@ -240,14 +244,14 @@ class Quota:
         raise StoreUnavailable("redis: it does not keep what it is told")
 
     async def _reload_scripts(self, refused: CommandRefused) -> None:
-        """Redis has forgotten the scripts: tell it again. Raises StoreUnavailable for any other refusal."""
+        """Load the scripts again after Redis has lost them. Raises StoreUnavailable for any other refusal."""
         if refused.code != "NOSCRIPT":
             self._link.drop(refused.code)
             raise StoreUnavailable(f"redis: {refused.code}")
         await self._load_scripts(self._link)
 
     def _record(self, entered: Reservation, numbers: list[int]) -> None:
-        """Remember how things stand. Raises QuotaExceeded if that is what the numbers say."""
+        """Store the reported state of all windows. Raises QuotaExceeded if the numbers say so."""
         items = entered.plan.items
         now_s = self._loop.time()
         entered.window_statuses = window_statuses = []
@@ -270,7 +274,7 @@ class Quota:
             raise refusal
 
     def _reserve_locally(self, entered: Reservation) -> None:
-        """Raises QuotaExceeded, StoreUnavailable."""
+        """Reserve from this gateway's own share. Raises QuotaExceeded, StoreUnavailable."""
         items, now_s = entered.plan.items, self._loop.time()
         if any(item.requires_redis for item in items):
             raise StoreUnavailable("redis: budgets cannot be read")
@@ -291,7 +295,7 @@ class Quota:
         self._unreported.append((entered, now_s))
 
     def _release(self, entered: Reservation, items: Sequence[Item]) -> None:
-        """Places of a call at once, those given back before excepted."""
+        """Release a call's concurrency slots, except those released at its first output."""
         held_s = self._loop.time() - entered.since_s
         held = [item for item in items if item.kind == "c" and not (entered.is_begun and item.ends_at_first_output)]
         self._local.end_call(held)
@@ -303,7 +307,7 @@ class Quota:
             self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
 
     def _flush(self) -> None:
-        """Send what has been left since the last time, in one write."""
+        """Send all settlements since the last flush in one write."""
         self._flush_timer = None
         batch, self._settling = self._settling, []
         riding, self._pipelined = self._pipelined, []
@@ -322,14 +326,14 @@ class Quota:
             future.add_done_callback(lambda done: self._flushed(done, batch))
 
     def _flushed(self, future: asyncio.Future[Reply], batch: list[_Settlement]) -> None:
-        """What may not have arrived is told again: who has left does not leave twice."""
+        """Keep settlements for a retry if they may not have arrived. Settling twice has no effect."""
         if future.cancelled() or future.exception() is not None or isinstance(future.result(), Exception):
             self._unreported_settlements.extend(batch)
             if not future.cancelled() and future.exception() is None:
                 self._link.drop("leaving was refused")
 
     async def _on_redis_recovered(self, link: Sender) -> None:
-        """A connection has opened: scripts, what Redis forgot, what it was not told."""
+        """Prepare a new connection: load scripts, restore lost data, report what is unreported."""
         await self._load_scripts(link)
         known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
         await self._adopt_epoch(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
@@ -340,7 +344,7 @@ class Quota:
         self._local.on_redis_recovered()
 
     def _send_owed(self, link: Sender) -> asyncio.Future[list[Reply]]:
-        """Send all that Redis was not told. What may not have arrived is told again: that counts nothing twice. Raises
+        """Report everything that Redis has not received. Reporting twice counts nothing twice. Raises
         StoreUnavailable."""
         owed, leaves = list(self._unreported), list(self._unreported_settlements)
         self._unreported.clear()
@@ -373,7 +377,7 @@ class Quota:
         return told
 
     def _due(self, owed: Sequence[tuple[Reservation, float]]) -> Iterator[Reservation]:
-        """Those that still count, marked as counted."""
+        """Return the reservations that still count, marked as counted."""
         now_s = self._loop.time()
         for entered, since_s in owed:
             is_over = all(now_s - since_s > item.span_ms / 1000 for item in entered.plan.items if item.kind in "rt")
@@ -392,7 +396,7 @@ class Quota:
             raise StoreUnavailable(f"redis: {error.code}") from None
 
     async def _adopt_epoch(self, link: Sender, asked_with: str, known: str) -> None:
-        """Redis is not the one that we knew: give back what we remember, and agree on what this one is called."""
+        """Restore what this gateway remembers to a Redis with another epoch, and agree on that epoch."""
         async with self._adopting:
             if self._epoch != asked_with or (known and known == self._epoch):
                 return
@@ -422,7 +426,8 @@ class Quota:
             self._epoch = epoch
 
     async def _seed_budget(self, budget: Budget) -> None:
-        """Tell Redis of a budget by the ledger's word, one at a time. Raises StoreUnavailable."""
+        """Load a budget's used amount from the database into Redis, once per budget at a time. Raises
+        StoreUnavailable."""
         task = self._seeding_tasks.get(budget.key)
         if task is None:
             task = self._seeding_tasks[budget.key] = self._loop.create_task(self._seed_now(budget, self._link))
@@ -436,7 +441,7 @@ class Quota:
         raise_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
 
     async def _be_present(self) -> None:
-        """Say that this gateway lives, and count those who do: what an outage is shared among."""
+        """Announce this gateway, and count the running gateways: they share limits if Redis is unavailable."""
         while True:
             with contextlib.suppress(StoreUnavailable):
                 self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S))
@@ -445,7 +450,7 @@ class Quota:
             await asyncio.sleep(PRESENCE_S)
 
     def _compare_clocks(self, redis_s: float) -> None:
-        """Tell whoever watches, once, that this machine's clock and the common one say different things."""
+        """Export the difference to the Redis clock, and log once if the clocks differ too much."""
         ahead_s = time.time() - redis_s
         metrics.CLOCK_AHEAD.set(round(ahead_s, 3))
         is_off = abs(ahead_s) > MAX_CLOCKS_APART_S

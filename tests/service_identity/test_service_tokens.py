@@ -401,7 +401,7 @@ def test_files_that_others_could_read_or_change_are_refused(desk: Desk):
         private.write_bytes(kept_bytes)
     with pytest.raises(UnsafeKeyFile, match="gateway"):
         ServiceIdentity(desk.ring, service_ring.folder_of(desk.keys, "node/n1"), "gateway")
-    with pytest.raises(UnsafeKeyFile, match="of 0"):
+    with pytest.raises(UnsafeKeyFile, match="found 0"):
         ServiceIdentity(desk.ring, desk.keys, "node")
 
 

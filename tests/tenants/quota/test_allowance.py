@@ -9,7 +9,7 @@ import pytest
 
 from catalog.pricing import micro_neurons_for
 from storage.database import Database
-from telemetry.steady_clock import BELIEVED_AFTER_S
+from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S
 from tenants.quota import budgets
 from tenants.quota.allowance import Allowance, Budget, forecast
 from tenants.quota.budgets import MonthlyBudget
@@ -170,7 +170,7 @@ def test_a_clock_that_was_wrong_and_stays_corrected_is_believed_and_a_day_never_
     clock = Clock(wall=datetime(2026, 11, 20, 12, tzinfo=UTC))
     days = QuotaCalendar(clock)
     clock.wall -= timedelta(days=1)
-    for _ in range(int(BELIEVED_AFTER_S // 60) + 2):
+    for _ in range(int(ACCEPT_JUMP_AFTER_S // 60) + 2):
         clock.wait(60)
         assert days.day() == datetime(2026, 11, 20, tzinfo=UTC)
     assert days.now() == clock.wall
