@@ -232,6 +232,7 @@ def compare(
                     run.advance(SLICE)
         assert constrained.tokens == first.tokens
         if repeat:  # the first pair is a warm-up
+            # A response without tokens is compared with a run of one token.
             share = (
                 constrained.num_tokens / free.num_tokens
             )  # a response without tokens is compared with a run of one token
