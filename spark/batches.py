@@ -132,7 +132,7 @@ def _find_last(said: list[_Part], wanted: str) -> Span | None:
 
 
 def _look_from(places: Span | None, task: int, right: Span | None, shown: list[Span]) -> list[tuple[int, ...]]:
-    """Return targets for `places`; each token is predicted at the position before it. A single choice gives no target."""
+    """Targets for `places`; each token is predicted at the position before it. A single choice gives no target."""
     if places is None or right is None or len(shown) < 2:
         return []
     everything = (min(start for start, _ in shown), max(end for _, end in shown))
@@ -151,7 +151,7 @@ def find_schemas(text: str, offsets: list[tuple[int, int]], tools: list[dict[str
 
 
 def make_steps(tokenizer: Tokenizer, seed: int, phase: str, num_tokens: int, max_length: int) -> Iterator[list[Batch]]:
-    """Yield steps of about `num_tokens` tokens without end. Dialogues longer than `max_length` are skipped, never cut."""
+    """Yield steps of about `num_tokens` tokens. Dialogues longer than `max_length` are skipped, never cut."""
     random = np.random.default_rng(seed)
     stream = generate_training(seed, phase)
     while True:

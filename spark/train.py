@@ -147,7 +147,7 @@ class Trainer:
         self._report(phase, loss, num_prompts)
 
     def _time_since(self, last: float) -> float:
-        """Return the seconds since `last`, equal in all processes, so that all change phase and end in the same step."""
+        """Seconds since `last`, equal in all processes, so that all change phase and end in the same step."""
         passed = torch.tensor([time.monotonic() - last], dtype=torch.float64)
         if self.world.size > 1:
             distributed.broadcast(passed, 0)
