@@ -10,7 +10,7 @@ from __future__ import annotations
 from catalog.card import RUN_TASKS, ModelCard, parse_model_id
 from catalog.listed import ListedModel
 from catalog.registry import Registry, Resolved
-from catalog.search import Shown
+from catalog.search import AnyModel
 from engine.protocol.tasks.task import Task
 from gateway.errors import Reason, Refusal
 
@@ -34,7 +34,7 @@ async def find_model(registry: Registry, text: str) -> Resolved:
     return resolved
 
 
-async def find_shown(registry: Registry, text: str) -> Shown:
+async def find_shown(registry: Registry, text: str) -> AnyModel:
     """Return the model to describe for a name; listed and retired models included. Raises InvalidModelId, Refusal."""
     name = parse_model_id(text)
     resolved = registry.find(name) or await registry.look_up(name)
@@ -50,7 +50,7 @@ def require_task(card: ModelCard, task: type[Task]) -> None:
         raise Refusal(Reason.MODEL_UNKNOWN, card.name)
 
 
-def _retired(model: Shown, successor: str | None) -> Refusal:
+def _retired(model: AnyModel, successor: str | None) -> Refusal:
     instead = f"use {successor} instead" if successor else "use an alternative model"
     return Refusal(Reason.MODEL_RETIRED, f"{model.planned_deprecation_date}. Please {instead}")
 

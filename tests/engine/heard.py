@@ -1,4 +1,4 @@
-"""What replicas in rank processes of their own are asked, heard to its end."""
+"""Collects the outputs of sequences of replicas in rank processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The whole engine over real weights (stories260K, float32): however the work is cut, shared, interrupted or crowded,
-every sequence gets the tokens of the published reference."""
+"""The engine over real weights (stories260K, float32) generates the published reference tokens for any batching,
+chunking, preemption and caching.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def test_chunk_size_and_prefix_cache_change_no_token_of_a_sequence_alone(
 
 
 @pytest.mark.parametrize("max_step_tokens", [3, 17, 512])
-def test_a_batch_of_sixteen_changes_no_token_of_anyone(new_driver, cases: list[Case], max_step_tokens: int):
+def test_batching_changes_no_token(new_driver, cases: list[Case], max_step_tokens: int):
     sixteen = (cases * 16)[:16]
     driver = new_driver(max_step_tokens=max_step_tokens)
     ids = [driver.add(case.prompt, tenant=number % 3, **GREEDY) for number, case in enumerate(sixteen)]
@@ -106,7 +107,7 @@ def test_choices_of_one_prompt_generate_the_same_greedy_tokens(new_driver, cases
     check_answers(driver, wanted, ids)
 
 
-def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_driver, cases: list[Case]):
+def test_preemption_changes_no_token(new_driver, cases: list[Case]):
     sixteen = (cases * 16)[:16]
     demand = sum(math.ceil((len(case.prompt) + 63) / 16) for case in sixteen)
     for is_cached in (True, False):
@@ -119,7 +120,7 @@ def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_dri
         assert driver.engine.status().num_preemptions > 0
 
 
-def test_a_preempted_sequence_tells_each_log_probability_of_its_prompt_once(new_driver, cases: list[Case]):
+def test_preempted_sequence_reports_each_prompt_logprob_once(new_driver, cases: list[Case]):
     scored = {"max_tokens": 40, "temperature": 0.0, "logprobs": 2, "wants_prompt_logprobs": True, "ignore_eos": True}
     alone = new_driver(num_blocks=60)
     expected = alone.add(cases[5].prompt, **scored)

@@ -1,4 +1,4 @@
-"""Index arrays of a step: every token finds its position and slot, every sampling row its logits and parameters."""
+"""Step inputs: positions and KV slots of tokens, logits and parameters of sampling rows."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_mixed_step_continues_chunks_where_they_stopped() -> None:
     assert step.sampling.num_rows == 2
 
 
-def test_sampling_columns_are_those_of_the_rows_that_sample() -> None:
+def test_sampling_parameters_belong_to_the_rows_that_sample() -> None:
     table = table_with((0, [1, 2, 3], 2, [0]), (1, [1, 2, 3, 4], 0, [1]), temperature=0.5, top_k=9, logprobs=2)
     table.temperature[1] = 0.25
     sampling = build_inputs(step_of([0, 1], [1, 2]), table).sampling
@@ -70,7 +70,7 @@ def test_sampling_columns_are_those_of_the_rows_that_sample() -> None:
     assert sampling.histories == ()
 
 
-def test_only_penalised_rows_bring_their_history() -> None:
+def test_only_rows_with_penalties_have_a_history() -> None:
     table = table_with((0, [1, 2, 3, 4, 5, 6, 7], 6, [0, 2]), (1, [9], 0, [1]))
     table.presence_penalty[0] = 0.5
     sampling = build_inputs(step_of([1, 0], [1, 1]), table).sampling
@@ -78,7 +78,7 @@ def test_only_penalised_rows_bring_their_history() -> None:
     assert sampling.histories[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_an_array_of_the_step_is_never_the_table_s_own() -> None:
+def test_step_arrays_are_copies_of_the_table() -> None:
     """The table changes while a step's arrays may still be read."""
     table = table_with((0, [1, 2, 3], 2, [0]))
     step = build_inputs(step_of([0], [1]), table)

@@ -1,5 +1,4 @@
-"""Many adapters, places for few of them, callers who come and leave: everybody gets what a rank with room for all of
-them says, or leaves, and nothing is held in the end."""
+"""Many adapters with room for few: every sequence gets the same tokens as with room for all, and no reference leaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests have a zygote fork to look at several ranks from inside: two that stay joined while models come and go."""
+"""Entry points that tests fork to look at several ranks from inside: two ranks that stay joined between models."""
 
 from __future__ import annotations
 
