@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench import figures
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
@@ -92,6 +93,8 @@ def test_a_batch_of_sixteen_changes_no_token_of_anyone(new_driver, cases: list[C
     ids = [driver.add(case.prompt, tenant=number % 3, **GREEDY) for number, case in enumerate(sixteen)]
     driver.run()
     check_answers(driver, sixteen, ids)
+    figure = "16 of 16 sequences in one batch equal to their output alone, with steps of 3, 17 and 512 tokens"
+    figures.record("P23", figure, f"pytest {Path(__file__).name}")
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
@@ -116,7 +119,10 @@ def test_a_pool_of_a_quarter_of_the_demand_preempts_and_changes_no_token(new_dri
         ]
         driver.run()
         check_answers(driver, sixteen, ids)
-        assert driver.engine.status().num_preemptions > 0
+        num_preemptions = driver.engine.status().num_preemptions
+        assert num_preemptions > 0
+        figure = f"16 sequences in a quarter of their KV memory: {num_preemptions} preemptions, 0 errors, output equal"
+        figures.record("P16", figure, f"pytest {Path(__file__).name}")
 
 
 def test_a_preempted_sequence_tells_each_log_probability_of_its_prompt_once(new_driver, cases: list[Case]):
