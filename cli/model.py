@@ -265,7 +265,7 @@ def _can_call_tools(folder: Path) -> bool:
     try:
         from engine.text.files import TokenizerUnusable
         from engine.text.tokenizer import Tokenizer
-        from engine.tool_calls.form import find_form
+        from engine.tool_calls.tool_format import find_form
     except ImportError:
         return False
     try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.text.detokenizer import StopStringFinder
-from engine.tool_calls.answer_parser import AnswerParser
-from engine.tool_calls.parser import Piece
+from engine.tool_calls.output_parser import AnswerParser
+from engine.tool_calls.call_parser import Piece
 
 
 class Answer:

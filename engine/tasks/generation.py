@@ -20,7 +20,7 @@ from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.parser import CallPiece, Piece, Thought
+from engine.tool_calls.call_parser import CallPiece, Piece, Thought
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from engine.report import EngineInfo
 from engine.tasks.work import Refused
 from engine.text.template_pool import TemplateRefused
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.form import Form, template_messages, template_tools
-from engine.tool_calls.plan import shown_tools
+from engine.tool_calls.tool_format import Form, template_messages, template_tools
+from engine.tool_calls.output_plan import shown_tools
 
 _LONG_TEXT_CHARS = 20_000  # longer texts are tokenized in a thread, off the event loop
 

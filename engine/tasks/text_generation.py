@@ -35,9 +35,9 @@ from engine.tasks.work import Emit, Refused, Run, Work
 from engine.text.detokenizer import StopStringFinder
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
-from engine.tool_calls.form import find_form
+from engine.tool_calls.tool_format import find_form
 from engine.tool_calls.grammar import Controls, Thinking
-from engine.tool_calls.plan import Plan, ToolsUnusable, make_plan, shown_tools
+from engine.tool_calls.output_plan import Plan, ToolsUnusable, make_plan, shown_tools
 from engine.tool_calls.reasoning import REASONINGS, find_reasoning
 
 _MANY_TOKENS = 10_000  # of a prompt that is told again: more become text in a thread, where they hold up nobody

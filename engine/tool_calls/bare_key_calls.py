@@ -16,7 +16,7 @@ from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
 from engine.tool_calls.free_text import text_until
-from engine.tool_calls.parser import start_of_partial
+from engine.tool_calls.call_parser import start_of_partial
 
 _MAX_KEY_CHARS = 256
 _MAX_DEPTH = 64

@@ -11,7 +11,7 @@ from engine.tool_calls.family import Family
 from engine.tool_calls.harmony import HARMONY
 from engine.tool_calls.headed_calls import HeadedCalls
 from engine.tool_calls.json_calls import JsonCalls
-from engine.tool_calls.pair_calls import PairCalls
+from engine.tool_calls.tagged_calls import PairCalls
 from engine.tool_calls.python_calls import PythonCalls
 
 HERMES = JsonCalls(

@@ -18,8 +18,8 @@ import msgspec
 
 from engine.tool_calls.family import NAME, CallReader, Family, RuleWriter, Tools
 from engine.tool_calls.free_text import holding, spelled, text_until, text_without
-from engine.tool_calls.json_text import JsonScanner
-from engine.tool_calls.parser import CallPiece, Piece, Thought, start_of_partial
+from engine.tool_calls.json_scanner import JsonScanner
+from engine.tool_calls.call_parser import CallPiece, Piece, Thought, start_of_partial
 
 CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"

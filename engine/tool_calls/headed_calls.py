@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.tool_calls.family import NAME, CallReader, Family, RuleWriter, Tools, quoted
-from engine.tool_calls.json_text import JsonScanner
+from engine.tool_calls.json_scanner import JsonScanner
 
 _SPACE = r"\s{0,8}"
 _PLACES = re.compile(r"(\{name\}|\{numbered\}|\{id\}|\s+)")

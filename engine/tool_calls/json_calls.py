@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from engine.tool_calls.family import CallReader, Family, RuleWriter, Tools, quoted
-from engine.tool_calls.json_text import JsonScanner
+from engine.tool_calls.json_scanner import JsonScanner
 
 _FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # as much of its name as tells whether it is a call's
 _OTHER_FIELDS = ('arguments"', 'parameters"', 'type"', 'id"')

@@ -10,7 +10,7 @@ from typing import Any
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import has_plain_properties, properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
-from engine.tool_calls.python_text import PythonReader
+from engine.tool_calls.python_literals import PythonReader
 
 _WHOLE_NAME = re.compile(rf"({NAME})\s{{0,8}}\(")
 _BEGUN_NAME = re.compile(rf"(?:{NAME}(?:\s{{0,8}}\(?)?)?")

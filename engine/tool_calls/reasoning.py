@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.tool_calls.parser import Piece, Thought, start_of_partial
+from engine.tool_calls.call_parser import Piece, Thought, start_of_partial
 
 Phase = Literal["may_think", "thinks", "answers"]
 _State = Literal["start", "opened", "begun", "thought", "closed", "answer"]

@@ -16,7 +16,7 @@ from engine.structured.compile import compile_matcher
 from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.answer_parser import call_parser
+from engine.tool_calls.output_parser import call_parser
 from engine.tool_calls.families import (
     APERTUS,
     COHERE,
@@ -35,10 +35,10 @@ from engine.tool_calls.families import (
     SEED_OSS,
 )
 from engine.tool_calls.family import Family, SchemaUnwritable
-from engine.tool_calls.form import Form, find_form, template_messages, template_tools
+from engine.tool_calls.tool_format import Form, find_form, template_messages, template_tools
 from engine.tool_calls.grammar import Controls, required_calls
 from engine.tool_calls.harmony import HARMONY
-from engine.tool_calls.parser import CallPiece, Thought
+from engine.tool_calls.call_parser import CallPiece, Thought
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"

@@ -14,9 +14,9 @@ from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL
 from engine.tool_calls.family import Family
-from engine.tool_calls.form import Form
+from engine.tool_calls.tool_format import Form
 from engine.tool_calls.grammar import Controls, can_be_lazy, lazy_calls, required_calls
-from engine.tool_calls.plan import ToolsUnusable, make_plan
+from engine.tool_calls.output_plan import ToolsUnusable, make_plan
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"

@@ -12,11 +12,11 @@ from engine.protocol.tasks import Constraint, TextGeneration, Tool
 from engine.structured.compile import compile_matcher
 from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.form import Form
+from engine.tool_calls.tool_format import Form
 from engine.tool_calls.grammar import Controls
 from engine.tool_calls.harmony import HARMONY, MARKS, HarmonyParser
-from engine.tool_calls.parser import CallPiece, Thought
-from engine.tool_calls.plan import make_plan
+from engine.tool_calls.call_parser import CallPiece, Thought
+from engine.tool_calls.output_plan import make_plan
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
 TOKENIZER = Tokenizer(SPARK)

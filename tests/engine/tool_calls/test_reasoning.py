@@ -15,10 +15,10 @@ from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import HERMES, QWEN3_CODER
-from engine.tool_calls.form import Form
+from engine.tool_calls.tool_format import Form
 from engine.tool_calls.grammar import Controls, Thinking, thoughtful_answer
-from engine.tool_calls.parser import CallPiece, Thought
-from engine.tool_calls.plan import make_plan
+from engine.tool_calls.call_parser import CallPiece, Thought
+from engine.tool_calls.output_plan import make_plan
 from engine.tool_calls.reasoning import (
     APERTUS,
     APRIEL,

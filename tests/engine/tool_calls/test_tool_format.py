@@ -25,7 +25,7 @@ from engine.tool_calls.families import (
     MISTRAL_NAMED,
     QWEN3_CODER,
 )
-from engine.tool_calls.form import Form, find_form, template_messages, template_tools
+from engine.tool_calls.tool_format import Form, find_form, template_messages, template_tools
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark/tokenizer_config.json"
 CALL = ToolCall(id="c1", name="f", arguments='{"a": "ü"}')

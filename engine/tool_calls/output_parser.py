@@ -6,7 +6,7 @@ from typing import Protocol
 
 from engine.tool_calls.family import Family, Tools
 from engine.tool_calls.harmony import HarmonyCalls, HarmonyParser
-from engine.tool_calls.parser import CallParser, Piece, Thought
+from engine.tool_calls.call_parser import CallParser, Piece, Thought
 from engine.tool_calls.reasoning import ThoughtParser
 
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
 from engine.text.template_pool import TemplateRefused
-from engine.tool_calls.answer_parser import call_parser
+from engine.tool_calls.output_parser import call_parser
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.family import Family, ShownIds
-from engine.tool_calls.parser import CallPiece
+from engine.tool_calls.call_parser import CallPiece
 
 Render = Callable[..., str]  # a template's `render`
 

@@ -24,8 +24,8 @@ from engine.tool_calls.families import (
     QWEN3_CODER,
 )
 from engine.tool_calls.family import Family
-from engine.tool_calls.form import Form, template_messages, template_tools
-from engine.tool_calls.parser import CallParser, CallPiece
+from engine.tool_calls.tool_format import Form, template_messages, template_tools
+from engine.tool_calls.call_parser import CallParser, CallPiece
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 FIRST = '{"name": "f", "arguments": {"a": "x}\\"{</tool_call>", "b": [1, {"c": "ü"}]}}'

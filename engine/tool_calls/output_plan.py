@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol.tasks import Constraint, TextGeneration, Tool
-from engine.tool_calls.answer_parser import AnswerParser, ThinkingParser, call_parser
+from engine.tool_calls.output_parser import AnswerParser, ThinkingParser, call_parser
 from engine.tool_calls.family import SchemaUnwritable
-from engine.tool_calls.form import Form
+from engine.tool_calls.tool_format import Form
 from engine.tool_calls.grammar import (
     Controls,
     Thinking,

@@ -25,8 +25,8 @@ from engine.tool_calls.argument_types import (
 )
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted, schemas_of
 from engine.tool_calls.free_text import text_until
-from engine.tool_calls.json_text import JsonScanner
-from engine.tool_calls.python_text import PythonReader, json_of_python
+from engine.tool_calls.json_scanner import JsonScanner
+from engine.tool_calls.python_literals import PythonReader, json_of_python
 
 _MAX_KEY_CHARS = 256
 _MAX_KEY_END_CHARS = 64
