@@ -1,7 +1,7 @@
-"""What one task's tools and output format come to on one model: tools to show, a constraint, a parser of the answer.
+"""The output plan of one task: which tools to show, which constraint to generate under, and how to parse the output.
 
-Constraints are tried in order, the strictest first: what the library does not take of a tool that is not strict is
-given up, what the caller insists on is refused. Knows the task and the model's form; checks nothing itself.
+Constraints are tried in order, the strictest first: keywords that llguidance does not support are given up for tools
+that are not strict, and refused where the caller insists.
 """
 
 from __future__ import annotations
@@ -10,115 +10,119 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.protocol.tasks import Constraint, TextGeneration, Tool
-from engine.tool_calls.output_parser import AnswerParser, ThinkingParser, call_parser
-from engine.tool_calls.family import SchemaUnwritable
-from engine.tool_calls.tool_format import Form
+from engine.tool_calls.family import UnsupportedSchema
 from engine.tool_calls.grammar import (
     Controls,
-    Thinking,
+    ReasoningState,
+    answer_after_reasoning,
     can_be_lazy,
     harmony_answer,
     lazy_calls,
     required_calls,
-    thoughtful_answer,
 )
 from engine.tool_calls.harmony import HarmonyCalls, HarmonyParser
-from engine.tool_calls.reasoning import ThoughtParser
+from engine.tool_calls.output_parser import OutputParser, ReasoningOutputParser, make_call_parser
+from engine.tool_calls.reasoning import ReasoningParser
+from engine.tool_calls.tool_format import ToolFormat
 
 
-class ToolsUnusable(Exception):
-    """The model cannot be given these tools; the text says why, for the caller."""
+class ToolsRefused(Exception):
+    """The model cannot use these tools; the message tells the caller why."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """`constraints` are to be tried in this order; None stands for none. `form` None: there is no call to look for.
-    `thinking` None: nor a thought."""
+class OutputPlan:
+    """`constraints` are tried in this order; None means unconstrained. `form` is None if the output contains no calls,
+    `thinking` is None if it contains no reasoning."""
 
     tools: tuple[Tool, ...]
     constraints: tuple[Constraint | None, ...]
-    form: Form | None
+    form: ToolFormat | None
     is_parallel: bool
-    thinking: Thinking | None = None
+    thinking: ReasoningState | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Control tokens that the parser has to see."""
+        """Control tokens that must be visible to the parser."""
         of_calls = self.form.family.marks if self.form is not None else ()
         return of_calls if self.thinking is None else (*of_calls, *self.thinking.reasoning.marks)
 
-    def parser(self, constraint: Constraint | None) -> AnswerParser | None:
-        """Reads the answer that was held to `constraint`; None where it is nothing but text."""
+    def parser(self, constraint: Constraint | None) -> OutputParser | None:
+        """Return the parser for output generated under `constraint`; None if the output is text only."""
         calls = None
         if self.form is not None:
             schemas = {tool.name: tool.parameters for tool in self.tools}
-            is_held = constraint is not None
-            calls = call_parser(self.form.family, schemas, is_held=is_held, is_parallel=self.is_parallel)
+            is_constrained = constraint is not None
+            calls = make_call_parser(
+                self.form.family, schemas, is_constrained=is_constrained, is_parallel=self.is_parallel
+            )
         if self.thinking is None or isinstance(calls, HarmonyParser):
             return calls
-        return ThinkingParser(ThoughtParser(self.thinking.reasoning, self.thinking.phase), calls)
+        return ReasoningOutputParser(ReasoningParser(self.thinking.reasoning, self.thinking.phase), calls)
 
 
 def shown_tools(task: TextGeneration) -> tuple[Tool, ...]:
-    """The tools the model is to see. `tool_choice` none hides them: what it is not shown, it does not call."""
+    """Return the tools to show to the model: none with `tool_choice` "none"."""
     return () if task.tool_choice == "none" else task.tools
 
 
-def make_plan(
+def make_output_plan(
     task: TextGeneration,
-    form: Form | None,
+    form: ToolFormat | None,
     controls: Controls,
-    thinking: Thinking | None = None,
+    thinking: ReasoningState | None = None,
     *,
     is_turn: bool = True,
-) -> Plan:
-    """`thinking` is where the prompt leaves a model that thinks first; `is_turn`: its template wrote the prompt. Raises
-    ToolsUnusable."""
+) -> OutputPlan:
+    """Return the plan of `task`. `thinking` is the reasoning state at the end of the prompt. `is_turn`: the chat
+    template wrote the prompt. Raises ToolsRefused."""
     has_tools = bool(shown_tools(task))
     if form is not None and isinstance(form.family, HarmonyCalls):
         thinking = None
         if not has_tools and is_turn:
-            held = None if task.constraint is None else harmony_answer(task.constraint, controls)
-            return Plan((), (held,), form, is_parallel=True)
+            constraint = None if task.constraint is None else harmony_answer(task.constraint, controls)
+            return OutputPlan((), (constraint,), form, is_parallel=True)
     if not has_tools:
-        held = task.constraint
-        if held is not None and thinking is not None:
-            held = thoughtful_answer(held, controls, thinking)
-        return Plan((), (held,), None, is_parallel=True, thinking=thinking)
+        constraint = task.constraint
+        if constraint is not None and thinking is not None:
+            constraint = answer_after_reasoning(constraint, controls, thinking)
+        return OutputPlan((), (constraint,), None, is_parallel=True, thinking=thinking)
     if form is None:
-        raise ToolsUnusable("'/tools' cannot be used: the chat template of this model shows no tools that we can read")
+        raise ToolsRefused(
+            "'/tools' cannot be used: the chat template of this model has no known syntax for tool calls"
+        )
     if task.constraint is not None and task.constraint.kind not in ("json_schema", "json_object"):
-        raise ToolsUnusable("'/tools' can be combined with no other output format than JSON")
-    is_parallel = task.is_parallel_tool_calls and form.takes_several and task.named_tool is None
+        raise ToolsRefused("'/tools' can only be combined with JSON output formats")
+    is_parallel = task.is_parallel_tool_calls and form.supports_parallel and task.named_tool is None
     constraints = _constraints(task, form, controls, thinking, is_parallel=is_parallel)
-    return Plan(task.tools, constraints, form, is_parallel, thinking)
+    return OutputPlan(task.tools, constraints, form, is_parallel, thinking)
 
 
 def _constraints(
-    task: TextGeneration, form: Form, controls: Controls, thinking: Thinking | None, *, is_parallel: bool
+    task: TextGeneration, form: ToolFormat, controls: Controls, thinking: ReasoningState | None, *, is_parallel: bool
 ) -> tuple[Constraint | None, ...]:
-    """Raises ToolsUnusable when there is none."""
+    """Return the constraints to try. Raises ToolsRefused if there is none."""
     family = form.family
     is_required = task.tool_choice == "required"
     tools = [tool for tool in task.tools if not is_required or task.named_tool in (None, tool.name)]
     if not is_required and task.constraint is None and not can_be_lazy(family, controls):
         return (None,)
-    held: list[Constraint | None] = []
-    why = ""
+    constraints: list[Constraint | None] = []
+    reason = ""
     for is_loose in _looseness(tools):
         how = {"is_parallel": is_parallel, "is_loose": is_loose}
         try:
             if is_required:
-                held.append(required_calls(family, tools, controls, **how, thinking=thinking))
+                constraints.append(required_calls(family, tools, controls, **how, thinking=thinking))
             else:
-                held.append(lazy_calls(family, tools, controls, task.constraint, **how, thinking=thinking))
-        except SchemaUnwritable as error:
-            why = str(error)
+                constraints.append(lazy_calls(family, tools, controls, task.constraint, **how, thinking=thinking))
+        except UnsupportedSchema as error:
+            reason = str(error)
     if not is_required and task.constraint is None and not any(tool.is_strict for tool in tools):
-        held.append(None)
-    if not held:
-        raise ToolsUnusable(f"'/tools' cannot be held to where this model writes arguments as text: {why}")
-    return tuple(held)
+        constraints.append(None)
+    if not constraints:
+        raise ToolsRefused(f"'/tools' cannot be enforced in this model's call syntax: {reason}")
+    return tuple(constraints)
 
 
 def _looseness(tools: Sequence[Tool]) -> tuple[bool, ...]:

@@ -1,8 +1,8 @@
-"""How one model's chat template writes calls of tools: found by having it write one, and used to show it others'.
+"""The syntax in which a model's chat template renders tool calls, and conversations in the form templates expect.
 
-`find_form` renders a call and looks which family's syntax it came out in. `template_messages` puts a conversation into
-the shape that templates read: calls with arguments as objects (or as text, where a template joins strings), results
-with the name and id of the call they answer. Knows templates by their output only.
+`find_tool_format` renders a call and looks for the family whose parser finds the call in the rendered text.
+`template_messages` gives calls arguments as objects (or as text, for templates that concatenate strings), and tool
+results the name and id of their call. Templates are known only by their output.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 from engine.protocol.tasks import ChatMessage, Tool, ToolCall
 from engine.text.template_pool import TemplateRefused
-from engine.tool_calls.output_parser import call_parser
+from engine.tool_calls.call_parser import ToolCallPiece
 from engine.tool_calls.families import FAMILIES
-from engine.tool_calls.family import Family, ShownIds
-from engine.tool_calls.call_parser import CallPiece
+from engine.tool_calls.family import Family, IdStyle
+from engine.tool_calls.output_parser import make_call_parser
 
-Render = Callable[..., str]  # a template's `render`
+Render = Callable[..., str]  # `render` of a chat template
 
 _PROBE = Tool(name="find_probe", description="A probe", parameters={"type": "object", "properties": {"probe": {}}})
 _PROBED = ("north", "south")
@@ -30,58 +30,61 @@ _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
-class Form:
-    """`takes_text`: the template wants arguments as JSON text. `takes_several`: it can show a turn of several calls;
-    a model whose template cannot is asked for one at a time."""
+class ToolFormat:
+    """The call syntax of one chat template. `arguments_as_text`: the template expects arguments as JSON text.
+    `supports_parallel`: the template can render several calls in one turn; otherwise the model is limited to one call
+    per turn."""
 
     family: Family
-    takes_text: bool = False
-    takes_several: bool = True
+    arguments_as_text: bool = False
+    supports_parallel: bool = True
 
 
-def find_form(render: Render, family_name: str | None = None, words: Collection[str] = ()) -> Form | None:
-    """The form of a model's calls; None when its template writes none that is known. `family_name` says the family
-    where the template does not show it; otherwise, where a template tells the model in words how to write calls, one
-    of its `words` may."""
-    bare_last = sorted(FAMILIES.values(), key=lambda family: family.is_bare)  # they are read behind any mark
-    for takes_text in (False, True):
+def find_tool_format(render: Render, family_name: str | None = None, words: Collection[str] = ()) -> ToolFormat | None:
+    """Return the call syntax of a chat template; None if it is unknown. `family_name` is the family given by the model
+    card, for templates that do not render calls. Otherwise the template's string constants `words` are searched for the
+    families' hints."""
+    bare_last = sorted(
+        FAMILIES.values(), key=lambda family: family.is_bare
+    )  # a bare family also parses calls of families with an opening
+    for arguments_as_text in (False, True):
         for family in bare_last:
-            if _is_read_back(render, Form(family, takes_text), _PROBED[:1]):
-                several = _is_read_back(render, Form(family, takes_text), _PROBED)
-                return Form(FAMILIES[family_name] if family_name else family, takes_text, several)
+            if _renders(render, ToolFormat(family, arguments_as_text), _PROBED[:1]):
+                several = _renders(render, ToolFormat(family, arguments_as_text), _PROBED)
+                return ToolFormat(FAMILIES[family_name] if family_name else family, arguments_as_text, several)
     if family_name:
-        return Form(FAMILIES[family_name])
+        return ToolFormat(FAMILIES[family_name])
     hinted = (family for family in FAMILIES.values() if any(hint in word for hint in family.hints for word in words))
-    return next(map(Form, hinted), None)
+    return next(map(ToolFormat, hinted), None)
 
 
-def _is_read_back(render: Render, form: Form, probed: Sequence[str]) -> bool:
-    """Whether the template writes these calls so that the family's parser finds exactly them."""
+def _renders(render: Render, form: ToolFormat, places: Sequence[str]) -> bool:
+    """Return True if the template renders these calls so that the family's parser finds exactly these."""
     calls = tuple(
-        ToolCall(id=f"probe{place[:4]}", name=_PROBE.name, arguments=json.dumps({"probe": place})) for place in probed
+        ToolCall(id=f"probe{place[:4]}", name=_PROBE.name, arguments=json.dumps({"probe": place})) for place in places
     )
     messages = [ChatMessage("user", "Where?"), ChatMessage("assistant", tool_calls=calls)]
     try:
         text = render(template_messages(messages, form), tools=template_tools([_PROBE]), add_generation_prompt=False)
     except TemplateRefused:
         return False
-    found = _arguments_in(_last_answer(text, form.family), form.family)
-    return found == [{"probe": place} for place in probed]
+    found = _arguments_in(_without_prompt(text, form.family), form.family)
+    return found == [{"probe": place} for place in places]
 
 
-def _last_answer(text: str, family: Family) -> str:
-    """A family whose calls need no opening writes them at the beginning of an answer; the prompt before is cut off."""
+def _without_prompt(text: str, family: Family) -> str:
+    """Return the rendered text without the prompt, for families whose calls have no opening and begin the output."""
     return text[max(0, text.find(family.begin_of(_PROBE.name))) :] if family.is_bare else text
 
 
 def _arguments_in(text: str, family: Family) -> list[Any]:
-    parser = call_parser(family, {_PROBE.name: _PROBE.parameters}, is_held=False, is_parallel=True)
-    pieces = [piece for piece in parser.push(text) + parser.flush() if isinstance(piece, CallPiece)]
+    parser = make_call_parser(family, {_PROBE.name: _PROBE.parameters}, is_constrained=False, is_parallel=True)
+    pieces = [piece for piece in parser.push(text) + parser.flush() if isinstance(piece, ToolCallPiece)]
     return [json.loads(piece.arguments) for piece in pieces if piece.arguments]
 
 
 def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Tools as templates list them. One without parameters gets the schema that says so."""
+    """Return tools in the form templates expect. A tool without parameters gets an empty object schema."""
     return [
         {
             "type": "function",
@@ -95,10 +98,10 @@ def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     ]
 
 
-def template_messages(messages: Sequence[ChatMessage], form: Form | None) -> list[dict[str, Any]]:
-    """Turns as templates read them. Without a form, calls are shown in the commonest."""
-    ids = _CallIds("given" if form is None else form.family.shown_ids)
-    takes_text = form is not None and form.takes_text
+def template_messages(messages: Sequence[ChatMessage], form: ToolFormat | None) -> list[dict[str, Any]]:
+    """Return the conversation in the form templates expect. Without a format, calls have arguments as objects."""
+    ids = _CallIds("given" if form is None else form.family.id_style)
+    arguments_as_text = form is not None and form.arguments_as_text
     turns = []
     for message in messages:
         turn: dict[str, Any] = {"role": message.role, "content": message.content}
@@ -107,17 +110,17 @@ def template_messages(messages: Sequence[ChatMessage], form: Form | None) -> lis
         if message.tool_calls:
             turn["tool_calls"] = [
                 {
-                    "id": ids.made(call),
+                    "id": ids.add(call),
                     "type": "function",
                     "function": {
                         "name": call.name,
-                        "arguments": call.arguments if takes_text else json.loads(call.arguments),
+                        "arguments": call.arguments if arguments_as_text else json.loads(call.arguments),
                     },
                 }
                 for call in message.tool_calls
             ]
         if message.role == "tool":
-            turn |= ids.answered(message)
+            turn |= ids.match_result(message)
         elif message.name is not None:
             turn["name"] = message.name
         turns.append(turn)
@@ -125,27 +128,27 @@ def template_messages(messages: Sequence[ChatMessage], form: Form | None) -> lis
 
 
 class _CallIds:
-    """The calls of a conversation that no result has answered yet, oldest first, and how their ids are shown.
+    """Calls of a conversation without a result yet, oldest first, and the ids shown to the template.
 
-    A client of the native form gives no ids: its results answer the calls in order, or the first of their name.
+    Native clients send no ids: their results answer the calls in order, or the first call of the same name.
     """
 
-    def __init__(self, shown_ids: ShownIds) -> None:
-        self._shown_ids = shown_ids
-        self._open: list[tuple[ToolCall, str]] = []  # and how its id is shown
+    def __init__(self, id_style: IdStyle) -> None:
+        self._shown_ids = id_style
+        self._open: list[tuple[ToolCall, str]] = []  # calls and the ids shown
         self._num_made = 0
 
-    def made(self, call: ToolCall) -> str:
-        """The id of a call."""
+    def add(self, call: ToolCall) -> str:
+        """Return the id to show for a call."""
         number, self._num_made = self._num_made, self._num_made + 1
         call_id = call.id or f"call{self._num_made:05d}"
         shown = f"functions.{call.name}:{number}" if self._shown_ids == "numbered" else self._shown(call_id)
         self._open.append((ToolCall(id=call_id, name=call.name, arguments=""), shown))
         return shown
 
-    def answered(self, message: ChatMessage) -> Mapping[str, str]:
-        """Name and id of the call that a result answers, as far as they are known."""
-        found = next((pair for pair in self._open if self._is_answer(message, pair[0])), None)
+    def match_result(self, message: ChatMessage) -> Mapping[str, str]:
+        """Return name and id of the call that a tool result answers, as far as known."""
+        found = next((pair for pair in self._open if self._is_result_of(message, pair[0])), None)
         if found is not None:
             self._open.remove(found)
         name = message.name or (found[0].name if found else None)
@@ -154,7 +157,7 @@ class _CallIds:
         return ({"name": name} if name else {}) | ({"tool_call_id": call_id} if call_id else {})
 
     @staticmethod
-    def _is_answer(message: ChatMessage, call: ToolCall) -> bool:
+    def _is_result_of(message: ChatMessage, call: ToolCall) -> bool:
         if message.tool_call_id:
             return message.tool_call_id == call.id
         return message.name in (None, call.name)

@@ -21,9 +21,9 @@ _values = st.recursive(
 def test_what_python_writes_is_read_back_equal(value: object, size: int) -> None:
     text = repr(value) + ")"
     reader, at = PythonReader(), 0
-    while at < len(text) and not reader.is_whole:
+    while at < len(text) and not reader.is_complete:
         at += reader.push(text[at : at + size])
-        assert not reader.is_none
+        assert not reader.is_rejected
     assert (at, json.loads(reader.json)) == (len(text) - 1, value)
 
 
