@@ -25,7 +25,7 @@ import numpy as np
 from msgspec import Struct
 
 from engine.processes.frames import FrameReader, framed
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import compile_matcher, constraint_name, matcher_error
 from engine.structured.refusal import ConstraintRefused
 from engine.structured.vocabulary import Vocabulary, read_vocabulary

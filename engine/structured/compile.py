@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.error_messages import readable_error
 from engine.structured.json_schema import ANY_OBJECT, adapt_schema, depth_of
 from engine.structured.lark import as_lark, with_token_ids, without_anchors

@@ -55,7 +55,7 @@ class JumpForward:
         for row, token_ids, _ in found:
             num_rows[row] += len(token_ids)
         rows, ends = np.repeat(np.arange(len(slots)), num_rows), np.cumsum(num_rows)
-        output, codes = output.only(rows), codes[rows]
+        output, codes = output.select(rows), codes[rows]
         for row, token_ids, code in found:
             output.token_ids[ends[row] - len(token_ids) : ends[row]] = token_ids
             codes[ends[row] - 1] = code
@@ -67,7 +67,7 @@ class JumpForward:
         length, limit = int(table.length[slot]), int(table.max_total_len[slot])
         num_tokens = self._scheduler.make_room(slot, min(len(matcher.jump_forward), limit - length))
         token_ids = matcher.jump_forward[: max(0, num_tokens)]
-        stop_token_ids = self._scheduler.sequence_at(slot).stop_token_ids
+        stop_token_ids = table.sequence_at(slot).stop_token_ids
         stop = next((index for index, token_id in enumerate(token_ids) if token_id in stop_token_ids), -1)
         if stop >= 0:
             del token_ids[stop + 1 :]

@@ -18,7 +18,7 @@ import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import cache_key, compile_matcher
 from engine.structured.constrained_rows import ConstrainedRows
 from engine.structured.grammar_matcher import GrammarMatcher

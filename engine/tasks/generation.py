@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
-from engine.ranks.replica import Replica, SequenceOutput, TokenIdLogprob
+from engine.ranks.output import SequenceOutput, TokenIdLogprob
+from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from engine.tasks.answer import Answer
 from engine.tasks.prompt_echo import PromptEcho
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 _FAILURES: dict[str, Failed] = {
     "out_of_capacity": Failed("out_of_capacity", "the model has no room for this now", is_retryable=True),
     "context_too_long": Failed("context_too_long", "the prompt does not fit the memory of this model's replica"),
-    "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True, num_deaths=1),
+    "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True, num_crashes=1),
     "error": Failed("internal", "the engine could not run this sequence"),
     "aborted": Failed("internal", "the model was unloaded", is_retryable=True),
     "bad_adapter": Failed(

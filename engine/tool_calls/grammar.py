@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.tasks import Constraint, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tools import Tool
 from engine.structured.compile import JSON_OPTIONS
 from engine.structured.json_schema import ANY_OBJECT, adapt_schema
 from engine.structured.lark import as_lark, escape_slashes, lark_regex

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.refusal import ConstraintRefused
 
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import FINISHES, StepReport
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured import checker as module
 from engine.structured.check_worker import TIMEOUT_S
 from engine.structured.checker import ConstraintChecker

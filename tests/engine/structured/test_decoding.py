@@ -10,7 +10,7 @@ import llguidance
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.runner import Runner
 from engine.structured import compile as compile_module
 from engine.structured import matchers
@@ -223,7 +223,7 @@ def test_constant_takes_few_steps(runner: Runner, monkeypatch: pytest.MonkeyPatc
     spark = SparkEngine(runner)
     completion = spark.complete(PROMPT, schema(record(constant={"const": "one and the same " * 4})), temperature=0.0)
     assert spark.engine.scheduler.num_steps < len(completion.token_ids) / 2
-    assert spark.engine.blocks.num_held == 0
+    assert spark.engine.blocks.num_in_use == 0
 
 
 @pytest.mark.parametrize("max_tokens", range(3, 24, 2))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.check_worker import refusal_of
 from engine.structured.error_messages import readable_error
 from engine.structured.vocabulary import read_vocabulary

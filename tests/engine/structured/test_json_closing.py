@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import compile_matcher
 from engine.structured.grammar_matcher import REJECTED, GrammarMatcher
 from engine.structured.json_closing import closers_of

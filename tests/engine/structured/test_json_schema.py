@@ -10,7 +10,7 @@ import jsonschema_rs
 import llguidance
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import compile_matcher
 from engine.structured.json_schema import LARGEST_NUMBER, adapt_schema, depth_of
 from engine.structured.refusal import ConstraintRefused

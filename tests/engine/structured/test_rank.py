@@ -11,8 +11,9 @@ import pytest_asyncio
 
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.protocol.output_format import Constraint
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from tests.engine.heard import Caller
 from tests.engine.structured.schemas import INTEGER, STRING, record
 from tests.engine.structured.spark_engine import SPARK

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.structured.compile import compile_matcher
 from engine.structured.vocabulary import read_vocabulary
 from tests.engine.structured.spark_engine import SPARK

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from engine.protocol.events import Event, Finished, Started, Token, ToolCallDelta
-from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration, Tool, ToolCall
-from engine.ranks.replica import TokenIdLogprob
+from engine.protocol.messages import ChatMessage
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import Tool, ToolCall
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work
 from engine.text.tokenizer import Tokenizer

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import Tool, ToolCall
 from engine.structured.compile import compile_matcher
 from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
