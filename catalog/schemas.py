@@ -8,7 +8,8 @@ document and for the playground. In addition to standard JSON Schema, a file may
     x-code         the error code of the rejection
     x-card         {"x-card": "context_window"} is replaced by that value of the card
     x-file         {"x-file": "openai_chat"} among alternatives is replaced by the alternatives of that file
-    x-sampling     {"x-sampling": "temperature"} is replaced by the bounds in `engine/protocol/sampling.py`
+    x-sampling     {"x-sampling": "top_k"} is replaced by the bounds of that parameter in `engine/protocol/sampling.py`;
+                   {"x-sampling": true} among properties is replaced by all parameters that OpenAI's formats share
     maxBytes       maximum UTF-8 bytes of a string; maxJsonBytes: maximum bytes of any value as JSON
 
 At its top level, a file lists the fields that callers may not send (`refused`), and the order in which alternatives are
@@ -32,7 +33,7 @@ from catalog.card import ModelCard
 from catalog.errors import SchemaViolation
 from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
-from engine.protocol.sampling import bounds_schema
+from engine.protocol.sampling import SHARED_PARAMETERS, bounds_schema
 
 Body = dict[str, Any]
 
@@ -294,9 +295,15 @@ def _with_bounds(schema: Any) -> Any:
         return [_with_bounds(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    if "x-sampling" in schema:
+    if isinstance(schema.get("x-sampling"), str):
         return bounds_schema(schema["x-sampling"])
-    return {key: _with_bounds(value) for key, value in schema.items()}
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "x-sampling":
+            found |= {name: bounds_schema(name) for name in SHARED_PARAMETERS}
+        else:
+            found[key] = _with_bounds(value)
+    return found
 
 
 class _MaxBytes:
