@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 
 from catalog.errors import CardError, InvalidModelId
 from catalog.manifest import FileEntry, Manifest, Recipe
+from engine.protocol.tasks import registry as protocol_tasks
 
 MAX_MODEL_ID_CHARACTERS = 224
 _MODEL_ID = re.compile(r"@(cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -51,19 +52,18 @@ def author_of(name: str) -> str:
 class Task(Struct, frozen=True):
     """A task: id, display name and description for the search route, and the slug used in the protocol.
 
-    Models of a task without `openai_schema` are listed but cannot be run.
+    Models of a task that nodes do not support are listed but cannot be run.
     """
 
     id: str
     slug: str
     name: str
     description: str
-    openai_schema: str
 
 
-def _task(name: str, description: str, *, openai_schema: str = "", id_: str = "") -> Task:
+def _task(name: str, description: str, *, id_: str = "") -> Task:
     slug = name.lower().replace(" ", "-")
-    return Task(id_ or id_of("task", slug), slug, name, description, openai_schema)
+    return Task(id_ or id_of("task", slug), slug, name, description)
 
 
 TASKS = {
@@ -72,13 +72,11 @@ TASKS = {
         _task(
             "Text Generation",
             "Generates text from a prompt or a conversation.",
-            openai_schema="openai_chat",
             id_="c329a1f9-323d-4e91-b2aa-582dd4188d34",
         ),
         _task(
             "Text Embeddings",
             "Converts texts into vectors; texts with similar meanings have similar vectors.",
-            openai_schema="openai_embeddings",
         ),
         _task("Text Classification", "Classifies texts, or scores contexts for a query."),
         _task("Translation", "Translates a text into another language."),
@@ -94,7 +92,7 @@ TASKS = {
 }
 
 
-RUN_TASKS = tuple(task.name for task in TASKS.values() if task.openai_schema)
+RUN_TASKS = tuple(task.name for task in TASKS.values() if task.slug in protocol_tasks.TASKS)
 """Display names of the tasks that nodes can run."""
 
 
@@ -136,7 +134,7 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     task: str
     description: str
     native_shape: NativeShape = "legacy"
-    schema: Literal["text_generation_legacy", "text_generation_responses", "openai_chat", "text_embeddings"]
+    schema: str
     context_window: Positive
     default_max_tokens: Positive = 256
     capabilities: frozenset[str] = frozenset()
@@ -170,6 +168,9 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("default_max_tokens must not exceed context_window")
         if self.task == "Text Embeddings" and not (self.output_dimensions and self.pooling):
             raise ValueError("an embedding model needs output_dimensions and pooling")
+        schemas = protocol_tasks.TASKS[TASKS[self.task].slug].native_schemas
+        if self.schema not in schemas:
+            raise ValueError(f"schema must be one of {', '.join(schemas)}")
 
 
 class ModelCard(CardFacts, frozen=True, kw_only=True):

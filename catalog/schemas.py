@@ -8,6 +8,8 @@ document and for the playground. In addition to standard JSON Schema, a file may
     x-code         the error code of the rejection
     x-card         {"x-card": "context_window"} is replaced by that value of the card
     x-file         {"x-file": "openai_chat"} among alternatives is replaced by the alternatives of that file
+    x-sampling     {"x-sampling": "top_k"} is replaced by the bounds of that parameter in `engine/protocol/sampling.py`;
+                   {"x-sampling": true} among properties is replaced by all parameters that OpenAI's formats share
     maxBytes       maximum UTF-8 bytes of a string; maxJsonBytes: maximum bytes of any value as JSON
 
 At its top level, a file lists the fields that callers may not send (`refused`), and the order in which alternatives are
@@ -31,6 +33,7 @@ from catalog.card import ModelCard
 from catalog.errors import SchemaViolation
 from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
+from engine.protocol.sampling import SHARED_PARAMETERS, bounds_schema
 
 Body = dict[str, Any]
 
@@ -277,13 +280,30 @@ def _read_listed() -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def _read(name: str) -> dict[str, Any]:
     text = resources.files("catalog").joinpath("schemas", f"{name}.json").read_text("utf-8")
-    source: dict[str, Any] = json.loads(text)
+    source: dict[str, Any] = _with_bounds(json.loads(text))
     for half in ("input", "output"):
         alternatives = source[half].get("oneOf", ())
         if any("x-file" in alternative for alternative in alternatives):
             parts = [_read(alternative["x-file"])[half] for alternative in alternatives]
             source[half]["oneOf"] = [inner for part in parts for inner in part.get("oneOf", [part])]
     return source
+
+
+def _with_bounds(schema: Any) -> Any:
+    """Return the schema with the declared bounds of sampling parameters filled in."""
+    if isinstance(schema, list):
+        return [_with_bounds(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(schema.get("x-sampling"), str):
+        return bounds_schema(schema["x-sampling"])
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "x-sampling":
+            found |= {name: bounds_schema(name) for name in SHARED_PARAMETERS}
+        else:
+            found[key] = _with_bounds(value)
+    return found
 
 
 class _MaxBytes:

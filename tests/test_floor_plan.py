@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "storage": {"telemetry"},
     "documents": {"telemetry"},
     "tenants": {"storage", "telemetry"},
-    "catalog": {"storage", "telemetry", "weight_files"},
+    "catalog": {"storage", "telemetry", "weight_files", "engine.protocol"},
     "engine": {"engine.protocol", "weight_files", "telemetry.bounded_cache", "telemetry.child_process"},
     "engine.serving": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
     "engine.node": {
@@ -68,7 +68,7 @@ GATEWAY_ROOMS = {
         "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
         "tenants",
     },
-    "gateway.openapi": {"gateway.call", "gateway.routing", "catalog"},
+    "gateway.openapi": {"engine.protocol.tasks", "gateway.call", "gateway.routing", "catalog"},
 }  # fmt: skip
 GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
 HOST_WING = ("engine.scheduling",)
