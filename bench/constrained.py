@@ -219,25 +219,30 @@ def compare(
         requests: list[Request] = [
             (prompt_for(one), constraint_of(one), how) for one, how in zip(drawn, sampling, strict=True)
         ]
-        told = loop.start_run(requests, 0)
-        told.go()
+        first = loop.start_run(requests, 0)
+        first.advance()
         free_requests: list[Request] = [
-            (prompt, None, replace(how, max_tokens=max(1, len(said)), ignore_eos=True))
-            for (prompt, _, how), said in zip(requests, told.tokens, strict=True)
+            (prompt, None, replace(how, max_tokens=max(1, len(tokens)), ignore_eos=True))
+            for (prompt, _, how), tokens in zip(requests, first.tokens, strict=True)
         ]
-        held, free = loop.start_run(requests, 0), loop.start_run(free_requests, 1)
+        constrained, free = loop.start_run(requests, 0), loop.start_run(free_requests, 1)
         with no_garbage_collection():
-            while not (held.is_over and free.is_over):
-                for run in (held, free) if repeat % 2 else (free, held):
+            while not (constrained.is_over and free.is_over):
+                for run in (constrained, free) if repeat % 2 else (free, constrained):
                     run.advance(SLICE)
-        assert held.tokens == told.tokens
+        assert constrained.tokens == first.tokens
         if repeat:  # the first pair is a warm-up
-            share = held.num_tokens / free.num_tokens  # a response without tokens is compared with a run of one token
-            losses.append((1 - share * free.seconds / held.seconds, 1 - share * free.cpu_seconds / held.cpu_seconds))
-            rates.append((round(held.num_tokens / held.seconds), round(free.num_tokens / free.seconds)))
+            # A response without tokens is compared with a run of one token.
+            share = (
+                constrained.num_tokens / free.num_tokens
+            )  # a response without tokens is compared with a run of one token
+            losses.append(
+                (1 - share * free.seconds / constrained.seconds, 1 - share * free.cpu_seconds / constrained.cpu_seconds)
+            )
+            rates.append((round(constrained.num_tokens / constrained.seconds), round(free.num_tokens / free.seconds)))
     wall, cpu = np.array(losses).T
     return {
-        "constrained_tokens_s": [held for held, _ in rates],
+        "constrained_tokens_s": [constrained for constrained, _ in rates],
         "free_tokens_s": [free for _, free in rates],
         "loss": _percentile(wall, 50),
         "loss_quartiles": [_percentile(wall, 25), _percentile(wall, 75)],
@@ -282,9 +287,9 @@ def count_matching(loop: Loop, schemas: list[dict[str, Any]], num_requests: int)
     )
     run.advance()
     failures = [
-        {"schema": schema, "text": loop.decode(said), "end": end}
-        for schema, said, end in zip(drawn, run.tokens, run.ends, strict=True)
-        if end != "unclosed" and not matches_schema(schema, loop.decode(said))
+        {"schema": schema, "text": loop.decode(tokens), "end": end}
+        for schema, tokens, end in zip(drawn, run.tokens, run.ends, strict=True)
+        if end != "unclosed" and not matches_schema(schema, loop.decode(tokens))
     ]
     unclosed = run.ends.count("unclosed")
     met = len(drawn) - len(failures) - unclosed

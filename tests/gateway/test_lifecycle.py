@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
+from bench import figures
 from gateway.settings import GatewaySettings
 from telemetry.settings import SettingError, read_settings
 from tests.gateway.inference.test_text_generation import events_of, run, script
@@ -52,6 +54,7 @@ def test_sigterm_drains_calls_and_exits_with_zero(site: Site):
     assert running.gateway.wait() == 0
     assert events_of(answers[0])[-1] == "[DONE]"
     assert len(site.usage_rows(answers[0].headers["cf-ai-req-id"])) == 1
+    figures.record("P14", "1 of 1 running streams finished, with one usage row", f"pytest {Path(__file__).name}")
 
 
 @pytest.mark.parametrize("why", ["timeout", "second signal"])

@@ -13,7 +13,7 @@ from storage.database import Database
 from tenants.credentials import user_tokens
 from tenants.credentials.policies import Policy
 from tenants.credentials.scopes import GROUPS
-from tenants.credentials.user_tokens import Holder, TokenSpec
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec
 from tests.fakes.node import WORDS
 from tests.faults.test_gateway_faults import open_call
 from tests.gateway.inference.test_text_generation import run, script
@@ -172,7 +172,7 @@ def test_token_bound_to_a_model_can_neither_run_nor_queue_another(client: httpx.
         policy = Policy("p", "allow", everything, (f"com.cloudflare.api.account.{account_id}",))
         asked = TokenSpec("narrow", (policy,), models=(PARROT,))
         database = Database.connect(running.site.database_url)
-        created = await user_tokens.create(database, PEPPER, Holder("account", account_id), asked, who="test")
+        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), asked, who="test")
         await database.close()
         return created.secret
 
