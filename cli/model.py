@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.stores import failures, stores
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from catalog.card import CardFacts, ModelCard
@@ -189,14 +188,14 @@ def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]
 
 async def _alias(data: Path | None, name: str, target: str | None) -> None:
     from catalog.aliases import remove_alias, set_alias
-    from cli.noted import noted
+    from cli.audit_entries import audit_entry
 
     async with Target.find(data).database() as database:
         with failures():
             if target is None:
-                await remove_alias(database, name, note=noted("model.alias_removed", name, name))
+                await remove_alias(database, name, note=audit_entry("model.alias_removed", name, name))
             else:
-                await set_alias(database, name, target, note=noted("model.alias", name, f"{name} -> {target}"))
+                await set_alias(database, name, target, note=audit_entry("model.alias", name, f"{name} -> {target}"))
 
 
 async def _publish_folder(
@@ -208,7 +207,7 @@ async def _publish_folder(
     recipe: Recipe | None = None,
 ) -> dict[str, Any]:
     from catalog.publish import publish as publish_folder
-    from cli.noted import note_published
+    from cli.audit_entries import append_published
     from cli.transfer_progress import transfer_progress
 
     with transfer_progress(json) as on_progress:
@@ -218,7 +217,7 @@ async def _publish_folder(
             folder,
             facts,
             recipe=recipe,
-            note=note_published,
+            note=append_published,
             on_file=lambda entry, _was_uploaded: on_progress(entry.path, entry.size_bytes, entry.size_bytes),
         )
     return _row(published)
@@ -266,14 +265,14 @@ def _can_call_tools(folder: Path) -> bool:
     try:
         from engine.text.files import TokenizerUnusable
         from engine.text.tokenizer import Tokenizer
-        from engine.tool_calls.form import find_form
+        from engine.tool_calls.tool_format import find_tool_format
     except ImportError:
         return False
     try:
         template = Tokenizer(folder).chat_template
     except TokenizerUnusable:
         return False
-    return template is not None and find_form(template.render) is not None
+    return template is not None and find_tool_format(template.render) is not None
 
 
 def _default_staging() -> Path:

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from engine.protocol.events import Event, Failed, Finished
 from engine.protocol.status import NodeStatus
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute, to_json_line
 from engine.serving.asgi import (
     BodyTooLarge,
@@ -118,7 +118,7 @@ class HttpDoor:
         token = bearer(scope)
         return (
             token is not None
-            and self._identity.judge_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
+            and self._identity.verify_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
         )
 
     async def _read(self, body: bytes) -> Execute:

@@ -19,7 +19,7 @@ from tenants.credentials.conditions import decode_condition
 from tenants.credentials.policies import decode_policies, scopes_anywhere, scopes_on
 from tenants.credentials.principal import AccountTerms, Grant, Principal, Refused
 from tenants.credentials.roles import Role, bounded
-from tenants.credentials.scopes import ALL_SCOPES, scopes_of
+from tenants.credentials.scopes import ALL_SCOPES
 from tenants.residency import RegionRule, decode_rule, residency_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
@@ -33,7 +33,6 @@ _TOKEN = (
         api_tokens.c.kind,
         api_tokens.c.status,
         api_tokens.c.digest,
-        api_tokens.c.permission_groups,
         api_tokens.c.policies,
         api_tokens.c.condition,
         api_tokens.c.not_before,
@@ -66,7 +65,7 @@ _USER = (
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """A verdict, and what it rests on: lookup, token, account and user ids, a change of which makes it void."""
 
     verdict: Principal | Refused
@@ -91,48 +90,43 @@ async def read_user(connection: AsyncConnection, email: str) -> RowMapping | Non
     return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
 
 
-async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Judged:
+async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Evaluation:
     """What a token's row whose secret was right comes to."""
     account_id, user_id = row["account_id"], row["user_id"] or ""
     condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
     marks = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
     if row["status"] != "active":
         known = (row["api_token_id"], account_id, row["kind"], *window, condition)
-        return Judged(Refused(row["status"], *known), frozenset(marks))
+        return Evaluation(Refused(row["status"], *known), frozenset(marks))
     terms = row["plan"], row["account_limits"]
     itself = _Standing(row["account_status"], row["account_region"], row["retention"], *terms)
-    scopes, user_scopes = scopes_of(row["permission_groups"].split(",")), frozenset[str]()
-    elsewhere: dict[str, Grant] = {}
-    if row["policies"] is not None:
-        policies = decode_policies(row["policies"])
-        held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
-        marks |= held.keys()
-        narrower = decode_rule(row["region"])
-        grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
-        own = grants.pop(account_id, None)
-        scopes, user_scopes = own.scopes if own else frozenset(), scopes_anywhere(policies)
-        elsewhere = {other: grant for other, grant in grants.items() if grant.scopes}
+    policies = decode_policies(row["policies"])
+    held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
+    marks |= held.keys()
+    narrower = decode_rule(row["region"])
+    grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
+    own = grants.pop(account_id, None)
     principal = Principal(
         account_id=account_id,
         api_token_id=row["api_token_id"],
-        scopes=scopes,
+        scopes=own.scopes if own else frozenset(),
         expires_at=row["expires_at"],
         is_account_blocked=row["account_status"] == "blocked",
         kind=row["kind"],
         user_id=user_id,
         not_before=row["not_before"],
         condition=condition,
-        user_scopes=user_scopes,
-        elsewhere=elsewhere,
+        user_scopes=scopes_anywhere(policies),
+        elsewhere={other: grant for other, grant in grants.items() if grant.scopes},
         account=itself.terms(),
         limits=row["limits"],
         models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),
         residency=residency_of(row["account_region"], row["retention"], row["region"]),
     )
-    return Judged(principal, frozenset(marks))
+    return Evaluation(principal, frozenset(marks))
 
 
-async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
+async def judge_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:
     """What a user's global key opens: everything, on each of the user's accounts."""
     user_id = row["user_id"]
     held = await _accounts_of_user(connection, user_id)
@@ -145,7 +139,7 @@ async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
         elsewhere={account_id: _grant(ALL_SCOPES, standing) for account_id, standing in held.items()},
         has_global_key=True,
     )
-    return Judged(principal, frozenset({user_id, *held}))
+    return Evaluation(principal, frozenset({user_id, *held}))
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def test_a_decode_step_makes_no_more_operator_calls_than_its_layers_need(
     assert 0 < count.num_calls <= num_calls
 
 
-@pytest.mark.parametrize(("dtype", "num_calls"), [("float32", 190), ("bfloat16", 200)])
+@pytest.mark.parametrize(("dtype", "num_calls"), [("float32", 215), ("bfloat16", 225)])
 def test_a_decode_step_makes_few_calls_of_python_and_of_torch(
     dtype: str, num_calls: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
