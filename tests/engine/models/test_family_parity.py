@@ -169,7 +169,7 @@ def with_relu(layer: LayerConfig) -> LayerConfig:
     return replace(layer, feed_forward=replace(layer.feed_forward, activation=activation))
 
 
-SEES_ALL = of_layers(lambda layer: replace(layer, reach=AttentionWindow()))
+SEES_ALL = of_layers(lambda layer: replace(layer, window=AttentionWindow()))
 NO_HEAD_NORM = of_layers(lambda layer: replace(layer, qk_norm=None))
 NO_NEIGHBOURS = of_positions(is_interleaved=False)
 # What sets each family apart, taken away: a forgotten difference must not pass for parity.
