@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from engine.node.process import configure
 from engine.node.settings import NodeSettings
 from engine.processes.zygote import Zygote
+from engine.serving.processes import configure
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
 
@@ -45,8 +45,8 @@ async def _run(settings: NodeSettings) -> int:
     await zygote.start()
 
     from engine.node.node import Node
-    from engine.node.server import CannotListen
     from engine.serving.disk_cache import CacheInUse
+    from engine.serving.http_server import CannotListen
 
     try:
         node = Node(settings, zygote)

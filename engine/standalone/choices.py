@@ -17,7 +17,7 @@ from engine.protocol.events import Event, Failed, Finished, Started, Usage, tota
 from engine.protocol.outcome import Outcome
 from engine.protocol.tasks import TaskInput
 from engine.protocol.wire import Execute
-from engine.serving.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
+from engine.serving.asgi import ClientDisconnected, Receive, Send, send_response, wait_for_disconnect
 from engine.serving.calls import Call, Calls
 from engine.standalone.errors import error_frame, of_failure
 from engine.standalone.shapes import Shape
@@ -55,12 +55,12 @@ class Choices:
             self._calls.append(call)
 
     async def take(self) -> list[tuple[int, Event]]:
-        """(task, event) of all that was said since the last look. Raises ClientLeft."""
+        """(task, event) of all that was said since the last look. Raises ClientDisconnected."""
         while not self._events and not self._has_left:
             self._news.clear()
             await self._news.wait()
         if self._has_left:
-            raise ClientLeft
+            raise ClientDisconnected
         taken, self._events = self._events, []
         return taken
 
@@ -86,7 +86,7 @@ class Choices:
 
 
 async def tell_whole(choices: Choices, shape: Shape, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """One JSON body. Raises HttpError before anything is sent, and ClientLeft."""
+    """One JSON body. Raises HttpError before anything is sent, and ClientDisconnected."""
     outcomes = [Outcome() for _ in range(choices.num_tasks)]
     num_ended = 0
     while num_ended < choices.num_tasks:
@@ -95,11 +95,11 @@ async def tell_whole(choices: Choices, shape: Shape, send: Send, headers: Sequen
                 raise of_failure(event)
             outcomes[task].add(event)
             num_ended += isinstance(event, Finished)
-    await answer(send, 200, shape.whole(outcomes), headers=headers)
+    await send_response(send, 200, shape.whole(outcomes), headers=headers)
 
 
 async def tell_stream(choices: Choices, shape: Shape, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Server-sent events. Raises HttpError before anything is sent, and ClientLeft; what goes wrong later is the last
+    """Server-sent events. Raises HttpError before anything is sent, and ClientDisconnected; what goes wrong later is the last
     event, and such a stream has no `[DONE]`."""
     batch = await choices.take()
     for _, event in batch:

@@ -25,7 +25,7 @@ async def _run(settings: ServeSettings) -> int:
     zygote = Zygote(configure="engine.node.process:configure", environ=environ)
     await zygote.start()
     try:
-        from engine.node.server import CannotListen
+        from engine.serving.http_server import CannotListen
         from engine.standalone.model_folder import FolderUnusable
         from engine.standalone.server import StandaloneServer
 
