@@ -34,7 +34,7 @@ from bench.gateway_cpu import cpu_seconds
 from bench.platform_under_test import machine
 from catalog.pricing import micro_neurons_for
 from engine.protocol.events import Event, Finished, Started, Token, Usage
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway import authentication, quotas
 from gateway.__main__ import settle_interpreter
 from gateway.call import Call
@@ -84,7 +84,7 @@ class Source:
 
     def cancel(self) -> None: ...
 
-    async def last_words(self, timeout_s: float) -> list[Event]:  # noqa: ARG002
+    async def final_events(self, timeout_s: float) -> list[Event]:  # noqa: ARG002
         return []
 
     def close(self) -> None: ...
@@ -107,7 +107,7 @@ class Door:
             request_id=uuid7(),
             principal=self.principal,
             card=CARD,
-            shown_model=CARD.name,
+            requested_model=CARD.name,
             task=TASK,
             is_stream=False,
             namespace=bytes(32),
@@ -124,12 +124,12 @@ class Door:
 
     async def authenticate(self) -> None:
         self.make_call()
-        principal = await authentication.prove(self.verifier, self.headers, ADDRESS)
-        authentication.permit(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
+        principal = await authentication.authenticate(self.verifier, self.headers, ADDRESS)
+        authentication.authorize(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
 
     async def admit(self) -> None:
-        async with quotas.Held(self.services, [self.make_call()], []) as cost:
-            cost.was(21, 3)
+        async with quotas.QuotaReservation(self.services, [self.make_call()], []) as cost:
+            cost.set_actual(21, 3)
 
     async def meter(self) -> None:
         events = MeteredEvents(self.make_call(), Source(), self.ledger, "local", SYSTEM_CLOCK)
@@ -137,15 +137,15 @@ class Door:
         await events.close()
 
     async def all(self) -> None:
-        principal = await authentication.prove(self.verifier, self.headers, ADDRESS)
-        authentication.permit(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
+        principal = await authentication.authenticate(self.verifier, self.headers, ADDRESS)
+        authentication.authorize(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
         call = self.make_call()
         headers: list[tuple[bytes, bytes]] = []
-        async with quotas.Held(self.services, [call], headers) as cost:
+        async with quotas.QuotaReservation(self.services, [call], headers) as cost:
             events = MeteredEvents(call, Source(), self.ledger, "local", SYSTEM_CLOCK)
             await events.take()
             await events.close()
-            cost.was(events.num_tokens, events.micro_neurons)
+            cost.set_actual(events.num_tokens, events.micro_neurons)
 
 
 @contextlib.asynccontextmanager
@@ -170,7 +170,7 @@ async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[Door]:
     parts = SimpleNamespace(quota=quota, limits=Limits(parse_rules(RULES)), allowance=allowance)
     jobs = [asyncio.create_task(job()) for job in (quota.run, ledger.run, verifier.watch)]
     headers = [(b"host", b"x"), (b"authorization", b"Bearer " + made.secret.encode())]
-    principal = await authentication.prove(verifier, headers, ADDRESS)
+    principal = await authentication.authenticate(verifier, headers, ADDRESS)
     try:
         yield Door(cast(Services, parts), verifier, ledger, headers, principal, redis.pid)
     finally:

@@ -37,7 +37,7 @@ from engine.config import EngineConfig
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.native.operators import find_native_kernels
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 

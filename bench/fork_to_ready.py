@@ -18,8 +18,9 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Sampling
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.protocol.sampling import Sampling
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 
 

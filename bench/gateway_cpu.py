@@ -25,7 +25,6 @@ from typing import Generic, TypeVar
 import uvloop
 
 from engine.protocol import events, wire
-from gateway.call import opening_of
 from service_identity.service_identity import ServiceIdentity
 from storage.migrate import migrate
 from tests.fakes.node import FakeNode, NodeSide, count_prompt
@@ -86,7 +85,7 @@ class QuickNode(FakeNode):
     def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
         self.executes.clear()
         call_id, prompt_tokens = execute.call_id, count_prompt(execute.task)
-        if opening_of(execute.task).startswith("stream"):
+        if execute.task.opening_text.startswith("stream"):
             side.send(wire.Reply(call_id, events.Started(prompt_tokens)), wire.Reply(call_id, events.Token("word")))
             self.beats.begin((side, call_id))
             return True

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 
-from engine import inputs
 from engine.config import EngineConfig
+from engine.input_builder import build_inputs
 from engine.inputs import StepInputs, StepOutput
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.ranks import wire
 from engine.scheduling.sequence import SequenceRequest
 
@@ -66,14 +66,14 @@ def measure(engine: Engine, num_steps: int) -> dict[str, float]:
     parts: dict[str, list[float]] = {name: [] for name in ("plan", "inputs", "commit", "send")}
     for _ in range(num_steps):
         marks = [time.perf_counter()]
-        scheduled = engine.scheduler.plan()
+        scheduled = engine.scheduler.schedule()
         marks.append(time.perf_counter())
-        step_inputs = inputs.build(scheduled, engine.table)
+        step_inputs = build_inputs(scheduled, engine.table)
         marks.append(time.perf_counter())
         output = StepOutput(np.full(step_inputs.sampling.num_rows, 7, dtype=np.int32))
         marks[-1], built = time.perf_counter(), marks[-1] - marks[-2]
-        engine._charge(scheduled, int(scheduled.num_tokens.sum()))
-        report = engine._commit(scheduled, output)
+        engine.device_time.charge(scheduled, int(scheduled.num_tokens.sum()))
+        report = engine.postprocessor.process(scheduled, output)
         marks.append(time.perf_counter())
         wire.encode_report(report, engine.status())
         marks.append(time.perf_counter())

@@ -24,7 +24,7 @@ from bench.engine_cpu import find_model
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.adapters.made import named, random_matrices, save_adapter

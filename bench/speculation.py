@@ -22,7 +22,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from engine.speculation.factory import make_drafter

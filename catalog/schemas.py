@@ -1,6 +1,6 @@
 """Which bodies a model admits: the JSON schemas of `catalog/schemas/`, made concrete for one card and compiled once.
 
-One file describes one face of a task and serves four uses: validation here, `models/schema`, the API page and the
+One file describes one API format of a task and serves four uses: validation here, `models/schema`, the API page and the
 playground. Beside standard JSON Schema a file may say:
 
     x-capability   this part exists only for cards with the capability; its field is otherwise refused, unless its
@@ -27,30 +27,21 @@ from typing import Any, Literal
 import jsonschema_rs
 import msgspec
 
-from catalog.card import TASKS, ModelCard
+from catalog.card import ModelCard
 from catalog.errors import SchemaViolation
 from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
 
-Face = Literal["native", "openai", "completions", "responses", "response_tokens", "messages", "message_tokens"]
 Body = dict[str, Any]
 
-_TEXT_FACES = {
-    "completions": "openai_completions",
-    "responses": "openai_responses",
-    "response_tokens": "openai_response_tokens",
-    "messages": "anthropic_messages",
-    "message_tokens": "anthropic_message_tokens",
-}
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_NUMBER_CHARACTERS = 20
 
 
 @lru_cache(maxsize=1024)
-def input_schema(card: ModelCard, face: Face = "native") -> InputSchema:
-    """The compiled schema of a card's own shape, of the OpenAI route for its task, or of another route for text."""
-    name = card.schema if face == "native" else _TEXT_FACES.get(face) or TASKS[card.task].openai_schema
-    return InputSchema(_read(name), card)
+def input_schema(card: ModelCard, name: str = "") -> InputSchema:
+    """Return a compiled schema of `catalog/schemas/` for a card; by default that of the card's native format."""
+    return InputSchema(_read(name or card.schema), card)
 
 
 def schema_document(card: ModelCard | ListedModel) -> dict[str, Any]:
@@ -68,7 +59,7 @@ def general_document(name: str) -> dict[str, Any]:
 
 
 class InputSchema:
-    """Admits or refuses bodies for one card and face."""
+    """Validates bodies for one card and schema."""
 
     def __init__(self, source: dict[str, Any], card: ModelCard) -> None:
         document = _concrete(source["input"], card)

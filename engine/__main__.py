@@ -16,7 +16,7 @@ import uvloop
 
 from engine.node.settings import NodeSettings
 from engine.processes.zygote import Zygote
-from engine.serving.processes import configure
+from engine.serving.process_logs import configure
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
 
@@ -41,7 +41,7 @@ def environ_of_children(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _run(settings: NodeSettings) -> int:
-    zygote = Zygote(configure="engine.node.process:configure", environ=environ_of_children(os.environ))
+    zygote = Zygote(configure="engine.serving.process_logs:configure", environ=environ_of_children(os.environ))
     await zygote.start()
 
     from engine.node.node import Node

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from catalog.errors import InvalidModelId, SchemaViolation
 from engine.protocol.events import FailureReason
 from engine.protocol.fields import BadInput
+from engine.protocol.rendering import OutputNotJson
 from storage.errors import StoreError
 
 
@@ -199,4 +200,6 @@ def refusal_of(error: Exception) -> Refusal | None:
         return Refusal(Reason.INPUT_INVALID, str(error))
     if isinstance(error, StoreError):
         return Refusal(Reason.DEPENDENCY_DOWN)
+    if isinstance(error, OutputNotJson):
+        return Refusal(Reason.JSON_MODE_FAILED)
     return None

@@ -5,7 +5,6 @@ A room whose settings make a table of their own declares them beside itself, and
 
 from __future__ import annotations
 
-import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +34,6 @@ def _engine_rank(value: int) -> str | None:
 
 def _port(value: int) -> str | None:
     return None if 0 <= value <= 65535 else "must be a port, 0 to 65535"
-
-
-def _account_id_or_none(value: str) -> str | None:
-    return (
-        None if re.fullmatch("([0-9a-f]{32})?", value) else "must be an account's id: 32 lowercase hexadecimal digits"
-    )
 
 
 def networks_in(text: str) -> tuple[str, ...]:
@@ -236,12 +229,6 @@ class GatewaySettings(ProcessSettings):
         "networks of proxies whose x-forwarded-for tells the client's address, comma separated; empty trusts none",
         default="",
         check=_ARE_NETWORKS,
-    )
-    test_tenant: str = setting(
-        "HEARTH_TEST_TENANT",
-        "the account of the official SDK's own test files, in which one model id repeats its input; empty for none",
-        default="",
-        check=_account_id_or_none,
     )
     sign_in: SignInSettings = settings_of_a_part(SignInSettings)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)

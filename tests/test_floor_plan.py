@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "telemetry",
         "service_identity",
     },
-    "engine.standalone": {"engine", "engine.node", "engine.serving", "engine.protocol", "catalog", "telemetry"},
+    "engine.standalone": {"engine", "engine.serving", "engine.protocol", "catalog", "telemetry"},
     "variants": {"engine", "engine.protocol", "catalog", "telemetry", "weight_files"},
     "gateway": {"tenants", "service_identity", "catalog", "documents", "storage", "telemetry", "engine.protocol"},
     "local_platform": {
@@ -61,8 +61,9 @@ FLOOR_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants",
 
 # What a room of the gateway may import besides itself: `api` and `batches` lead whole calls, and may know all of it.
 GATEWAY_ROOMS = {
-    "gateway.http": {"gateway.envelope", "gateway.errors", "storage.columns", "telemetry"},
-    "gateway.shapes": {"gateway.envelope", "gateway.errors", "engine.protocol", "catalog"},
+    "gateway.http": {
+        "engine.protocol.api_format", "gateway.envelope", "gateway.errors", "storage.columns", "telemetry",
+    },
     "gateway.nodes": {
         "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
         "tenants",
@@ -74,6 +75,7 @@ HOST_WING = ("engine.scheduling",)
 DEVICE_WING = (
     "engine.runner",
     "engine.sampler",
+    "engine.sampling",
     "engine.checkpoints.weights",
     "engine.models",
     "engine.layers",

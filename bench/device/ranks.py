@@ -119,7 +119,7 @@ def lead(settings: dict[str, Any]) -> dict[str, Any]:
 
 def run(engine: Any, streams: int, num_out: int, vocab_size: int, first_id: int) -> tuple[float, dict[int, list[int]]]:
     """Seconds from the first step to the last token, and the tokens of each stream."""
-    from engine.protocol.tasks import Sampling
+    from engine.protocol.sampling import Sampling
     from engine.scheduling.sequence import SequenceRequest
 
     prompts = np.random.default_rng(0).integers(3, vocab_size, (streams, 128)).astype(np.int32)

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.protocol.events import Event
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 
 VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -43,9 +43,9 @@ class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
 class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=True):
     """Do one call. `call_id` is unique on its connection. `namespace` (32 bytes) keys the prefix cache; equal
     namespaces may share blocks, different ones never do. `tenant` is a number for fairness only. `deadline_s` is the
-    time left when sent. Of an `is_ephemeral` call nothing stays once it has ended: what it computed is wiped. A retry
-    says in `num_deaths` how many processes ended while they worked on this call, and in `died_after` how many tokens it
-    had had in the last of them."""
+    time left when sent. Everything that an `is_ephemeral` call computed is wiped when it ends. `num_crashes` is
+    the number of model processes that crashed while they worked on this call; `tokens_before_crash` is how many tokens
+    the last of them had generated."""
 
     call_id: int
     request_id: str
@@ -55,8 +55,8 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     tenant: int
     task: TaskInput
     deadline_s: float
-    num_deaths: int = 0
-    died_after: int = 0
+    num_crashes: int = 0
+    tokens_before_crash: int = 0
     is_ephemeral: bool = False
 
 

@@ -1,6 +1,7 @@
-"""Can the engine serve this request at all? Asked before it is queued: nothing that a request holds makes a step fail.
+"""Validation of sequence requests before they are queued, so that no request can make a step fail.
 
-Callers are told by name what is wrong before that (`engine/tasks/soundness.py`); here it only gets its finish code.
+`engine/tasks/soundness.py` rejects invalid requests with a message that names the field. This check repeats the bounds
+that the engine depends on and returns only a finish code.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MAX_BIASES = 1024
 
 
 def check_request(request: SequenceRequest, info: EngineInfo, *, has_adapters: bool) -> int:
-    """The finish code of a request that cannot be served; RUNNING for one that can."""
+    """Return RUNNING for a request that can be served, otherwise its finish code."""
     prompt, sampling = request.prompt, request.sampling
     if len(prompt) >= info.max_model_len:
         return CONTEXT_TOO_LONG
@@ -28,7 +29,7 @@ def check_request(request: SequenceRequest, info: EngineInfo, *, has_adapters: b
     floats = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty]
     floats += [sampling.presence_penalty, sampling.frequency_penalty]
     limit = np.iinfo(np.int32).max
-    is_sound = (
+    is_valid = (
         0 < len(request.namespace) <= _MAX_NAMESPACE_BYTES
         and len(prompt) > 0
         and int(prompt.min()) >= 0
@@ -44,4 +45,4 @@ def check_request(request: SequenceRequest, info: EngineInfo, *, has_adapters: b
         and all(0 <= token_id < info.vocab_size for token_id, _ in sampling.logit_bias)
         and all(math.isfinite(value) for _, value in sampling.logit_bias)
     )
-    return RUNNING if is_sound else ERROR
+    return RUNNING if is_valid else ERROR

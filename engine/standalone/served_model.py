@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine.protocol.alone import with_defaults
-from engine.protocol.tasks import TaskInput
+from engine.protocol.sampling import with_defaults
+from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute
 from engine.serving.calls import MAX_DEADLINE_S, Calls
 from engine.serving.replica_metrics import export_replicas

@@ -1,7 +1,7 @@
-"""Inputs that nodes refuse because they ended processes: not sent to any node again for BLOCK_S.
+"""Inputs that nodes refuse because they crash model processes: not sent to any node for BLOCK_S seconds.
 
-A node knows only what happened to it; here every node's refusal is remembered. Known by fingerprint, and nothing is
-computed while there is none.
+A node knows only its own crashes; this gateway remembers the refusals of all nodes, by fingerprint. No fingerprint is
+computed while nothing is blocked.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ MAX_INPUTS = 4096
 
 
 class BlockedInputs:
-    """One gateway's."""
+    """The blocked inputs that this gateway knows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._until_s: OrderedDict[bytes, float] = OrderedDict()  # soonest first
+        self._until_s: OrderedDict[bytes, float] = OrderedDict()  # by fingerprint, the earliest expiry first
 
     def __len__(self) -> int:
         return len(self._until_s)
 
     def check(self, call: Call) -> None:
-        """Raises Refusal for a call with such an input."""
+        """Raise Refusal if the call's input is blocked."""
         now_s = self._clock.monotonic_s()
         while self._until_s and next(iter(self._until_s.values())) <= now_s:
             self._until_s.popitem(last=False)
@@ -36,7 +36,7 @@ class BlockedInputs:
             raise Refusal(Reason.INPUT_BLOCKED)
 
     def add(self, call: Call) -> None:
-        """A node refused it."""
+        """Block the input of this call."""
         fingerprint = _fingerprint(call)
         self._until_s[fingerprint] = self._clock.monotonic_s() + BLOCK_S
         self._until_s.move_to_end(fingerprint)

@@ -115,6 +115,10 @@ class Nodes:
             )
         return found
 
+    def has_free_node(self, card: ModelCard) -> bool:
+        """Return True if a call to this model version would run at once on some node."""
+        return any(node.is_free for node in self.candidates(card))
+
     def hot_models(self) -> list[str]:
         """Names of the models that a reachable node can answer with right now."""
         return sorted(self._num_hot)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from catalog.card import CAPABILITIES, ModelCard
 from catalog.errors import SchemaViolation
-from catalog.schemas import Face, input_schema, schema_document
+from catalog.schemas import input_schema, schema_document
 from tests.catalog.cards import chat_card, embedder_card
 
 USER = {"role": "user", "content": "hello"}
@@ -29,13 +29,13 @@ NEITHER = (
 )
 
 
-def admit(body: dict[str, Any], card: ModelCard = CHAT, face: Face = "native") -> dict[str, Any]:
-    return input_schema(card, face).coerce_and_validate(body)
+def admit(body: dict[str, Any], card: ModelCard = CHAT, name: str = "") -> dict[str, Any]:
+    return input_schema(card, name).coerce_and_validate(body)
 
 
-def refusal(body: dict[str, Any], card: ModelCard = CHAT, face: Face = "native") -> SchemaViolation:
+def refusal(body: dict[str, Any], card: ModelCard = CHAT, name: str = "") -> SchemaViolation:
     with pytest.raises(SchemaViolation) as refused:
-        admit(body, card, face)
+        admit(body, card, name)
     return refused.value
 
 
@@ -169,11 +169,11 @@ def test_content_may_be_parts_of_text() -> None:
         "prompt_embeds", "prompt_embeddings", "inputs_embeds",
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("face", ["native", "openai"])
-def test_templates_and_tensors_of_a_caller_are_refused_by_name(field: str, face: Face) -> None:
-    refused = refusal({"messages": [USER], field: {"secret": 1}}, face=face)
+@pytest.mark.parametrize("name", ["", "openai_chat"])
+def test_templates_and_tensors_of_a_caller_are_refused_by_name(field: str, name: str) -> None:
+    refused = refusal({"messages": [USER], field: {"secret": 1}}, name=name)
     assert (refused.pointer, refused.code) == (f"/{field}", 5006)
-    assert admit({"messages": [USER], field: None}, face=face) == {"messages": [USER]}
+    assert admit({"messages": [USER], field: None}, name=name) == {"messages": [USER]}
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_templates_and_tensors_of_a_caller_are_refused_by_name(field: str, face:
     ],
 )
 def test_what_a_model_cannot_do_is_refused_by_name(field: str, value: Any, code: int) -> None:
-    for face in ("native", "openai"):
-        refused = refusal({"messages": [USER], field: value}, face=face)  # type: ignore[arg-type]
+    for name in ("", "openai_chat"):
+        refused = refusal({"messages": [USER], field: value}, name=name)  # type: ignore[arg-type]
         assert (refused.pointer, refused.code) == (f"/{field}", code)
         assert refused.message.startswith(f"'/{field}' is not supported")
 
@@ -205,8 +205,8 @@ def test_what_asks_for_nothing_is_let_pass(field: str, value: Any) -> None:
 
 
 def test_a_bias_that_the_model_cannot_apply_is_refused_not_ignored() -> None:
-    assert refusal({"messages": [USER], "logit_bias": {"5": 1}}, face="openai").pointer == "/logit_bias"
-    assert admit({"messages": [USER], "logit_bias": {}}, face="openai") == {"messages": [USER]}
+    assert refusal({"messages": [USER], "logit_bias": {"5": 1}}, name="openai_chat").pointer == "/logit_bias"
+    assert admit({"messages": [USER], "logit_bias": {}}, name="openai_chat") == {"messages": [USER]}
 
 
 def test_the_native_shape_takes_what_steers_the_sampler_and_has_room_for_one_answer() -> None:
@@ -236,14 +236,14 @@ def test_an_able_model_takes_tools_of_both_kinds_within_bounds() -> None:
 
 def test_a_tool_of_a_chat_may_say_that_it_has_no_parameters() -> None:
     tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": None}}]
-    assert admit({"messages": [USER], "tools": tools}, ABLE, "openai")["tools"] == tools
+    assert admit({"messages": [USER], "tools": tools}, ABLE, "openai_chat")["tools"] == tools
     functions = [{"name": "f", "parameters": None}]
-    assert admit({"messages": [USER], "functions": functions}, ABLE, "openai")["functions"] == functions
+    assert admit({"messages": [USER], "functions": functions}, ABLE, "openai_chat")["functions"] == functions
 
 
-@pytest.mark.parametrize("face", ["native", "openai", "completions"])
-def test_an_able_model_takes_every_output_format_on_every_face(face: Face) -> None:
-    asked: dict[str, Any] = {"prompt": "a"} if face == "completions" else {"messages": [USER]}
+@pytest.mark.parametrize("name", ["", "openai_chat", "openai_completions"])
+def test_an_able_model_takes_every_output_format_in_every_schema(name: str) -> None:
+    asked: dict[str, Any] = {"prompt": "a"} if name == "openai_completions" else {"messages": [USER]}
     formats: list[dict[str, Any]] = [
         {"guided_regex": "a+"},
         {"guided_choice": ["a"]},
@@ -253,7 +253,7 @@ def test_an_able_model_takes_every_output_format_on_every_face(face: Face) -> No
         {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
     ]
     for form in formats:
-        assert form.items() <= admit(asked | form, ABLE, face).items()
+        assert form.items() <= admit(asked | form, ABLE, name).items()
 
 
 def test_an_able_model_takes_images_inside_the_body_only() -> None:
@@ -272,8 +272,8 @@ def test_a_lora_name_follows_its_grammar() -> None:
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "x" * 129, 5, ["a"]])
 def test_a_lora_name_against_the_grammar_is_told_so_even_by_a_model_without_lora(name: Any) -> None:
-    for face in ("native", "openai"):
-        refused = refusal({"messages": [USER], "lora": name}, face=face)  # type: ignore[arg-type]
+    for schema in ("", "openai_chat"):
+        refused = refusal({"messages": [USER], "lora": name}, name=schema)
         assert (refused.pointer, refused.code) == ("/lora", 5006)
 
 
@@ -308,7 +308,7 @@ def test_a_lora_name_against_the_grammar_is_told_so_even_by_a_model_without_lora
 )
 def test_an_openai_chat_body_is_judged_by_its_own_ranges(body: dict[str, Any], message: str) -> None:
     whole = body if not body or "prompt" in body else {"messages": [USER], **body}
-    assert refusal(whole, face="openai").message == message
+    assert refusal(whole, name="openai_chat").message == message
 
 
 def test_a_full_openai_chat_body_is_admitted() -> None:
@@ -319,20 +319,20 @@ def test_a_full_openai_chat_body_is_admitted() -> None:
         "stop": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}, "logprobs": True,
         "top_logprobs": 20, "presence_penalty": 1, "frequency_penalty": -1,
     }  # fmt: skip
-    assert admit(body, face="openai") == body
+    assert admit(body, name="openai_chat") == body
     lenient = body | {"stream_options": {"include_usage": "true"}, "user": "u", "store": True, "metadata": {}}
-    assert admit(lenient, face="openai") == body
+    assert admit(lenient, name="openai_chat") == body
 
 
 def test_a_model_that_gives_choices_takes_up_to_eight() -> None:
-    assert admit({"messages": [USER], "n": 8}, ABLE, "openai")["n"] == 8
-    assert refusal({"messages": [USER], "n": 9}, ABLE, "openai").message == "'/n' must be <= 8"
+    assert admit({"messages": [USER], "n": 8}, ABLE, "openai_chat")["n"] == 8
+    assert refusal({"messages": [USER], "n": 9}, ABLE, "openai_chat").message == "'/n' must be <= 8"
 
 
 def test_template_arguments_are_the_callers_only_for_a_reasoning_model() -> None:
     body = {"messages": [USER], "chat_template_kwargs": {"enable_thinking": "false"}}
-    assert admit(body, ABLE, "openai")["chat_template_kwargs"] == {"enable_thinking": False}
-    assert refusal(body, CHAT, "openai").pointer == "/chat_template_kwargs"
+    assert admit(body, ABLE, "openai_chat")["chat_template_kwargs"] == {"enable_thinking": False}
+    assert refusal(body, CHAT, "openai_chat").pointer == "/chat_template_kwargs"
 
 
 @pytest.mark.parametrize(
@@ -368,9 +368,9 @@ def test_up_to_three_thousand_texts_are_embedded_at_once() -> None:
     ],
 )
 def test_openai_embeddings_take_text_and_the_models_own_dimensions(body: dict[str, Any], message: str) -> None:
-    assert refusal(body, EMBEDDER, "openai").message == message
+    assert refusal(body, EMBEDDER, "openai_embeddings").message == message
     good = {"model": "m", "input": ["a"], "encoding_format": "base64", "dimensions": 384}
-    assert admit(good, EMBEDDER, "openai") == good
+    assert admit(good, EMBEDDER, "openai_embeddings") == good
 
 
 @pytest.mark.parametrize("card", [CHAT, ABLE, EMBEDDER, chat_card("@cf/acme/new", schema="openai_chat")])
@@ -409,9 +409,9 @@ FIELDS = st.sampled_from(
 
 @given(st.dictionaries(FIELDS | st.text(max_size=5), JSON, max_size=5))
 def test_any_body_is_either_admitted_or_refused_and_then_by_a_message(body: dict[str, Any]) -> None:
-    for card, face in ((CHAT, "native"), (ABLE, "openai"), (EMBEDDER, "native"), (EMBEDDER, "openai")):
+    for card, name in ((CHAT, ""), (ABLE, "openai_chat"), (EMBEDDER, ""), (EMBEDDER, "openai_embeddings")):
         try:
-            admitted = admit(body, card, face)  # type: ignore[arg-type]
+            admitted = admit(body, card, name)  # type: ignore[arg-type]
         except SchemaViolation as error:
             refused = error
         else:
@@ -428,7 +428,7 @@ def test_a_refusal_never_repeats_the_value(field: str) -> None:
         for card in (CHAT, ABLE):
             told = ""
             try:
-                admit({"messages": [USER], field: value}, card, "openai")
+                admit({"messages": [USER], field: value}, card, "openai_chat")
             except SchemaViolation as refused:
                 told = refused.message + refused.pointer
             assert "hunter2" not in told

@@ -12,7 +12,8 @@ import numpy as np
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.loop import Engine, StepRunner
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import FINISHES, StepReport
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest
@@ -84,7 +85,7 @@ class Driver:
         before = self.engine.num_computed_tokens
         report = self.engine.step()
         assert self.engine.num_computed_tokens - before <= self.config.max_step_tokens, "a step over its budget"
-        for prompt in report.prompts:
+        for prompt in report.prompt_logprobs:
             assert not self.tokens[prompt.sequence_id], "of the prompt, after an answer"
             scores = zip(prompt.logprobs.tolist(), prompt.top_ids.tolist(), strict=True)
             self.prompt_logprobs[prompt.sequence_id] += scores
@@ -117,12 +118,12 @@ class Driver:
         assert np.all(table.num_blocks[running] <= needed), "more blocks than the tokens need"
         assert len(set(running.tolist())) == len(running) <= self.config.max_sequences
         assert engine.scheduler.num_waiting <= self.config.max_waiting + self.config.max_sequences
-        assert 0 <= engine.scheduler._num_reserved <= engine.blocks.num_available
-        assert all(each.num_preemptions <= MAX_PREEMPTIONS for each in engine._sequences.values())
+        assert 0 <= engine.scheduler.sequence_blocks.num_reserved <= engine.blocks.num_available
+        assert all(each.num_preemptions <= MAX_PREEMPTIONS for each in engine.sequences)
 
     def borrow_blocks(self, count: int) -> None:
         """Shrink the pool: take up to `count` blocks that nobody has been promised."""
-        count = min(count, self.engine.blocks.num_available - self.engine.scheduler._num_reserved)
+        count = min(count, self.engine.blocks.num_available - self.engine.scheduler.sequence_blocks.num_reserved)
         self.borrowed.append(self.engine.blocks.allocate(count))
         self.check()
 

@@ -18,8 +18,10 @@ import torch
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint, Sampling
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
@@ -192,7 +194,7 @@ def test_no_end_token_is_drawn_before_so_many_tokens_and_batch_mates_end_as_ever
     assert driver.tokens[free] == greedy[: greedy.index(ends[0]) + 1]
     assert (len(driver.tokens[whole]), driver.finishes[whole]) == (40, "length")
     assert greedy[0] not in driver.tokens[whole][:-1]
-    assert not driver.engine.table.held_ends
+    assert not driver.engine.table.min_lengths
 
 
 class NumbersGone:
@@ -251,7 +253,7 @@ def test_whatever_batch_mates_do_nobody_else_gets_another_token(new_driver, case
             driver.abort(storm)
         if good[0] not in driver.finishes:
             driver.engine.add(SequenceRequest(good[0], np.array([1], np.int32), Sampling(), NAMESPACE, 1))
-            driver.engine._ended.pop()  # the refusal of the id that is taken would look like its owner's end
+            driver.engine.sequences.ended.pop()  # the refusal of the id that is taken would look like its owner's end
         driver.step()
     driver.run()
     check_answers(driver, cases, good)
@@ -260,7 +262,7 @@ def test_whatever_batch_mates_do_nobody_else_gets_another_token(new_driver, case
     assert (
         {"error", "context_too_long"} <= refused <= {"error", "context_too_long", "stop", "length", "out_of_capacity"}
     )
-    assert driver.engine.blocks.num_held == 0
+    assert driver.engine.blocks.num_in_use == 0
 
 
 def test_a_warm_call_computes_fewer_than_32_prompt_tokens_and_another_tenant_s_all(new_driver):
@@ -287,7 +289,7 @@ def test_a_cancelled_sequence_computes_nothing_more(new_driver, cases: list[Case
     before = driver.runner.num_forward_tokens
     driver.run()
     assert driver.runner.num_forward_tokens == before
-    assert driver.engine.blocks.num_held == 0
+    assert driver.engine.blocks.num_in_use == 0
 
 
 # ── as processes ──

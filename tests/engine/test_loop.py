@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
@@ -207,7 +207,7 @@ def test_a_pool_of_a_quarter_of_the_demand_slows_but_changes_nothing():
     most = 0
     while driver.engine.has_work:
         driver.step()
-        most = max([most, *(each.num_preemptions for each in driver.engine._sequences.values())])
+        most = max([most, *(each.num_preemptions for each in driver.engine.sequences)])
     assert [driver.tokens[each] for each in ids] == [answer(prompt, 50, ignore_end=True) for prompt in prompts]
     assert set(driver.finishes.values()) == {"length"}
     assert driver.engine.status().num_preemptions > 0
@@ -312,10 +312,10 @@ def test_an_aborted_sequence_is_given_to_no_forward_pass_and_its_blocks_are_free
     driver = Driver(max_step_tokens=16)
     in_prefill, decoding = driver.add(prompt_of(100), max_tokens=50), driver.add([3], max_tokens=50, tenant=2)
     driver.step()
-    held = driver.engine.blocks.num_held
+    held = driver.engine.blocks.num_in_use
     before = dict(driver.runner.forward_tokens_of)
     driver.abort(in_prefill)
-    assert driver.engine.blocks.num_held < held
+    assert driver.engine.blocks.num_in_use < held
     driver.step()
     assert driver.runner.forward_tokens_of[in_prefill] == before[in_prefill]
     assert driver.finishes == {in_prefill: "aborted"}
@@ -326,9 +326,9 @@ def test_an_aborted_sequence_is_given_to_no_forward_pass_and_its_blocks_are_free
 def test_an_abort_works_in_every_state_and_twice():
     driver = Driver(num_blocks=12, max_sequences=4)
     ids = [driver.add(prompt_of(60, seed), max_tokens=100, ignore_eos=True) for seed in range(8)]
-    while not driver.engine.scheduler._preempted:
+    while not driver.engine.scheduler.preempted:
         driver.step()
-    preempted = next(iter(driver.engine.scheduler._preempted))
+    preempted = next(iter(driver.engine.scheduler.preempted))
     waiting, running = ids[-1], int(driver.engine.table.sequence_id[driver.engine.scheduler.running[0]])
     for each in (preempted, waiting, running, running, 12345):
         driver.abort(each)

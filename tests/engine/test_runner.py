@@ -59,7 +59,7 @@ def test_the_facts_of_a_loaded_model(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("free_bytes", "message"),
-    [(100_000, "the weights take .* GiB more than are free"), (1 << 20, "kv_memory_bytes: the KV cache takes 1.0 GiB")],
+    [(100_000, "the weights in .* need .* GiB more"), (1 << 20, "kv_memory_bytes: the KV cache needs 1.0 GiB")],
 )
 def test_what_does_not_fit_in_memory_is_refused_before_any_is_taken(
     folder: Path, free_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +80,7 @@ def test_memory_for_kv_decides_the_number_of_blocks(folder: Path) -> None:
     ("settings", "message"),
     [
         ({"num_blocks": 0, "kv_memory_bytes": 100}, "kv_memory_bytes=100"),
-        ({"max_model_len": 257}, "max_model_len=257"),
+        ({"max_model_len": 257}, "max_model_len must be at most 256"),
         ({"dtype": "float16"}, "float16"),
         ({"device": "cuda"}, "cuda"),
     ],

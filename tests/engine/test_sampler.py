@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from engine.inputs import LogitBias, SamplingInputs, TokenHistory
 from engine.kernels.native.library import find_library
-from engine.sampler import _likeliest, sample, uniform
+from engine.sampler import sample
+from engine.sampling.draw import _likeliest
+from engine.sampling.random_numbers import uniform
 from tests.engine import one_thread  # noqa: F401
 
 VOCAB = 300
@@ -289,9 +291,6 @@ class Allowing:
     """Constrained rows that may draw `allowed`, from the first draw on if they are `closed`; hears what was drawn, and
     may put `instead` in its place."""
 
-    unending: ClassVar[list[int]] = []
-    end_ids: ClassVar[tuple[int, ...]] = ()
-
     def __init__(
         self, rows: list[int], allowed: list[set[int]], instead: int | None = None, *, is_closed: bool = False
     ) -> None:
@@ -301,21 +300,21 @@ class Allowing:
         self._instead = instead
         self._is_closed = is_closed
 
-    def allowed(self, is_filtered: np.ndarray) -> tuple[list[int], np.ndarray]:
+    def initial_masks(self, is_filtered: np.ndarray) -> tuple[list[int], np.ndarray]:
         rows = [row for row in self._allowed if is_filtered[row] or self._is_closed]
         return rows, self._masks(rows)
 
-    def settle(self, token_ids: np.ndarray, is_failed: np.ndarray) -> list[int]:
+    def accept(self, token_ids: np.ndarray, is_failed: np.ndarray) -> list[int]:
         drawn = token_ids.tolist()
         self.refused = [row for row in self._allowed if drawn[row] not in self._allowed[row] and not is_failed[row]]
         if not self.refused:
-            self.settle_again(token_ids, is_failed)
+            self.accept_resampled(token_ids, is_failed)
         return self.refused
 
-    def allowed_again(self) -> np.ndarray:
+    def rejected_masks(self) -> np.ndarray:
         return self._masks(self.refused)
 
-    def settle_again(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
+    def accept_resampled(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
         self.heard = token_ids.tolist()
         if self._instead is not None:
             token_ids[list(self._allowed)] = self._instead
@@ -372,11 +371,11 @@ def test_a_token_comes_as_often_as_it_is_likely_among_those_allowed(filters: dic
 def test_a_second_draw_is_the_same_among_few_tokens_as_over_the_vocabulary(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.sampler.find_library", lambda: None)
+    monkeypatch.setattr("engine.sampling.constraints.find_library", lambda: None)
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
     drawn = []
     for most_chosen in (8192, 0):
-        monkeypatch.setattr("engine.sampler._MOST_CHOSEN", most_chosen)
+        monkeypatch.setattr("engine.sampling.constraints._MAX_ALLOWED", most_chosen)
         drawn.append(drawn_again(logits, [{2, 3, 77, 150, 299}] * 300, temperature))
     assert np.array_equal(*drawn)
 
@@ -391,7 +390,7 @@ def test_a_second_draw_is_the_same_with_compiled_kernels(temperature: float, mon
         allowed = [{5}, {2, 3, 77, 150, 290}, set(range(1, vocab_size)), {0, 7, 8, vocab_size - 1}] * 75
         natively = drawn_again(logits, allowed, temperature, biases)
         with monkeypatch.context() as patch:
-            patch.setattr("engine.sampler.find_library", lambda: None)
+            patch.setattr("engine.sampling.constraints.find_library", lambda: None)
             assert np.array_equal(natively, drawn_again(logits, allowed, temperature, biases))
 
 
@@ -416,16 +415,6 @@ def test_penalties_and_filters_see_only_what_is_allowed():
         inputs = inputs_of([parameters], history)
         held = Allowing([0], [{1, 2, 3}])
         assert sample(logits.clone(), dataclasses.replace(inputs, constrained=held)).token_ids.tolist() == [expected]
-
-
-@pytest.mark.parametrize("unending", [[1], [0, 1, 2]])
-def test_a_row_that_cannot_end_draws_no_end_even_at_first(unending: list[int]):
-    logits = torch.zeros(3, VOCAB)
-    logits[:, [5, 9]] = 50.0
-    held = Allowing(unending, [set(range(VOCAB))] * len(unending))
-    held.unending, held.end_ids = unending, (5, 9, VOCAB + 3)  # type: ignore[misc]
-    tokens = sample(logits, dataclasses.replace(inputs_of([{}, {}, {"temperature": 0.0}]), constrained=held)).token_ids
-    assert [row for row in range(3) if tokens[row] in (5, 9)] == [row for row in range(3) if row not in unending]
 
 
 def test_log_probabilities_of_a_constrained_row_are_the_model_s_and_of_the_token_that_stands():

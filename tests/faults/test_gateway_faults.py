@@ -122,9 +122,9 @@ def test_an_input_that_ends_processes_is_tried_twice_and_then_on_no_node(client,
         assert (refused.status_code, refused.json()["errors"][0]["code"]) == (400, 5004)
         assert refused.headers["x-should-retry"] == "false"
         assert fragile.site.num_executes == before + 2
-    last = last_execute(fragile, f"poison {is_stream}", num_deaths=1)
+    last = last_execute(fragile, f"poison {is_stream}", num_crashes=1)
     assert last is not None
-    assert last.died_after == 7
+    assert last.tokens_before_crash == 7
     assert run(client, fragile, body | {"prompt": script(message="another")}).status_code == 200
 
 
@@ -177,9 +177,9 @@ def open_call(running: Running, body: dict):
         yield connection
 
 
-def last_execute(running: Running, marker: str, num_deaths: int = 0):
+def last_execute(running: Running, marker: str, num_crashes: int = 0):
     everything = [execute for node in running.site.nodes.values() for execute in node.executes]
-    found = [e for e in everything if marker in (e.task.prompt or "") and e.num_deaths == num_deaths]
+    found = [e for e in everything if marker in (e.task.prompt or "") and e.num_crashes == num_crashes]
     return found[-1] if found else None
 
 

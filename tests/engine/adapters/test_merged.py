@@ -34,8 +34,8 @@ def quiet() -> None:
 
 def take(runner: Runner, adapter: LocalAdapter) -> int:
     """Have the adapter read, and hold it."""
-    assert runner.adapters.read(adapter).result(20).code == RUNNING
-    return runner.adapters.hold(adapter.digest)
+    assert runner.adapters.load(adapter).result(20).code == RUNNING
+    return runner.adapters.acquire(adapter.digest)
 
 
 def logits_of(runner: Runner, handle: int, chunk: int) -> torch.Tensor:
@@ -104,7 +104,7 @@ def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(kernels: Ke
         ]
         driver.run()
         assert set(driver.finishes.values()) == {"length"}
-        assert not any(each.num_holds for each in driver.runner.adapters._residents.values())
+        assert not any(each.num_references for each in driver.runner.adapters._cached.values())
         return [driver.tokens[each] for each in ids]
 
     alone = [run([number], 64)[0] for number in range(5)]

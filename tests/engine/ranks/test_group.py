@@ -21,7 +21,7 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.kernels.native.operators import find_native_kernels
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.ranks.replica import Replica, ReplicaLoadError
 from tests.engine.adapters.made import random_matrices, save_adapter
 from tests.engine.checkpoints.made_gguf import write_random
@@ -29,7 +29,7 @@ from tests.engine.heard import Caller
 from tests.engine.made_checkpoints import KINDS, runner_of, save_random
 from tests.engine.ranks.joined import NUM_GREEDY, Parity
 from tests.engine.structured.schemas import INTEGER, STRING, record
-from tests.engine.structured.speaker import SPARK
+from tests.engine.structured.spark_engine import SPARK
 from tests.processes import are_at_rest, children_of, is_running
 from tests.waiting import wait_until
 from variants.recipe import make_recipe

@@ -17,8 +17,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.processes import child_link as module
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Sampling
-from engine.ranks.replica import Replica, ReplicaLoadError, SequenceOutput
+from engine.protocol.sampling import Sampling
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica, ReplicaLoadError
 from engine.scheduling.sequence import SequenceRequest
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.runner import answer

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine import inputs
 from engine.adapters.slot_pool import AdapterShape
 from engine.adapters.updates import AdapterAdded, AdapterRemoved
+from engine.input_builder import build_inputs
 from engine.inputs import StepInputs
 from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.scheduling.sequence import SlotTable
@@ -33,7 +33,7 @@ def a_step(num_tokens: tuple[int, ...], seed: int = 0) -> StepInputs:
     table.num_computed[:] = rng.integers(0, 200, len(num_tokens))
     table.length[:] = table.num_computed + np.array(num_tokens) + rng.integers(0, 2, len(num_tokens))
     slots = np.arange(len(num_tokens), dtype=np.int32)
-    return inputs.build(ScheduledStep(slots, np.array(num_tokens, np.int32)), table)
+    return build_inputs(ScheduledStep(slots, np.array(num_tokens, np.int32)), table)
 
 
 def through(*messages: bytes, num_bytes: int = 1 << 20) -> list[Any]:
@@ -110,7 +110,7 @@ def test_adapters_come_and_go_between_steps_that_name_them(num_bytes: int) -> No
     messages = encode_adapter_update(arrival), encode_step(step, BLOCK_SIZE), encode_adapter_update(AdapterRemoved(7))
     come, heard, gone, end = through(*messages, num_bytes=num_bytes)
     assert isinstance(come, AdapterAdded)
-    assert (come.handle, come.kind, come.num_slots) == (7, arrival.kind, 3)
+    assert (come.handle, come.shape, come.num_slots) == (7, arrival.shape, 3)
     assert list(come.matrices) == list(matrices)
     assert all(torch.equal(a, b) for name in matrices for a, b in zip(come.matrices[name], matrices[name], strict=True))
     assert_same(heard, step)

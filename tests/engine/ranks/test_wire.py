@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.ranks import wire
 from engine.report import EngineStatus, StepReport
 from engine.scheduling.sequence import SequenceRequest
@@ -62,7 +63,7 @@ def test_an_unreadable_request_still_says_whose_it_is_and_spoils_no_other():
 @pytest.mark.parametrize("num_rows", [0, 1, 200])
 def test_a_report_survives_the_way(num_rows: int, has_logprobs: bool):
     sent, status = report(num_rows, has_logprobs=has_logprobs), EngineStatus(num_running=3, queued_tokens=10**12)
-    message = wire.decode_news(wire.encode_report(sent, status)[4:])
+    message = wire.decode_rank_message(wire.encode_report(sent, status)[4:])
     assert isinstance(message, wire.Stepped)
     assert message.status == status
     came = wire.decode_report(message)

@@ -16,8 +16,8 @@ from engine.scheduling import block_manager as module
 class BlockManager(module.BlockManager):
     """One that proves its integrity after every operation."""
 
-    def hold(self, *arguments: Any) -> None:
-        super().hold(*arguments)
+    def acquire(self, *arguments: Any) -> None:
+        super().acquire(*arguments)
         self.check_integrity()
 
     def allocate(self, *arguments: Any) -> np.ndarray:
@@ -33,8 +33,8 @@ class BlockManager(module.BlockManager):
         super().register(*arguments)
         self.check_integrity()
 
-    def forget(self, *arguments: Any) -> None:
-        super().forget(*arguments)
+    def unregister(self, *arguments: Any) -> None:
+        super().unregister(*arguments)
         self.check_integrity()
 
 
@@ -59,7 +59,7 @@ def test_blocks_without_a_name_are_free_again_once_released():
     ids = blocks.allocate(3)
     assert sorted(ids.tolist()) == [0, 1, 2]
     blocks.release(ids)
-    assert (blocks.num_free, blocks.num_cached, blocks.num_held) == (4, 0, 0)
+    assert (blocks.num_free, blocks.num_cached, blocks.num_in_use) == (4, 0, 0)
 
 
 def test_named_blocks_stay_findable_after_their_release():
@@ -80,10 +80,10 @@ def test_a_match_ends_at_the_first_gap():
 def test_sharing_copies_nothing_and_frees_nothing_before_the_last_holder():
     blocks = BlockManager(4)
     ids = named(blocks, [1, 2])
-    blocks.hold(blocks.match(names(1, 2)))
-    assert blocks.num_held == 2
+    blocks.acquire(blocks.match(names(1, 2)))
+    assert blocks.num_in_use == 2
     blocks.release(ids)
-    assert blocks.num_held == 2
+    assert blocks.num_in_use == 2
     blocks.release(ids)
     assert blocks.num_cached == 2
     blocks.check_integrity([])
@@ -104,7 +104,7 @@ def test_a_hit_makes_a_block_young_again():
     first, second = named(blocks, [1]), named(blocks, [2])
     blocks.release(first)
     blocks.release(second)
-    blocks.hold(first)
+    blocks.acquire(first)
     blocks.release(first)
     assert blocks.allocate(2).tolist() == [2, second[0]]
 
@@ -127,11 +127,11 @@ def test_a_second_block_of_the_same_name_stays_nameless():
 def test_forgotten_blocks_are_found_by_nobody_and_free_once_their_last_holder_leaves():
     blocks = BlockManager(3)
     held = named(blocks, [1, 2])
-    blocks.hold(held)
-    blocks.forget(held)
+    blocks.acquire(held)
+    blocks.unregister(held)
     assert blocks.match(names(1, 2)).tolist() == []
     blocks.release(held)
-    assert (blocks.num_free, blocks.num_held) == (1, 2)
+    assert (blocks.num_free, blocks.num_in_use) == (1, 2)
     blocks.release(held)
     assert (blocks.num_free, blocks.num_cached) == (3, 0)
 
@@ -178,7 +178,7 @@ class Sequences(RuleBasedStateMachine):
         num_new = len(wanted) + 1 - len(matched)
         if num_new + self.blocks.count_cached(matched) > self.blocks.num_available:
             return None
-        self.blocks.hold(matched)
+        self.blocks.acquire(matched)
         one = Held(tenant, wanted, np.concatenate([matched, self.take(num_new)]), len(matched))
         self.held.append(one)
         return one
@@ -251,7 +251,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(data=st.data())
     def disown(self, data: st.DataObject) -> None:
         one = self.pick(data)
-        self.blocks.forget(one.blocks)
+        self.blocks.unregister(one.blocks)
         known = {self.blocks.find(block_name) for block_name in one.names}
         assert not known & set(one.blocks.tolist()), "what was disowned is found"
 
@@ -266,7 +266,7 @@ class Sequences(RuleBasedStateMachine):
     def every_block_has_one_state(self) -> None:
         blocks = self.blocks
         blocks.check_integrity([one.blocks for one in self.held])
-        assert blocks.num_free + blocks.num_cached + blocks.num_held == blocks.num_blocks
+        assert blocks.num_free + blocks.num_cached + blocks.num_in_use == blocks.num_blocks
 
     @invariant()
     def a_name_leads_to_what_was_written_under_it(self) -> None:

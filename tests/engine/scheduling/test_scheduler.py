@@ -140,7 +140,7 @@ def test_the_victim_is_the_one_with_least_work_to_lose():
     mid, new = (driver.add(prompt_of(40, seed), max_tokens=60, ignore_eos=True) for seed in (1, 2))
     while not driver.engine.status().num_preemptions:
         driver.step()
-    assert list(driver.engine.scheduler._preempted) == [new]
+    assert list(driver.engine.scheduler.preempted) == [new]
     driver.run()
     assert list(driver.finishes) == [old, mid, new]
 
@@ -148,17 +148,17 @@ def test_the_victim_is_the_one_with_least_work_to_lose():
 def test_of_equals_the_victim_is_the_newest():
     driver = Driver(num_blocks=12, max_sequences=4, is_prefix_cache_enabled=False)
     ids = [driver.add(prompt_of(40, seed), max_tokens=60, ignore_eos=True) for seed in range(3)]
-    while not driver.engine.scheduler._preempted:
+    while not driver.engine.scheduler.preempted:
         work = driver.engine.table.num_computed[driver.engine.scheduler.running].copy()
         driver.step()
     assert np.count_nonzero(work == work.min()) > 1, "several had the least to lose"
-    assert list(driver.engine.scheduler._preempted) == ids[-1:]
+    assert list(driver.engine.scheduler.preempted) == ids[-1:]
 
 
 def test_a_sequence_preempted_too_often_is_admitted_only_with_room_for_its_whole_answer():
     driver = Driver(num_blocks=20, max_sequences=4)
     protected = driver.add(prompt_of(40), max_tokens=200, ignore_eos=True)
-    sequence = driver.engine._sequences[protected]
+    sequence = driver.engine.sequences.get(protected)
     sequence.num_preemptions = MAX_PREEMPTIONS
     others = [driver.add(prompt_of(20, seed), max_tokens=150, ignore_eos=True) for seed in range(3)]
     driver.step()
@@ -167,16 +167,16 @@ def test_a_sequence_preempted_too_often_is_admitted_only_with_room_for_its_whole
     assert sequence.num_preemptions == MAX_PREEMPTIONS
     assert driver.tokens[protected] == answer(prompt_of(40), 200, ignore_end=True)
     assert all(len(driver.tokens[each]) == 150 for each in others)
-    assert driver.engine.scheduler._num_reserved == 0
+    assert driver.engine.scheduler.sequence_blocks.num_reserved == 0
 
 
 def test_what_was_preempted_comes_back_before_anything_new():
     driver = Driver(num_blocks=12, max_sequences=4)
     ids = [driver.add(prompt_of(40, seed), max_tokens=60, ignore_eos=True) for seed in range(3)]
-    while not driver.engine.scheduler._preempted:
+    while not driver.engine.scheduler.preempted:
         driver.step()
     newcomer = driver.add([1, 2], max_tokens=1)
-    while driver.engine.scheduler._preempted:
+    while driver.engine.scheduler.preempted:
         assert newcomer not in driver.finishes
         driver.step()
     driver.run()
@@ -257,7 +257,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave_while_preempted(self, data: st.DataObject) -> None:
-        preempted = sorted(self.driver.engine.scheduler._preempted)
+        preempted = sorted(self.driver.engine.scheduler.preempted)
         if preempted:
             sequence_id = data.draw(st.sampled_from(preempted))
             self.aborted.add(sequence_id)
@@ -316,9 +316,9 @@ def check_endings(
             assert finish == ("out_of_capacity" if wanted[sequence_id] else "context_too_long")
             assert tokens == []
     scheduler = driver.engine.scheduler
-    assert driver.engine.blocks.num_held == 0
-    assert not scheduler._computing
-    assert scheduler._num_reserved == 0
+    assert driver.engine.blocks.num_in_use == 0
+    assert not scheduler.sequence_blocks._computing
+    assert scheduler.sequence_blocks.num_reserved == 0
     assert not scheduler.counters._num_open.any()
     assert len(scheduler._free_slots) == driver.config.max_sequences
 

@@ -19,7 +19,7 @@ def table_of(wanted: list[int], tenants: list[int]) -> SlotTable:
 
 
 def share(table: SlotTable, running: list[int], budget: int) -> ScheduledStep:
-    return StepBudget(table, budget, max_prompt_logprob_tokens=512).share(np.array(running, dtype=np.int32))
+    return StepBudget(table, budget, max_prompt_logprob_tokens=512).divide(np.array(running, dtype=np.int32))
 
 
 @pytest.mark.parametrize("budget", [17, 18, 100])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.sequence import Sequence, SequenceRequest
 from engine.scheduling.waiting import WaitingQueue
@@ -27,15 +27,15 @@ class Queue:
     def push(self, tenant: int, num_free_slots: int = 0) -> tuple[Sequence, Sequence | None]:
         """The new sequence, and the one that found no place."""
         sequence = self.make(tenant)
-        refused = self.queue.enter(sequence, num_free_slots)
+        refused = self.queue.reserve(sequence, num_free_slots)
         if refused is not sequence:
-            self.queue.join(sequence)
+            self.queue.push(sequence)
         return sequence, refused
 
     def enter(self, tenant: int) -> tuple[Sequence, Sequence | None]:
         """The same of one that waits for something else before."""
         sequence = self.make(tenant)
-        return sequence, self.queue.enter(sequence)
+        return sequence, self.queue.reserve(sequence)
 
 
 def test_a_tenant_s_sequences_come_out_in_the_order_they_came_in():
@@ -93,17 +93,17 @@ def test_who_waits_for_something_else_has_a_place_and_no_turn_until_it_joins():
     made = Queue(2)
     other, refused = made.enter(1)
     assert refused is None
-    assert (made.queue.find_next(), len(made.queue), made.queue.num_places) == (None, 0, 1)
+    assert (made.queue.find_next(), len(made.queue), made.queue.num_entries) == (None, 0, 1)
     first = made.push(1)[0]
     newcomer, refused = made.push(1)
     assert refused is newcomer, "both places are taken"
-    made.queue.join(other)
-    assert made.queue.in_turn() == [first, other]
-    made.queue.leave(other)  # it waits for something else again, and keeps its place
-    assert (made.queue.in_turn(), made.queue.num_places) == ([first], 2)
+    made.queue.push(other)
+    assert made.queue.in_order() == [first, other]
+    made.queue.discard(other)  # it waits for something else again, and keeps its place
+    assert (made.queue.in_order(), made.queue.num_entries) == ([first], 2)
     made.queue.remove(other)
     made.queue.remove(first)
-    assert (made.queue.num_places, made.queue._places, made.queue._queues) == (0, {}, {})
+    assert (made.queue.num_entries, made.queue._entries, made.queue._queues) == (0, {}, {})
 
 
 def test_who_waits_for_something_else_makes_room_for_a_tenant_with_fewer_like_any_other():
@@ -111,6 +111,6 @@ def test_who_waits_for_something_else_makes_room_for_a_tenant_with_fewer_like_an
     first, second, third = made.push(1)[0], made.enter(1)[0], made.enter(1)[0]
     newcomer, refused = made.enter(2)
     assert refused is third
-    made.queue.join(second)
-    made.queue.join(newcomer)
-    assert made.queue.in_turn() == [first, newcomer, second]
+    made.queue.push(second)
+    made.queue.push(newcomer)
+    assert made.queue.in_order() == [first, newcomer, second]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.speculation.draft_length import FIRST, LEAST, MOST, RESTS, Pace
-from engine.speculation.prompt_lookup import MOST_READ, PromptLookup
+from engine.speculation.draft_length import INITIAL, MAX, MAX_PAUSE, MIN, DraftLength
+from engine.speculation.prompt_lookup import MAX_INITIAL_TOKENS, PromptLookup
 from engine.speculation.speculator import DraftRequest
 
 RUN = [1, 2, 3, 4]
@@ -53,29 +53,29 @@ def test_sequences_are_told_apart_and_many_are_not_kept() -> None:
 
 
 def test_of_a_very_long_text_only_the_end_is_read() -> None:
-    text = np.arange(MOST_READ + 50, dtype=np.int32)
+    text = np.arange(MAX_INITIAL_TOKENS + 50, dtype=np.int32)
     for place, wanted in [(5, []), (60, [64])]:
         whole = np.concatenate([text, text[place : place + 4]])
         assert PromptLookup().propose([DraftRequest(1, whole, 1)])[0].tolist() == wanted
 
 
-def test_guesses_grow_while_they_stand_shrink_when_they_fall_and_rest_when_they_fail() -> None:
-    pace = Pace(2)
-    sizes = []
+def test_draft_length_grows_when_accepted_shrinks_when_rejected_and_pauses_after_failures() -> None:
+    length = DraftLength(2)
+    lengths = []
     for _ in range(4):
-        sizes.append(pace.next_size(0, sequence_id=7))
-        pace.learn(0, sizes[-1], sizes[-1])
-    assert sizes == [FIRST, 2 * FIRST, MOST, MOST]
-    pace.learn(0, MOST, 3)
-    assert pace.next_size(0, 7) == 4
-    rests = []
+        lengths.append(length.next(0, sequence_id=7))
+        length.learn(0, lengths[-1], lengths[-1])
+    assert lengths == [INITIAL, 2 * INITIAL, MAX, MAX]
+    length.learn(0, MAX, 3)
+    assert length.next(0, 7) == 4
+    pauses = []
     for _ in range(9):
-        pace.learn(0, 4, 0)
-        rests.append(0)
-        while not pace.next_size(0, 7):
-            rests[-1] += 1
-    assert rests == [1, 3, 7, 15, 31, 63, 63, 63, 63]
-    assert rests[-1] < RESTS
-    assert pace.next_size(0, 7) == LEAST
-    assert pace.next_size(0, sequence_id=8) == FIRST  # another sequence has the slot now
-    assert pace.next_size(1, 7) == FIRST
+        length.learn(0, 4, 0)
+        pauses.append(0)
+        while not length.next(0, 7):
+            pauses[-1] += 1
+    assert pauses == [1, 3, 7, 15, 31, 63, 63, 63, 63]
+    assert pauses[-1] < MAX_PAUSE
+    assert length.next(0, 7) == MIN
+    assert length.next(0, sequence_id=8) == INITIAL, "another sequence has the slot"
+    assert length.next(1, 7) == INITIAL

@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.models.config import UnsupportedModel
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.runner import Runner
 from engine.speculation.draft_model import DraftModel, blocks_for
 from engine.speculation.factory import make_drafter
@@ -114,7 +114,7 @@ def test_what_is_to_guess_is_made_or_refused_by_what_is_wrong_with_it(model_dir:
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         make_drafter(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
-    with pytest.raises(ValueError, match="another tokenizer"):
+    with pytest.raises(ValueError, match="same tokenizer"):
         make_drafter(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
     shutil.copy(model_dir / "tokenizer.json", tmp_path)
     with pytest.raises((OSError, ValueError, UnsupportedModel)):

@@ -11,7 +11,7 @@ import torch
 
 from engine.arrays import Ints
 from engine.inputs import StepInputs, StepOutput
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.sampler import sample
 from engine.speculation.speculator import DraftRequest
 from tests.engine.driver import Driver
@@ -41,7 +41,7 @@ def test_two_at_once_and_blocks_that_run_out_change_no_token(num_blocks: int, is
     for seed, sequence_id in enumerate(ids):
         assert driver.tokens[sequence_id] == answer(prompt_of(30, seed), 70, ignore_end=True)
     assert driver.engine.status().num_accepted > 0
-    assert driver.engine.blocks.num_held == 0
+    assert driver.engine.blocks.num_in_use == 0
 
 
 def test_blocks_of_guessed_answers_are_found_again_and_hold_what_they_say() -> None:
@@ -88,7 +88,7 @@ def test_with_more_rows_than_there_is_room_for_nothing_is_guessed() -> None:
 def test_tokens_that_the_model_does_not_have_are_no_guess() -> None:
     class Stranger:
         def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
-            return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.most] for each in asked]
+            return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.max_tokens] for each in asked]
 
     driver = Driver(drafter=Stranger())
     sequence_id = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
@@ -148,7 +148,7 @@ class Likely:
         found = []
         for each in asked:
             guess = [int(each.token_ids[-1])]
-            while len(guess) <= each.most:
+            while len(guess) <= each.max_tokens:
                 guess.append(int(CHAIN[guess[-1]].roll(int(len(guess) % 3 == 0)).argmax()))
             found.append(np.array(guess[1:], dtype=np.int32))
         return found

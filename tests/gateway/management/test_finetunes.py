@@ -16,7 +16,7 @@ import pytest
 from cloudflare import Cloudflare
 
 from catalog.manifest import blob_key, decode_manifest, manifest_key
-from engine.protocol.tasks import Adapter
+from engine.protocol.tasks.text_generation import Adapter
 from tests.catalog.adapters import config_bytes, spark_modules, weights_bytes
 from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running, Site
