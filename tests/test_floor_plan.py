@@ -27,8 +27,8 @@ MAY_IMPORT = {
     "storage": {"telemetry"},
     "documents": {"telemetry"},
     "tenants": {"storage", "telemetry"},
-    "catalog": {"storage", "telemetry", "weight_files"},
-    "engine": {"engine.protocol", "weight_files", "telemetry.child_process"},
+    "catalog": {"storage", "telemetry", "weight_files", "engine.protocol"},
+    "engine": {"engine.protocol", "weight_files", "telemetry.bounded_cache", "telemetry.child_process"},
     "engine.serving": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
     "engine.node": {
         "engine",
@@ -61,19 +61,21 @@ FLOOR_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants",
 
 # What a room of the gateway may import besides itself: `api` and `batches` lead whole calls, and may know all of it.
 GATEWAY_ROOMS = {
-    "gateway.http": {"gateway.envelope", "gateway.errors", "storage.columns", "telemetry"},
-    "gateway.shapes": {"gateway.envelope", "gateway.errors", "engine.protocol", "catalog"},
+    "gateway.http": {
+        "engine.protocol.api_format", "gateway.envelope", "gateway.errors", "storage.columns", "telemetry",
+    },
     "gateway.nodes": {
         "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
         "tenants",
     },
-    "gateway.openapi": {"gateway.call", "gateway.routing", "catalog"},
+    "gateway.openapi": {"engine.protocol.tasks", "gateway.call", "gateway.routing", "catalog"},
 }  # fmt: skip
 GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
 HOST_WING = ("engine.scheduling",)
 DEVICE_WING = (
     "engine.runner",
     "engine.sampler",
+    "engine.sampling",
     "engine.checkpoints.weights",
     "engine.models",
     "engine.layers",

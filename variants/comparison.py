@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.inputs import SamplingInputs, StepInputs
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer

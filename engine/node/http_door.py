@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from engine.protocol.events import Event, Failed, Finished
 from engine.protocol.status import NodeStatus
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute, to_json_line
 from engine.serving.asgi import (
     BodyTooLarge,

@@ -21,10 +21,12 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol import openai
-from engine.protocol.completions import completions as read_completions
+from engine.protocol.chat_completions import includes_usage
+from engine.protocol.completions import CompletionRenderer, read_completion_request
+from engine.protocol.embeddings import EmbeddingsRenderer, read_embeddings_request
 from engine.protocol.fields import BadInput, boolean
-from engine.protocol.tasks import TaskInput
+from engine.protocol.rendering import Renderer
+from engine.protocol.tasks.registry import TaskInput
 from engine.serving.asgi import (
     BodyTooLarge,
     ClientLeft,
@@ -41,7 +43,6 @@ from engine.standalone import bodies
 from engine.standalone.choices import Choices, tell_stream, tell_whole
 from engine.standalone.errors import HttpError, of_failure, unknown_model
 from engine.standalone.served_model import ServedModel
-from engine.standalone.shapes import CompletionShape, EmbeddingShape, Shape
 from engine.tasks.work import Refused
 from telemetry import metrics
 
@@ -147,35 +148,36 @@ class OpenAIDoor:
         body = await self._read(request)
         generator = await self._model.generator()
         chat = bodies.chat(self._model.filled(body), context_window=generator.info.max_model_len)
-        shape = chat.shape(f"chatcmpl-{request.id}", int(time.time()), self._shown_name(body))
-        await self._tell(request, body, [chat.task], shape)
+        renderer = chat.renderer(f"chatcmpl-{request.id}", int(time.time()), self._shown_name(body))
+        await self._tell(request, body, [chat.task], renderer)
 
     async def _completions(self, request: Request) -> None:
         body = await self._read(request)
         generator = await self._model.generator()
         info = generator.info
-        asked = read_completions(
+        completion = read_completion_request(
             self._model.filled(body), context_window=info.max_model_len, vocab_size=info.vocab_size
         )
-        shape = CompletionShape(
+        renderer = CompletionRenderer(
             f"cmpl-{request.id}",
             int(time.time()),
             self._shown_name(body),
-            asked,
-            bodies.echoes(asked),
-            has_usage_chunk=openai.wants_usage_chunk(body),
+            completion,
+            has_usage_chunk=includes_usage(body),
         )
-        await self._tell(request, body, asked.tasks(), shape)
+        await self._tell(request, body, completion.tasks(), renderer)
 
-    async def _tell(self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], shape: Shape) -> None:
+    async def _tell(
+        self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], renderer: Renderer
+    ) -> None:
         is_stream = boolean(body, "stream", False)
         choices = Choices(self._model.name, request.receive)
         try:
             choices.begin(self._model.calls, tasks, self._model.execute(request.id, tasks[0]))
             if is_stream:
-                await tell_stream(choices, shape, request.send, request.headers)
+                await tell_stream(choices, renderer, request.send, request.headers)
             else:
-                await tell_whole(choices, shape, request.send, request.headers)
+                await tell_whole(choices, renderer, request.send, request.headers)
         finally:
             choices.close()
 
@@ -184,9 +186,9 @@ class OpenAIDoor:
         await self._model.embedder()
         if body.get("dimensions") is not None:
             raise BadInput("'/dimensions' is not supported: vectors are as long as the model makes them")
-        task, encoding = openai.text_embeddings(body)
-        shape = EmbeddingShape(self._shown_name(body), encoding)
-        await self._tell(request, {}, [task], shape)
+        task, encoding = read_embeddings_request(body)
+        renderer = EmbeddingsRenderer(self._shown_name(body), encoding)
+        await self._tell(request, {}, [task], renderer)
 
     # ── text and tokens ──
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.node.http_door import export_replicas
-from engine.protocol.alone import with_defaults
+from engine.protocol.sampling import with_defaults
 from engine.protocol.status import NodeStatus
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute
 from engine.serving.calls import MAX_DEADLINE_S, Calls
 from engine.serving.replicas import Replicas

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.report import EngineInfo
 from engine.tasks.work import Refused
 from engine.text.template_pool import TemplateRefused

@@ -18,12 +18,13 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.events import Finished, Started, Usage
-from engine.protocol.tasks import Constraint, TextGeneration
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks.replica import Replica
 from engine.report import EngineInfo, EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.structured.checker import ConstraintChecker
-from engine.structured.compile import ConstraintRefused
+from engine.structured.refusal import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
@@ -146,7 +147,7 @@ class TextGenerator:
         room = self._room(task, prompt)
         constraint = await self._first_sound(plan, work.namespace, task.constraint)
         request = self._request(work, task, prompt, room, constraint)
-        echo = await self._echo(task, prompt) if task.echoes else None
+        echo = await self._echo(task, prompt) if task.echoes_prompt else None
         return self._begin(task, plan, request, echo, emit)
 
     def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> Plan:
@@ -160,7 +161,7 @@ class TextGenerator:
     def _room(self, task: TextGeneration, prompt: Sequence[int]) -> int:
         """Tokens that the context has left for the answer. Raises Refused."""
         room = self.info.max_model_len - len(prompt)
-        if task.sampling.must_fit and task.sampling.max_tokens > room:
+        if task.sampling.has_explicit_max_tokens and task.sampling.max_tokens > room:
             raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
         return room
 
@@ -176,7 +177,7 @@ class TextGenerator:
             sampling=msgspec.structs.replace(
                 sampling,
                 max_tokens=max(1, min(sampling.max_tokens, room)),
-                wants_prompt_logprobs=task.echoes and sampling.logprobs is not None,
+                wants_prompt_logprobs=task.echoes_prompt and sampling.logprobs is not None,
             ),
             namespace=work.namespace,
             tenant=work.tenant,
@@ -200,7 +201,6 @@ class TextGenerator:
                 self._tokenizer.detokenizer(starts_text=starts_text, show=plan.marks),
                 Answer(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
-                may_be_cut=task.constraint is None,
                 choice=choice,
                 echo=echo,
                 is_silent=not task.sampling.max_tokens,
@@ -253,7 +253,7 @@ class TextGenerator:
 
     def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> Thinking | None:
         """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
-        is_told = task.tells_reasoning or task.constraint is not None or shown_tools(task)
+        is_told = task.separates_reasoning or task.constraint is not None or shown_tools(task)
         if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
             return None
         end = self._tokenizer.detokenizer(show=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.structured.json_schema import with_finite_numbers
+from engine.structured.json_schema import adapt_schema
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
@@ -234,7 +234,7 @@ class _ValueRules:
             return self._text()
         if one in _NUMERIC:
             limits = {key: schema[key] for key in schema if key.endswith(("imum", "multipleOf"))}
-            return self._rule(self._writer.json(with_finite_numbers({"type": one, **limits})))
+            return self._rule(self._writer.json(adapt_schema({"type": one, **limits})))
         if one == "null":
             return '("null" | "None")'
         if one == "array":

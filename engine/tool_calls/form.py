@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import Tool, ToolCall
 from engine.text.template_pool import TemplateRefused
 from engine.tool_calls.answer_parser import call_parser
 from engine.tool_calls.families import FAMILIES

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.structured.compile import slashed
+from engine.structured.lark import escape_slashes
 from engine.tool_calls.family import quoted
 
 
@@ -21,7 +21,7 @@ def spelled(text: str, marks: Collection[str], controls: Mapping[str, int]) -> s
 
 def holding(mark: str) -> str:
     """The pattern of a text that spells `mark`."""
-    return rf"/(?s:.*){slashed(re.escape(mark))}(?s:.*)/"
+    return rf"/(?s:.*){escape_slashes(re.escape(mark))}(?s:.*)/"
 
 
 def text_without(rule: str, unless: str, asides: Sequence[int] = ()) -> str:

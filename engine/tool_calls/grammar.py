@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.tasks import Constraint, Tool
-from engine.structured.compile import JSON_OPTIONS, as_lark, slashed, terminal_of
-from engine.structured.json_schema import ANY_OBJECT, in_plain_words, with_finite_numbers
-from engine.structured.one_of import said_with_any_of
+from engine.protocol.output_format import Constraint
+from engine.protocol.tools import Tool
+from engine.structured.compile import JSON_OPTIONS
+from engine.structured.json_schema import ANY_OBJECT, adapt_schema
+from engine.structured.lark import as_lark, escape_slashes, lark_regex
 from engine.tool_calls.family import Family, RuleWriter, quoted
 from engine.tool_calls.free_text import holding, spelled, text_until, text_without
 from engine.tool_calls.harmony import MESSAGE, HarmonyCalls, Shown, harmony_rules
@@ -126,7 +127,7 @@ def _grammar(body: str, rules: str, controls: Controls, thinking: Thinking | Non
 def _answer(answer: Constraint) -> str:
     """Rules for `answer`: a text that matches."""
     if answer.kind == "regex":
-        return f"answer: ANSWER\nANSWER: {terminal_of(answer.text)}\n"
+        return f"answer: ANSWER\nANSWER: {lark_regex(answer.text)}\n"
     if answer.kind == "choice":
         return f"answer: {' | '.join(map(quoted, json.loads(answer.text)))}\n"
     if answer.kind == "grammar":
@@ -147,7 +148,7 @@ def _framed_answer(controls: Controls, thinking: Thinking | None) -> str:
 
 def _finite(schema: str) -> dict[str, Any]:
     found = json.loads(schema)
-    return with_finite_numbers(in_plain_words(said_with_any_of(found))) if isinstance(found, dict) else {}
+    return adapt_schema(found) if isinstance(found, dict) else {}
 
 
 def _text(opening: str, controls: Controls, thinking: Thinking | None) -> str:
@@ -159,7 +160,7 @@ def _text(opening: str, controls: Controls, thinking: Thinking | None) -> str:
         for mark in (reasoning.answer_opening, reasoning.answer_closing):
             in_text |= {controls.marks[mark]} if mark in controls.marks else set()
         if thinking.phase == "may_think":
-            unless += rf" & ~/\s*{slashed(re.escape(reasoning.opening))}(?s:.*)/"
+            unless += rf" & ~/\s*{escape_slashes(re.escape(reasoning.opening))}(?s:.*)/"
     return text_without("text", unless, sorted(in_text))
 
 
@@ -194,7 +195,7 @@ def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:
     if is_loose and not tool.is_strict:
         schema = dict(ANY_OBJECT)
     else:
-        schema = with_finite_numbers(in_plain_words(said_with_any_of(tool.parameters or {"properties": {}})))
+        schema = adapt_schema(tool.parameters or {"properties": {}})
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     schema["type"] = "object"

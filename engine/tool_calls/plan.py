@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import Tool
 from engine.tool_calls.answer_parser import AnswerParser, ThinkingParser, call_parser
 from engine.tool_calls.family import SchemaUnwritable
 from engine.tool_calls.form import Form

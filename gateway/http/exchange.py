@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
+from engine.protocol.api_format import ApiFormat
 from gateway import envelope
 from gateway.errors import ClientLeft, Reason, Refusal
 
@@ -52,7 +53,8 @@ class Exchange:
         self.query_string: bytes = scope["query_string"]
         self.peer: tuple[str, int] | None = scope.get("client")
         self.response_headers: Headers = []
-        self.dialect: envelope.Dialect = "native"
+        self.api_format = ApiFormat.NATIVE
+        self.is_binding = False  # the client is a Worker's AI binding
         self.has_started = False
         self.error_frame: Callable[[Refusal], bytes] | None = None  # renders the last event of a stream that fails
         self.store_response: StoreResponse | None = None
@@ -137,8 +139,8 @@ class Exchange:
 
     async def send_json(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a whole JSON response. Workers AI bindings get successful responses without the envelope."""
-        if self.dialect == "binding" and status == 200:
-            body = envelope.opened(body)
+        if self.is_binding and status == 200:
+            body = envelope.unwrap(body)
         if self.store_response is not None and status == 200:
             await self.store_response([envelope.JSON_HEADER, *headers, *self.response_headers], [body])
         self.has_started = True
@@ -192,7 +194,11 @@ class Exchange:
         if refusal.row.closes or (not self._has_whole_body and self._may_have_large_body()):
             headers.append(_CLOSE)
         with contextlib.suppress(ClientLeft):
-            await self.send_json(refusal.row.status, envelope.error(refusal, self.dialect, self.request_id), headers)
+            await self.send_json(
+                refusal.row.status,
+                envelope.error(refusal, self.api_format, self.request_id, is_binding=self.is_binding),
+                headers,
+            )
 
     def _may_have_large_body(self) -> bool:
         if self.header(b"transfer-encoding") is not None:

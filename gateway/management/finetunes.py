@@ -59,7 +59,7 @@ class PublicQuery(Struct, frozen=True):
 async def create(services: Services, request: Request, body: FinetuneBody) -> Response:
     """Create a finetune, without files."""
     account_id = request.path_params["account_id"]
-    model = services.echo_tenant.tuned_model(account_id, body.model) or await _base_model(services, body.model)
+    model = await _base_model(services, body.model)
     try:
         created = await finetunes.create(
             services.finetunes.database,
@@ -161,8 +161,6 @@ async def _store_file(services: Services, request: Request, finetune: Finetune, 
         stall_timeout_s=services.settings.body_timeout_s,
     )
     file_name, path = _file_in(form)
-    if services.echo_tenant.ignores_file(finetune.account_id, file_name):
-        return
     try:
         finetunes.check_file_name(file_name)
     except FinetuneError as error:

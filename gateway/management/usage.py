@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from catalog.pricing import price_in_micro_neurons, usd
-from gateway.call import estimated_tokens_of, most_completion_tokens_of
 from gateway.errors import Reason, Refusal
 from gateway.inference.run import RUN
 from gateway.management.endpoint import (
@@ -210,9 +209,9 @@ async def price(services: Services, request: Request) -> Response:
     """Estimate the price of a call without running it. The body is that of `ai/run`. Prompt tokens are estimated from
     the text; `at_most` assumes the longest possible response."""
     resolved = await find_model(services.registry, request.path_params["model"])
-    task = RUN.read(resolved.card, await read_object(services, request)).task
-    completion_tokens = most_completion_tokens_of(task)
-    prompt_tokens = max(0, estimated_tokens_of(task) - completion_tokens)
+    task = RUN.parse(resolved.card, await read_object(services, request)).task
+    completion_tokens = task.max_completion_tokens
+    prompt_tokens = max(0, task.num_estimated_tokens - completion_tokens)
     in_micro_neurons = functools.partial(price_in_micro_neurons, resolved.card.prices, prompt_tokens=prompt_tokens)
     return respond(
         {

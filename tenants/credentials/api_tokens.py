@@ -19,7 +19,7 @@ from tenants.audit import audit_log as audit
 from tenants.credentials import decision_epoch
 from tenants.credentials.api_token_text import keyed_hash, mint
 from tenants.credentials.conditions import AddressCondition, decode_condition
-from tenants.credentials.policies import Policy, decode_policies
+from tenants.credentials.policies import Policy, decode_policies, encode_policies, policy_on_account
 from tenants.credentials.principal import TokenKind
 from tenants.credentials.scopes import find_group
 from tenants.residency import RegionRule, decode_rule
@@ -30,20 +30,18 @@ TokenStatus = Literal["active", "disabled", "revoked", "expired"]
 
 @dataclass(frozen=True)
 class ApiToken:
-    """What may be shown of an API token. `groups` are permission group ids, all on the token's account, where there
-    are no `policies`."""
+    """An API token without its secret."""
 
     api_token_id: str
     account_id: str
     name: str
     kind: TokenKind
     status: TokenStatus
-    groups: tuple[str, ...]
+    policies: tuple[Policy, ...]
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
     user_id: str | None = None
-    policies: tuple[Policy, ...] | None = None
     condition: AddressCondition | None = None
     not_before: datetime | None = None
     modified_at: datetime | None = None
@@ -51,6 +49,11 @@ class ApiToken:
     models: tuple[str, ...] | None = None
     limits: str = ""
     last_used_at: datetime | None = None
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """Ids of the permission groups that the policies name, each once."""
+        return tuple(dict.fromkeys(group for policy in self.policies for group in policy.groups))
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,14 @@ async def create(
         raise ValueError("an expiry needs a time zone")
     secret, lookup_id = mint(kind)
     now = clock.now()
+    api_token_id = new_id_hex()
     row: dict[str, Any] = {
-        "api_token_id": new_id_hex(),
+        "api_token_id": api_token_id,
         "account_id": account_id,
         "name": checked_name(name),
         "kind": kind,
         "status": "active",
-        "permission_groups": ",".join(group_ids),
+        "policies": encode_policies([policy_on_account(api_token_id, group_ids, account_id)]),
         "created_at": now,
         "expires_at": expires_at,
         "revoked_at": None,
@@ -203,9 +207,7 @@ def _select(account_id: str) -> Select[Any]:
 def token_of(row: Mapping[Any, Any], now: datetime) -> ApiToken:
     """A row without its proofs, as of now."""
     fields: dict[str, Any] = dict(row)
-    fields["groups"] = tuple(group for group in str(fields.pop("permission_groups")).split(",") if group)
-    if fields.get("policies") is not None:
-        fields["policies"] = decode_policies(fields["policies"])
+    fields["policies"] = decode_policies(fields["policies"])
     fields["condition"] = decode_condition(fields.get("condition"))
     fields["region"] = decode_rule(fields.get("region"))
     models = fields.get("models")

@@ -19,7 +19,7 @@ from tenants.credentials.conditions import decode_condition
 from tenants.credentials.policies import decode_policies, scopes_anywhere, scopes_on
 from tenants.credentials.principal import AccountTerms, Grant, Principal, Refused
 from tenants.credentials.roles import Role, bounded
-from tenants.credentials.scopes import ALL_SCOPES, scopes_of
+from tenants.credentials.scopes import ALL_SCOPES
 from tenants.residency import RegionRule, decode_rule, residency_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
@@ -33,7 +33,6 @@ _TOKEN = (
         api_tokens.c.kind,
         api_tokens.c.status,
         api_tokens.c.digest,
-        api_tokens.c.permission_groups,
         api_tokens.c.policies,
         api_tokens.c.condition,
         api_tokens.c.not_before,
@@ -101,29 +100,24 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
         return Judged(Refused(row["status"], *known), frozenset(marks))
     terms = row["plan"], row["account_limits"]
     itself = _Standing(row["account_status"], row["account_region"], row["retention"], *terms)
-    scopes, user_scopes = scopes_of(row["permission_groups"].split(",")), frozenset[str]()
-    elsewhere: dict[str, Grant] = {}
-    if row["policies"] is not None:
-        policies = decode_policies(row["policies"])
-        held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
-        marks |= held.keys()
-        narrower = decode_rule(row["region"])
-        grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
-        own = grants.pop(account_id, None)
-        scopes, user_scopes = own.scopes if own else frozenset(), scopes_anywhere(policies)
-        elsewhere = {other: grant for other, grant in grants.items() if grant.scopes}
+    policies = decode_policies(row["policies"])
+    held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
+    marks |= held.keys()
+    narrower = decode_rule(row["region"])
+    grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
+    own = grants.pop(account_id, None)
     principal = Principal(
         account_id=account_id,
         api_token_id=row["api_token_id"],
-        scopes=scopes,
+        scopes=own.scopes if own else frozenset(),
         expires_at=row["expires_at"],
         is_account_blocked=row["account_status"] == "blocked",
         kind=row["kind"],
         user_id=user_id,
         not_before=row["not_before"],
         condition=condition,
-        user_scopes=user_scopes,
-        elsewhere=elsewhere,
+        user_scopes=scopes_anywhere(policies),
+        elsewhere={other: grant for other, grant in grants.items() if grant.scopes},
         account=itself.terms(),
         limits=row["limits"],
         models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),

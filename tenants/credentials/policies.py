@@ -16,6 +16,7 @@ from msgspec import Struct
 from tenants.credentials.scopes import scopes_of
 
 MAX_POLICIES = 50
+ACCOUNT_RESOURCE = "com.cloudflare.api.account."
 
 _ACCOUNT = re.compile(r"com\.cloudflare\.api\.account\.([0-9a-f]{32}|\*)")
 _USER = re.compile(r"com\.cloudflare\.api\.user\.([0-9a-f]{32}|\*)")
@@ -36,6 +37,11 @@ class Policy(Struct, frozen=True):
     def account_ids(self) -> list[str]:
         """The accounts it names; `*` is all of the holder's."""
         return [match[1] for key in self.resources if (match := _ACCOUNT.fullmatch(key))]
+
+
+def policy_on_account(policy_id: str, groups: Iterable[str], account_id: str) -> Policy:
+    """Return a policy that allows `groups` (permission group ids) on one account."""
+    return Policy(policy_id, "allow", tuple(groups), (ACCOUNT_RESOURCE + account_id,))
 
 
 def is_resource(key: str) -> bool:

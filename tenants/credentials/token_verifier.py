@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from telemetry.steady_clock import SteadyClock
 from tenants.credentials import credential_rows, decision_epoch
@@ -73,9 +74,8 @@ class TokenVerifier:
         self._pepper = pepper
         self._clock = SteadyClock(clock)
         self._ephemeral = ephemeral
-        self._max_remembered = max_remembered
-        self._good: dict[bytes, _Decision] = {}
-        self._refused: dict[bytes, _Decision] = {}
+        self._good: BoundedCache[bytes, _Decision] = BoundedCache(max_remembered)
+        self._refused: BoundedCache[bytes, _Decision] = BoundedCache(max_remembered)
         self._lookups: dict[bytes, asyncio.Task[_Decision]] = {}
         self._epoch = -1
         self._is_database_away = False
@@ -237,18 +237,14 @@ class TokenVerifier:
         credential."""
         if decision.epoch < self._epoch or num_changes != self._num_changes:
             return
-        self._good.pop(key, None)
-        self._refused.pop(key, None)
-        table = self._good if isinstance(decision.verdict, Principal) else self._refused
-        if len(table) >= self._max_remembered:
-            del table[next(iter(table))]  # the one confirmed longest ago
-        table[key] = decision
+        self._good.pop(key)
+        self._refused.pop(key)
+        (self._good if isinstance(decision.verdict, Principal) else self._refused).put(key, decision)
 
     def _keep_only(self, epoch: int) -> None:
         """Forget what was decided at any other epoch."""
         for table in (self._good, self._refused):
-            for key in [key for key, decision in table.items() if decision.epoch != epoch]:
-                del table[key]
+            table.remove_if(lambda _key, decision: decision.epoch != epoch)
 
     def _forget(self, marks: Iterable[str]) -> None:
         """Forget what rests on any of these. What is being read now may have been read before they changed: it is told
@@ -257,8 +253,7 @@ class TokenVerifier:
         self._lookups.clear()
         changed = frozenset(marks)
         for table in (self._good, self._refused):
-            for key in [key for key, decision in table.items() if not changed.isdisjoint(decision.marks)]:
-                del table[key]
+            table.remove_if(lambda _key, decision: not changed.isdisjoint(decision.marks))
 
     async def _poll_for_ever(self) -> None:
         while True:

@@ -73,7 +73,6 @@ class TokenSpec:
             "name": checked_name(self.name),
             "status": "disabled" if self.is_disabled else "active",
             "policies": encode_policies(self.policies),
-            "permission_groups": "",
             "condition": encode_condition(self.condition),
             "region": encode_rule(self.region),
             "models": None if self.models is None else msgspec.json.encode(self.models).decode(),

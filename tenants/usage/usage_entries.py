@@ -102,14 +102,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(UsageEntry)
 _FIELDS = UsageEntry.__struct_fields__
 _ENTRY_COLUMNS = [usage_entries.c[name] for name in _FIELDS]
-_COLUMNS = (*_FIELDS, "is_summed")
 _LENGTHS = tuple(
     (at, column.type.length)
-    for at, column in enumerate(usage_entries.c[name] for name in _COLUMNS)
+    for at, column in enumerate(_ENTRY_COLUMNS)
     if isinstance(column.type, String) and column.type.length
 )
-_ledger_rows = ManyRows(usage_entries, _COLUMNS, key="request_id")
-_counted = itemgetter(*map(_COLUMNS.index, usage_sums.COUNTED))
+_ledger_rows = ManyRows(usage_entries, _FIELDS, key="request_id")
+_counted = itemgetter(*map(_FIELDS.index, usage_sums.COUNTED))
 _AT_A_TIME = 32  # entries that are made rows of without a pause: a tenth of a millisecond
 PERCENTILES = (50, 95, 99)
 _MAX_MEASURED_CALLS = 20_000
@@ -216,7 +215,7 @@ async def takes_rows(database: Database) -> bool:
     text = dict.fromkeys(("account_id", "api_token_id", "model", "revision", "task", "pop", "node_id", "status"), "")
     numbers = dict.fromkeys(_NUMBERS, 0)
     plain = {"request_id": uuid7(), "started_at": datetime.now(UTC), "ttft_ms": None}
-    flags = dict.fromkeys(("is_stream", "is_useful", "is_batch", "is_summed"), False)
+    flags = dict.fromkeys(("is_stream", "is_useful", "is_batch"), False)
     row = {**text, **numbers, **plain, **flags}
     try:
         async with database.transaction() as connection:
@@ -289,7 +288,7 @@ def _percentiles(values: list[float]) -> tuple[float, float, float]:
 
 def _row(entry: UsageEntry) -> tuple[Any, ...]:
     """A row of the ledger. A name that is too long or that a database cannot hold loses characters, never the row."""
-    values = [*structs.astuple(entry), True]  # in its sum, in the same transaction
+    values = list(structs.astuple(entry))
     for at, length in _LENGTHS:
         value = values[at]
         if len(value) > length or "\0" in value:

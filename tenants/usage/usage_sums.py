@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select, update
+from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, insert_adding, utc_floor, uuid7_floor
@@ -42,7 +41,6 @@ COUNTED = (*_SAME, "started_at", "is_useful", "num_retried", "attempts", *_SUMME
 """Of an entry, what its share of a sum is made of."""
 _NUM_FACTS = len(_SAME) + 4
 _COLUMNS = {"token": "api_token_id", "account": "account_id"}
-_ENTRIES_AT_A_TIME = 1000
 
 
 @dataclass(frozen=True)
@@ -114,22 +112,6 @@ async def add(connection: AsyncConnection, dialect: str, shares: Iterable[Share]
             for key in sorted(found, key=repr)
         ]
         await connection.execute(insert_adding(usage_sums, dialect, sums=SUMS), rows)
-
-
-async def add_forgotten(database: Database) -> int:
-    """Count entries that are in no sum, some at a time: those of the version before. Returns how many; 0 is the end."""
-    wanted = select(usage_entries).where(usage_entries.c.is_summed.is_(False)).limit(_ENTRIES_AT_A_TIME)
-    async with database.transaction() as connection:
-        if database.dialect == "postgresql":
-            wanted = wanted.with_for_update(skip_locked=True)
-        rows = (await connection.execute(wanted)).mappings().all()
-        if rows:
-            ids = [row["request_id"] for row in rows]
-            await connection.execute(
-                update(usage_entries).where(usage_entries.c.request_id.in_(ids)).values(is_summed=True)
-            )
-            await add(connection, database.dialect, map(share_of, map(itemgetter(*COUNTED), rows)))
-    return len(rows)
 
 
 async def fold(database: Database, period: Literal["minute", "hour"], before: datetime) -> int:
@@ -214,7 +196,7 @@ async def forget_entries(database: Database, before: datetime, at_most: int = 50
     is_old = usage_entries.c.request_id < uuid7_floor(before)
     oldest = (
         select(usage_entries.c.request_id)
-        .where(is_old, usage_entries.c.started_at < before, usage_entries.c.is_summed.is_(True))
+        .where(is_old, usage_entries.c.started_at < before)
         .order_by(usage_entries.c.request_id)
         .limit(at_most)
     )

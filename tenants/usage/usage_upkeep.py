@@ -52,8 +52,6 @@ class UsageUpkeep:
     async def turn(self) -> None:
         """Bring everything to where it should be. Raises StoreUnavailable."""
         now = min(self._clock.now(), await self._database.now())
-        while await usage_sums.add_forgotten(self._database):
-            pass
         await usage_sums.fold(self._database, "minute", now - timedelta(days=self._kept.minutes_days))
         await usage_sums.fold(self._database, "hour", now - timedelta(days=self._kept.hours_days))
         while await usage_sums.forget_entries(self._database, now - timedelta(days=self._kept.entries_days)):

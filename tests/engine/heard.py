@@ -1,4 +1,4 @@
-"""What replicas in rank processes of their own are asked, heard to its end."""
+"""Collects the outputs of sequences of replicas in rank processes."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import contextlib
 import numpy as np
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.protocol.tasks import Constraint, Sampling
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer
-from tests.engine.structured.speaker import NAMESPACE, SPARK
+from tests.engine.structured.spark_engine import NAMESPACE, SPARK
 
 
 async def heard(

@@ -154,7 +154,7 @@ def is_ready(platform: Platform) -> bool:
 
 
 @pytest.mark.parametrize("kill", [kill_nodes, kill_ranks, kill_gateway])
-def test_clients_and_ledger_agree_whatever_is_killed(campaign: Platform, kill, tmp_path: Path):
+def test_ledger_matches_clients_after_killing_processes(campaign: Platform, kill, tmp_path: Path):
     is_over = threading.Event()
     clients = [Client(campaign, number, is_over) for number in range(NUM_CLIENTS)]
     threads = [threading.Thread(target=client.run) for client in clients]

@@ -2,10 +2,11 @@
 FOLDER PYTHON [pytest arguments]`. FOLDER is the unpacked source distribution (the wheel has no tests), PYTHON has what
 its files need; `make test-full` makes both in `.venv-clients`.
 
-The suite's account, email and global key are made in a database of this run's own, as the gateway's test tenant, and
-in it the finetune that the suite brings files to. The suite deletes one account, and makes a finetune of one name, many
-times over: before each time `tests/clients/python/sdk_tenant.py`, which pytest loads beside the suite, has the account
-be there again and the name free. Runs the files of every family whose routes there are.
+The suite's account, email and global key are created in a database of this run's own, with the fine-tune that the suite
+uploads files to. The suite writes placeholders where values are expected (the account `account_id`, the model `model`,
+the file `file_name`), and calls one text model with every task's input. `tests/gateway/echo_proxy.py` in front of the
+gateway replaces the placeholders and echoes those inputs. The suite deletes one account, and creates a fine-tune of one
+name, many times: before each time `tests/clients/python/sdk_tenant.py`, a pytest plugin, restores both.
 """
 
 from __future__ import annotations
@@ -30,17 +31,18 @@ from sqlalchemy import delete, insert, update
 
 from catalog.finetunes import Finetune
 from catalog.tables import finetunes
-from gateway.echo_tenant import ECHOING_MODEL, WORD_FOR_AN_ACCOUNT
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
 from tenants import accounts, tables, users
 from tenants.credentials import decision_epoch
+from tests.gateway.echo_proxy import ECHOING_MODEL, run_echo_proxy
 from tests.gateway.process import PEPPER
 from tests.gateway.site import Site
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
 ACCOUNT_ID = "023e105f4ecef8ad9ca31a8372d0c353"
+DELETED_ACCOUNT_ID = "d" * 32  # stands for the placeholder `account_id`
 EMAIL, KEY = "user@example.com", "144c9defac04969c7bfad8efaa8ea194"
 FINETUNE_ID, FINETUNE_NAME = "bc451aef-f723-4b26-a6b2-901afd2e7a8a", "name"
 FAMILIES = (
@@ -75,13 +77,13 @@ async def seed(database_url: str) -> str:
     """The suite's tenant with a finetune, and the account that it deletes; gives its user's id."""
     database = Database.connect(database_url)
     await accounts.create(database, "SDK", ACCOUNT_ID)
-    often = accounts.Account(WORD_FOR_AN_ACCOUNT, "deleted often", "active", "standard", datetime.now(UTC))
+    often = accounts.Account(DELETED_ACCOUNT_ID, "deleted often", "active", "standard", datetime.now(UTC))
     now = datetime.now(UTC)
     tuned = Finetune(FINETUNE_ID, ACCOUNT_ID, "brought", ECHOING_MODEL, "", False, now, now, None, None, None, None)
     async with database.transaction() as connection:
         await accounts.insert_account(connection, often, "sdk suite")
         await connection.execute(insert(finetunes).values(vars(tuned)))
-    members = (ACCOUNT_ID, WORD_FOR_AN_ACCOUNT)
+    members = (ACCOUNT_ID, DELETED_ACCOUNT_ID)
     created = await users.create(database, PEPPER, EMAIL, members, global_key=KEY)
     await database.close()
     return created.user.user_id
@@ -93,7 +95,7 @@ async def renew(database_url: str, redis_url: str, user_id: str) -> None:
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
         back = {"status": "active", "deleted_at": None, "decision_epoch": epoch}
-        is_it = tables.accounts.c.account_id == WORD_FOR_AN_ACCOUNT
+        is_it = tables.accounts.c.account_id == DELETED_ACCOUNT_ID
         await connection.execute(update(tables.accounts).where(is_it).values(**back))
         is_member = tables.users.c.user_id == user_id
         await connection.execute(update(tables.users).where(is_member).values(decision_epoch=epoch))
@@ -111,7 +113,7 @@ def renewing(site: Site, base_url: str, user_id: str) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asyncio.run(renew(site.database_url, site.redis.url, user_id))
-            account_url = f"{base_url}/accounts/{WORD_FOR_AN_ACCOUNT}"
+            account_url = f"{base_url}/accounts/{DELETED_ACCOUNT_ID}"
             wait_until_blocking(lambda: httpx.get(account_url, headers=headers).status_code == 200)
             self.send_response(204)
             self.end_headers()
@@ -134,10 +136,11 @@ def run(folder: Path, python: Path, arguments: list[str]) -> Report:
         stack.callback(site.close)
         site.add_node("n1")
         objects = f"file://{own}/objects"
-        gateway = site.gateway(HEARTH_TEST_TENANT=ACCOUNT_ID, OBJECTS_URL=objects).start()
+        gateway = site.gateway(OBJECTS_URL=objects).start()
+        proxy_url = stack.enter_context(run_echo_proxy(gateway.base_url, ACCOUNT_ID, DELETED_ACCOUNT_ID))
         told = Path(own) / "told.xml"
         environ = os.environ | {
-            "TEST_API_BASE_URL": gateway.base_url,
+            "TEST_API_BASE_URL": proxy_url,
             "SDK_TENANT_URL": stack.enter_context(renewing(site, gateway.base_url, user_id)),
             "PYTHONPATH": os.pathsep.join(["src", str(PLUGINS)]),
         }

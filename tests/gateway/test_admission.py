@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from gateway.admission import Admission, Place
+from gateway.admission import Admission, ConcurrencySlot
 from gateway.errors import Reason, Refusal
 
 
@@ -15,9 +15,9 @@ def refused(admission: Admission, account_id: str = "a") -> Refusal:
     return caught.value
 
 
-def fill(admission: Admission, account_id: str) -> list[Place]:
+def fill(admission: Admission, account_id: str) -> list[ConcurrencySlot]:
     """Places of one account until it is refused one."""
-    places: list[Place] = []
+    places: list[ConcurrencySlot] = []
     with contextlib.suppress(Refusal):
         while True:
             places.append(admission.enter(account_id))
@@ -44,11 +44,11 @@ async def test_an_account_takes_two_thirds_and_leaves_the_rest_to_others():
     third = fill(admission, "c")
     assert len(third) == 7, "and so on: somebody new always finds room"
     for place in flood[:30]:
-        admission.leave(place)
-        admission.leave(place)  # is left once, however often it is said
+        admission.release(place)
+        admission.release(place)  # is left once, however often it is said
     assert len(fill(admission, "a")) == 12, "30 were left: with 12 of them it holds twice the 21 that are free"
     for place in (*second, *third):
-        admission.leave(place)
+        admission.release(place)
     assert len(fill(admission, "a")) == 18
 
 
@@ -61,12 +61,12 @@ async def test_whoever_is_refused_is_told_how_long_places_are_held(monkeypatch: 
     for _ in range(50):
         place = admission.enter("b")
         now_s += 20.0
-        admission.leave(place)
+        admission.release(place)
     held = fill(admission, "b")
     assert refused(admission, "b").reason is Reason.OUT_OF_CAPACITY
     assert len(held) == 1
-    for place in list(admission._places):
-        admission.leave(place)
+    for place in list(admission._slots):
+        admission.release(place)
     assert len(fill(admission, "b")) == 2
     assert 9 <= (refused(admission, "b").retry_after_s or 0) <= 11, "two places of 20 s each"
 

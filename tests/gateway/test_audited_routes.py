@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from gateway.app import ACCOUNT, BASE, ROUTES
-from gateway.call import Door
+from gateway.call import Endpoint
 from gateway.routing import Access
 from tests.catalog.adapters import config_bytes
 from tests.gateway.process import HANDY
@@ -34,7 +34,7 @@ def test_every_changing_route_is_known_to_act_or_to_tell():
     changing = {
         (route.method, route.path)
         for route in ROUTES
-        if route.method != "GET" and not isinstance(route.endpoint, Door)
+        if route.method != "GET" and not isinstance(route.endpoint, Endpoint)
     }  # fmt: skip
     assert not any(route.access is Access.PUBLIC for route in ROUTES if route.method != "GET"), "nobody would be `who`"
     assert sorted(changing) == sorted([*TELLS, *((method, path) for method, path, *_ in ACTS)])

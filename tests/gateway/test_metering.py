@@ -9,11 +9,11 @@ import pytest
 
 from catalog.card import Prices
 from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta, Usage
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.call import Call
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.metering import MeteredEvents
-from gateway.retry_tracker import UsefulReplies
+from gateway.retry_tracker import RetryTracker
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK
 from tenants.credentials.principal import Principal
@@ -24,7 +24,7 @@ CALL = Call(
     request_id="r1",
     principal=Principal("a" * 32, "t" * 32, frozenset()),
     card=next(card for card in cards() if card.name == PARROT),
-    shown_model=PARROT,
+    requested_model=PARROT,
     task=TextGeneration(prompt="x"),
     is_stream=True,
     namespace=b"n" * 32,
@@ -40,12 +40,12 @@ CALL = Call(
 class Source:
     """Gives what it was told, then raises or ends; remembers what it was asked."""
 
-    def __init__(self, *batches: list[Event] | Exception, last_words: list[Event] | None = None) -> None:
+    def __init__(self, *batches: list[Event] | Exception, final_events: list[Event] | None = None) -> None:
         self.node_id = "n1"
         self.num_attempts = 1
         self.is_cancelled = self.is_closed = False
         self._batches = list(batches)
-        self._last_words = last_words or []
+        self._final_events = final_events or []
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
         batch = self._batches.pop(0)
@@ -56,8 +56,8 @@ class Source:
     def cancel(self) -> None:
         self.is_cancelled = True
 
-    async def last_words(self, timeout_s: float) -> list[Event]:
-        return self._last_words
+    async def final_events(self, timeout_s: float) -> list[Event]:
+        return self._final_events
 
     def close(self) -> None:
         self.is_closed = True
@@ -118,8 +118,8 @@ async def test_the_last_event_is_not_given_before_the_entry_is_durable():
     ],
 )
 async def test_a_call_cut_short_is_cancelled_and_pays_for_what_the_node_says_was_done(error: Exception, status: str):
-    last_words = [Token("b"), Failed("aborted", usage=USAGE)]
-    source, ledger = Source([Started(10, 4), Token("a")], error, last_words=last_words), Ledger()
+    final_events = [Token("b"), Failed("aborted", usage=USAGE)]
+    source, ledger = Source([Started(10, 4), Token("a")], error, final_events=final_events), Ledger()
     with pytest.raises(type(error)):
         await drain(metered(source, ledger))
     assert source.is_cancelled
@@ -128,7 +128,7 @@ async def test_a_call_cut_short_is_cancelled_and_pays_for_what_the_node_says_was
 
 
 async def test_of_a_node_that_died_we_count_ourselves():
-    source = Source([Started(10, 4), Token("a"), Token("bc", 2)], Refusal(Reason.ABORTED), last_words=[Token("d")])
+    source = Source([Started(10, 4), Token("a"), Token("bc", 2)], Refusal(Reason.ABORTED), final_events=[Token("d")])
     ledger = Ledger()
     with pytest.raises(Refusal):
         await drain(metered(source, ledger))
@@ -149,7 +149,7 @@ def called(**changes: object) -> Call:
     return msgspec.structs.replace(CALL, deadline_s=asyncio.get_running_loop().time() + 60, **changes)
 
 
-async def entry_of(call: Call, *batches: list[Event], useful: UsefulReplies | None = None) -> UsageEntry:
+async def entry_of(call: Call, *batches: list[Event], useful: RetryTracker | None = None) -> UsageEntry:
     ledger = Ledger()
     events = MeteredEvents(call, Source(*batches), ledger, "lis", SYSTEM_CLOCK, useful)  # type: ignore[arg-type]
     await drain(events)
@@ -173,7 +173,7 @@ async def test_a_reply_is_useful_if_it_finished_in_time_held_to_its_format():
 
 
 async def test_a_useful_reply_that_its_client_asks_for_again_was_not_once():
-    useful = UsefulReplies(SYSTEM_CLOCK)
+    useful = RetryTracker(SYSTEM_CLOCK)
     told = []
     for changes in (
         {"body_hash": 1},

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.call import Call
-from gateway.retry_tracker import UsefulReplies, body_hash
+from gateway.retry_tracker import RetryTracker, body_hash
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
 from telemetry.clock import SYSTEM_CLOCK
@@ -26,7 +26,7 @@ CARD = next(card for card in cards() if card.name == PARROT)
 def call(raw: bytes = b"body", header: bytes | None = b"0", token: str = "t") -> Call:
     now = datetime.now(UTC)
     return Call(
-        request_id="r", principal=Principal("a", token, frozenset({"ai:run"})), card=CARD, shown_model=PARROT,
+        request_id="r", principal=Principal("a", token, frozenset({"ai:run"})), card=CARD, requested_model=PARROT,
         task=TextGeneration(prompt="x"), is_stream=False, namespace=bytes(32), tenant=1, affinity=b"",
         num_estimated_tokens=1, started_at=now, started_s=0.0, deadline_s=60.0,
         body_hash=body_hash(SECRET, header, raw), is_retry=header not in (None, b"0"),
@@ -47,12 +47,12 @@ async def quotas(redis_url: str, redis_server: EmbeddedRedis) -> AsyncIterator[l
     await asyncio.sleep(0)  # for the transports to be closed
 
 
-async def retried(replies: UsefulReplies, again: Call) -> int:
-    return await replies.num_retried(again, replies.ask(again))
+async def retried(replies: RetryTracker, again: Call) -> int:
+    return await replies.num_retried(again, replies.look_up(again))
 
 
 async def test_another_gateway_knows_and_tells_it_once(quotas: list[Quota]):
-    one, two = (UsefulReplies(SYSTEM_CLOCK, quota) for quota in quotas)
+    one, two = (RetryTracker(SYSTEM_CLOCK, quota) for quota in quotas)
     one.add(call())
     quotas[0]._flush()
     assert await retried(one, call(b"other", b"1")) == 0
@@ -63,7 +63,7 @@ async def test_another_gateway_knows_and_tells_it_once(quotas: list[Quota]):
 
 
 async def test_what_may_not_be_kept_is_one_gateway_s_own(quotas: list[Quota], redis_server: EmbeddedRedis):
-    one, two = (UsefulReplies(SYSTEM_CLOCK, quota, lambda _: False) for quota in quotas)
+    one, two = (RetryTracker(SYSTEM_CLOCK, quota, lambda _: False) for quota in quotas)
     one.add(call())
     quotas[0]._flush()
     assert await retried(two, call(header=b"1")) == 0
@@ -73,7 +73,7 @@ async def test_what_may_not_be_kept_is_one_gateway_s_own(quotas: list[Quota], re
 async def test_while_redis_is_away_it_is_one_gateway_s_own(quotas: list[Quota]):
     for quota in quotas:
         quota._link.drop("by the test")
-    one, two = (UsefulReplies(SYSTEM_CLOCK, quota) for quota in quotas)
+    one, two = (RetryTracker(SYSTEM_CLOCK, quota) for quota in quotas)
     one.add(call())
     assert (await retried(two, call(header=b"1")), await retried(one, call(header=b"1"))) == (0, 1)
 

@@ -20,8 +20,7 @@ from starlette.responses import Response
 from bench import figures
 from gateway import app as gateway_app
 from gateway.app import ROUTES
-from gateway.call import Door
-from gateway.echo_tenant import ECHOING_MODEL
+from gateway.call import Endpoint
 from gateway.openapi import document as openapi
 from gateway.services import Services, open_services
 from gateway.settings import GatewaySettings
@@ -281,7 +280,7 @@ class App:
 
         routes = [
             route
-            if isinstance(route.endpoint, Door) or TABLE.get((route.method, route.path)) in JUDGES_ITSELF
+            if isinstance(route.endpoint, Endpoint) or TABLE.get((route.method, route.path)) in JUDGES_ITSELF
             else replace(route, endpoint=reached)
             for route in ROUTES
         ]
@@ -438,24 +437,3 @@ async def test_other_accounts_and_other_spellings_open_nothing(
                 assert await app.ask(method, filled(path, tenants.blocked_account_id), blocked) == BLOCKED, path
             if method == "GET" and what != ANYBODY:
                 assert await app.ask("HEAD", filled(path, tenants.account_id), nobody) == (400, 0), path
-
-
-async def test_the_test_tenant_s_echo_asks_for_the_right_to_run(
-    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    tenants = await seed(sqlite_url)
-    settings = settings_of(sqlite_url, tmp_path, HEARTH_TEST_TENANT=tenants.account_id)
-    async with open_services(settings) as services:
-        app = App(services, monkeypatch)
-        path = f"/client/v4/accounts/{tenants.account_id}/ai/run/{ECHOING_MODEL}"
-        for name, expected in (
-            ("good", REACHED), ("write", REACHED), ("account", REACHED), ("scopeless", FORBIDDEN),
-            ("keeper", FORBIDDEN), ("other", FORBIDDEN), ("blocked", FORBIDDEN),
-            ("expired", UNKNOWN), ("disabled", UNKNOWN), ("revoked", UNKNOWN),
-        ):  # fmt: skip
-            credential = Credential(name, bearer(tenants.secrets[name]), NOTHING)
-            assert await app.ask("POST", path, credential, b'{"prompt":"x"}') == expected, name
-        assert await app.ask("POST", path, without("none", {}), b'{"prompt":"x"}') == MALFORMED
-        owner = {"x-auth-email": "ada@example.com", "x-auth-key": tenants.secrets["global key"]}
-        assert await app.ask("POST", path, Credential("global key", owner, NOTHING), b'{"prompt":"x"}') == REACHED
-        assert await app.ask("GET", "/client/v4/accounts/account_id", without("none", {})) == MALFORMED

@@ -1,5 +1,4 @@
-"""Many adapters, places for few of them, callers who come and leave: everybody gets what a rank with room for all of
-them says, or leaves, and nothing is held in the end."""
+"""Many adapters with room for few: every sequence gets the same tokens as with room for all, and no reference leaks."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ import pytest
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.adapters.made import named, random_matrices, save_adapter
 from tests.engine.heard import heard, token_ids_of
-from tests.engine.structured.speaker import NAMESPACE, SPARK
+from tests.engine.structured.spark_engine import NAMESPACE, SPARK
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

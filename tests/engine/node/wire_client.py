@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished, Started, Token
-from engine.protocol.tasks import Sampling, TaskInput, TextGeneration
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_generation import TextGeneration
 from service_identity.service_identity import ServiceIdentity
 from tests.service_keys import service_keys
 from tests.waiting import wait_until

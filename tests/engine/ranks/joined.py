@@ -1,4 +1,4 @@
-"""What tests have a zygote fork to look at several ranks from inside: two that stay joined while models come and go."""
+"""Entry points that tests fork to look at several ranks from inside: two ranks that stay joined between models."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
         ours.sendall(len(line).to_bytes(4, "little") + line)
         try:
             config, folders = _config(line), msgspec.json.decode(line).get("adapters", [])
-            news: deque[AdapterUpdate] = deque()
-            shared = Runner(config, shard=Shard(0, 2, group), announce=_announce(ours, config, news))
+            updates: deque[AdapterUpdate] = deque()
+            shared = Runner(config, shard=Shard(0, 2, group), broadcast_step=_broadcast_to(ours, config, updates))
             assert shared.adapters is not None
-            shared.adapters.news = news
+            shared.adapters.updates = updates
             parity = _compare(shared, Runner(config), [LocalAdapter(each, each) for each in folders])
         except Exception as error:
             parity = Parity(f"{type(error).__name__}: {error}")
@@ -74,10 +74,10 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
 def with_a_poor_follower(connection: socket.socket, arguments: bytes) -> None:
     """A rank whose followers cannot read their weights."""
 
-    def load(config: EngineConfig, shard: Shard, **told: Any) -> Runner:
+    def load(config: EngineConfig, shard: Shard, **settings: Any) -> Runner:
         if shard.rank:
             raise WeightsError("not mine")
-        return Runner(config, shard=shard, **told)
+        return Runner(config, shard=shard, **settings)
 
     vars(rank_group)["Runner"] = load
     rank.main(connection, arguments)
@@ -101,13 +101,15 @@ def _config(line: bytes) -> EngineConfig:
     return EngineConfig(**{**settings, "model_dir": Path(settings["model_dir"])})
 
 
-def _announce(channel: socket.socket, config: EngineConfig, news: deque[AdapterUpdate]) -> Callable[[StepInputs], None]:
-    def announce(step: StepInputs) -> None:
-        while news:
-            channel.sendall(encode_adapter_update(news.popleft()))
+def _broadcast_to(
+    channel: socket.socket, config: EngineConfig, updates: deque[AdapterUpdate]
+) -> Callable[[StepInputs], None]:
+    def broadcast(step: StepInputs) -> None:
+        while updates:
+            channel.sendall(encode_adapter_update(updates.popleft()))
         channel.sendall(encode_step(step, config.block_size))
 
-    return announce
+    return broadcast
 
 
 def _follow(channel: socket.socket, group: Group) -> None:
@@ -115,7 +117,7 @@ def _follow(channel: socket.socket, group: Group) -> None:
         line = channel.recv(int.from_bytes(header, "little"), socket.MSG_WAITALL)
         runner = Runner(_config(line), shard=Shard(1, 2, group))
         while (step := receive_step(channel)) is not None and getattr(step, "num_tokens", True):
-            rank_group.obey(runner, step)
+            rank_group.apply_message(runner, step)
 
 
 def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Parity:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import Tool, ToolCall
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.answer_parser import call_parser
@@ -447,7 +448,7 @@ def in_order(tools: Sequence[Tool], calls: Sequence[ToolCall]) -> list[ToolCall]
     return ordered
 
 
-def check_round_trip(test_data: Path, name: str, view: TokenView, most: int) -> tuple[int, int]:
+def check_round_trip(test_data: Path, name: str, vocabulary: Vocabulary, most: int) -> tuple[int, int]:
     """How many accepted answers were read back equal, and how many of those a held model could have written."""
     shown = Shown(test_data, name)
     family = shown.form.family
@@ -466,7 +467,7 @@ def check_round_trip(test_data: Path, name: str, view: TokenView, most: int) -> 
                 assert (content.strip(), found) == ("", expected), answer
             num_read += 1
             held = required_calls(family, tools, Controls({}), is_parallel=True, is_loose=False)
-            matcher, token_ids = compile_matcher(held, view), TOKENIZER.encode(answer)
+            matcher, token_ids = compile_matcher(held, vocabulary), TOKENIZER.encode(answer)
             can_be = matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
             num_written += can_be
             if can_be:
@@ -475,14 +476,14 @@ def check_round_trip(test_data: Path, name: str, view: TokenView, most: int) -> 
 
 
 @pytest.fixture(scope="module")
-def view() -> TokenView:
-    return read_token_view(SPARK, 4096, (0, 2))
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(SPARK, 4096, (0, 2))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, view: TokenView, name: str) -> None:
+def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, vocabulary: Vocabulary, name: str) -> None:
     is_own = name in OWN_TEMPLATES
-    num_read, num_written = check_round_trip(test_data, name, view, 1 if is_own else 3)
+    num_read, num_written = check_round_trip(test_data, name, vocabulary, 1 if is_own else 3)
     assert num_read >= (2 if is_own else 6)
     assert num_written >= num_read - 1
 
@@ -490,9 +491,11 @@ def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, view: 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_all_accepted_calls_are_read_back_and_most_can_be_written(test_data: Path, view: TokenView, name: str) -> None:
+def test_all_accepted_calls_are_read_back_and_most_can_be_written(
+    test_data: Path, vocabulary: Vocabulary, name: str
+) -> None:
     is_own = name in OWN_TEMPLATES
-    num_read, num_written = check_round_trip(test_data, name, view, 100 if is_own else 400)
+    num_read, num_written = check_round_trip(test_data, name, vocabulary, 100 if is_own else 400)
     assert num_read >= (390 if is_own else 590)
     # A few answers are not of the type that their schema says; Seed's template writes lists as Python does, which are
     # read, but a call that is held has JSON.
@@ -538,13 +541,13 @@ def test_a_strict_tool_that_a_family_cannot_hold_to_is_told() -> None:
         assert held(parameters, is_strict=False)
 
 
-def written(view: TokenView, family: Family, text: str, tool: Tool = SEARCH) -> bool:
+def written(vocabulary: Vocabulary, family: Family, text: str, tool: Tool = SEARCH) -> bool:
     held = required_calls(family, [tool], Controls({}), is_parallel=False, is_loose=False)
-    matcher, token_ids = compile_matcher(held, view), TOKENIZER.encode(text)
+    matcher, token_ids = compile_matcher(held, vocabulary), TOKENIZER.encode(text)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
-def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -> None:
+def test_a_held_model_writes_arguments_that_meet_their_schema(vocabulary: Vocabulary) -> None:
     def coder(pairs: str) -> str:
         return f"<tool_call>\n<function=shop.search>\n{pairs}</function>\n</tool_call>"
 
@@ -558,7 +561,7 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -
         (words + "<parameter=colour>\nred\n</parameter>\n", False),
         (words + '<parameter=kinds>\n["a"]\n</parameter>\n<parameter=order>\nprice\n</parameter>\n', True),
     ):
-        assert written(view, QWEN3_CODER, coder(pairs)) is expected
+        assert written(vocabulary, QWEN3_CODER, coder(pairs)) is expected
     for call, expected in (
         ('[shop.search(words="a", most=3, is_new=False)]', True),
         ('[shop.search(words="a", order="name")]', True),
@@ -566,7 +569,7 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -
         ('[shop.search(words="a", most="3")]', False),
         ("[now()]", False),
     ):
-        assert written(view, LLAMA4_PYTHONIC, call) is expected
+        assert written(vocabulary, LLAMA4_PYTHONIC, call) is expected
     for arguments, expected in (
         ('words:<|"|>a<|"|>', True),
         ('kinds:[<|"|>a<|"|>,<|"|>b<|"|>],most:3,order:<|"|>name<|"|>,words:<|"|>a<|"|>', True),
@@ -577,10 +580,10 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -
         ('words:<|"|>a<|"|>,most:3', False),  # not the order that it was trained on
         ('colour:<|"|>red<|"|>,words:<|"|>a<|"|>', False),
     ):
-        assert written(view, GEMMA4, f"<|tool_call>call:shop.search{{{arguments}}}<tool_call|>") is expected
+        assert written(vocabulary, GEMMA4, f"<|tool_call>call:shop.search{{{arguments}}}<tool_call|>") is expected
 
 
-def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(view: TokenView) -> None:
+def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(vocabulary: Vocabulary) -> None:
     tree = {"type": "object", "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {
         "$ref": "#"}}}, "required": ["name"], "additionalProperties": False}  # fmt: skip
     for parameters in (tree, {"$ref": "#/$defs/t", "$defs": {"t": tree}}):
@@ -590,7 +593,7 @@ def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(view: TokenVi
             ('children:[{children:[]}],name:<|"|>a<|"|>', False),
         ):
             text = f"<|tool_call>call:grow{{{arguments}}}<tool_call|>"
-            assert written(view, GEMMA4, text, tool) is expected
+            assert written(vocabulary, GEMMA4, text, tool) is expected
 
 
 @pytest.mark.parametrize("part", [

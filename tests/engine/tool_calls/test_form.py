@@ -9,7 +9,8 @@ from typing import get_args
 import pytest
 
 from catalog.card import ToolParser
-from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import Tool, ToolCall
 from engine.text.chat_template import ChatTemplate
 from engine.tool_calls.families import (
     FAMILIES,

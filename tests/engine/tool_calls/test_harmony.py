@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import Tool
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.form import Form
 from engine.tool_calls.grammar import Controls
@@ -104,24 +106,24 @@ def test_thinking_is_known_while_it_lasts() -> None:
 
 
 @pytest.fixture(scope="module")
-def view() -> TokenView:
-    return read_token_view(SPARK, 4096, (0, 2))
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(SPARK, 4096, (0, 2))
 
 
 CONTROLS = Controls({mark: 6 + place for place, mark in enumerate(MARKS)})
 
 
-def accepts(view: TokenView, constraint: Constraint | None, text: str) -> bool:
+def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str) -> bool:
     """With reserved control tokens in place of harmony's."""
     assert constraint is not None
     for place, mark in enumerate(MARKS):
         text = text.replace(mark, f"<|reserved_{place + 1}|>")
     assert TOKENIZER.control_id("<|reserved_1|>") == 6
-    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, parse_special=True)
+    matcher, token_ids = compile_matcher(constraint, vocabulary), TOKENIZER.encode(text, parse_special=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
-def test_a_required_call_may_follow_a_thought(view: TokenView) -> None:
+def test_a_required_call_may_follow_a_thought(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(TOOL,), tool_choice="required")
     held = make_plan(task, Form(HARMONY, takes_several=False), CONTROLS).constraints[0]
     for text, expected in (
@@ -133,10 +135,10 @@ def test_a_required_call_may_follow_a_thought(view: TokenView) -> None:
         (THOUGHT + FINAL, False),
         ("Hello.", False),
     ):
-        assert accepts(view, held, text) is expected
+        assert accepts(vocabulary, held, text) is expected
 
 
-def test_a_free_answer_may_be_any_of_them_and_a_format_stands_on_the_last_channel(view: TokenView) -> None:
+def test_a_free_answer_may_be_any_of_them_and_a_format_stands_on_the_last_channel(vocabulary: Vocabulary) -> None:
     form = Form(HARMONY, takes_several=False)
     free = make_plan(TextGeneration(prompt="x", tools=(TOOL,)), form, CONTROLS).constraints[0]
     for text in (
@@ -145,12 +147,12 @@ def test_a_free_answer_may_be_any_of_them_and_a_format_stands_on_the_last_channe
         THOUGHT + "<|start|>assistant" + CALL,
         FINAL.removeprefix("<|start|>assistant"),
     ):
-        assert accepts(view, free, text)
-    assert not accepts(view, free, "Hello.")
+        assert accepts(vocabulary, free, text)
+    assert not accepts(vocabulary, free, "Hello.")
     plan = make_plan(TextGeneration(prompt="x", constraint=Constraint("json_object")), form, CONTROLS)
     for answer, expected in (('{"b": 2}', True), ("It is 4.", False)):
         text = THOUGHT + FINAL.replace("It is 4.", answer)
-        assert accepts(view, plan.constraints[0], text) is expected
+        assert accepts(vocabulary, plan.constraints[0], text) is expected
     parser = plan.parser(plan.constraints[0])
     assert parser is not None
     said = parser.push(THOUGHT + FINAL.replace("It is 4.", '{"b": 2}')) + parser.flush()

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import ChatMessage, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import ToolCall
 from engine.text.chat_template import ChatTemplate
 from engine.tool_calls.families import (
     DEEPSEEK_V3,

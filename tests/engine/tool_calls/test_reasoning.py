@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import Tool
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import HERMES, QWEN3_CODER
@@ -141,13 +143,13 @@ def test_templates_show_the_marks_and_where_a_prompt_ends(
 
 
 @pytest.fixture(scope="module")
-def view() -> TokenView:
-    return read_token_view(SPARK, 4096, (0, 2))
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(SPARK, 4096, (0, 2))
 
 
-def accepts(view: TokenView, constraint: Constraint | None, text: str, *, parse_special: bool = False) -> bool:
+def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str, *, parse_special: bool = False) -> bool:
     assert constraint is not None
-    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, parse_special=parse_special)
+    matcher, token_ids = compile_matcher(constraint, vocabulary), TOKENIZER.encode(text, parse_special=parse_special)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
@@ -162,64 +164,66 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("answer", "good", "bad"), KINDS)
-def test_a_format_holds_for_what_follows_a_thought(view: TokenView, answer: Constraint, good: str, bad: str) -> None:
+def test_a_format_holds_for_what_follows_a_thought(
+    vocabulary: Vocabulary, answer: Constraint, good: str, bad: str
+) -> None:
     controls = Controls({})
     may_think = thoughtful_answer(answer, controls, Thinking(THINK, "may_think"))
     for text in (good, f"<think>\nI < you\n</think>\n\n{good}"):
-        assert accepts(view, may_think, text)
+        assert accepts(vocabulary, may_think, text)
     thinks = thoughtful_answer(answer, controls, Thinking(THINK, "thinks"))
-    assert accepts(view, thinks, f"Hm {bad}\n</think>\n\n{good}")
-    assert not accepts(view, thinks, good)
+    assert accepts(vocabulary, thinks, f"Hm {bad}\n</think>\n\n{good}")
+    assert not accepts(vocabulary, thinks, good)
     for constraint, text in ((may_think, bad), (may_think, f"<think>a</think>{bad}"), (thinks, f"a</think>{bad}")):
-        assert not accepts(view, constraint, text)
+        assert not accepts(vocabulary, constraint, text)
     framed = thoughtful_answer(answer, controls, Thinking(GRANITE, "may_think"))
-    assert accepts(view, framed, f"<think>a</think><response>{good}</response>")
+    assert accepts(vocabulary, framed, f"<think>a</think><response>{good}</response>")
 
 
-def test_marks_that_are_control_tokens_are_spelled_with_them(view: TokenView) -> None:
+def test_marks_that_are_control_tokens_are_spelled_with_them(vocabulary: Vocabulary) -> None:
     opening, closing = (TOKENIZER.control_id(f"<|reserved_{number}|>") for number in (0, 1))
     assert opening is not None
     assert closing is not None
     marks = Reasoning("<|reserved_0|>", "<|reserved_1|>")
     controls = Controls({marks.opening: opening, marks.closing: closing}, in_text=(opening, closing))
     held = thoughtful_answer(Constraint("json_object"), controls, Thinking(marks, "may_think"))
-    assert accepts(view, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
-    assert not accepts(view, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
-    assert not accepts(view, held, "<|reserved_1|>{}", parse_special=True)
+    assert accepts(vocabulary, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
+    assert not accepts(vocabulary, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
+    assert not accepts(vocabulary, held, "<|reserved_1|>{}", parse_special=True)
 
 
 NOW = Tool(name="now")
 
 
-def test_a_required_call_may_follow_a_thought_and_is_read_behind_it(view: TokenView) -> None:
+def test_a_required_call_may_follow_a_thought_and_is_read_behind_it(vocabulary: Vocabulary) -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
     plan = make_plan(task, Form(HERMES), Controls({}), Thinking(THINK, "may_think"))
     held = plan.constraints[0]
     for answer in (call, f"<think>\n<tool_call>?\n</think>\n\n{call}"):
-        assert accepts(view, held, answer)
+        assert accepts(vocabulary, held, answer)
         parser = plan.parser(held)
         assert parser is not None
         said = [piece for character in answer for piece in parser.push(character)] + parser.flush()
         assert [piece.name for piece in said if isinstance(piece, CallPiece) and piece.name] == ["now"]
         assert not any(isinstance(piece, str) for piece in said)
         assert parser.num_calls == 1
-    assert not accepts(view, held, "<think>a</think>")
+    assert not accepts(vocabulary, held, "<think>a</think>")
 
 
-def test_a_free_answer_may_think_and_then_call(view: TokenView) -> None:
+def test_a_free_answer_may_think_and_then_call(vocabulary: Vocabulary) -> None:
     ids = {mark: TOKENIZER.control_id(mark) for mark in HERMES.marks}
     controls = Controls({mark: token_id for mark, token_id in ids.items() if token_id is not None})
     plan = make_plan(TextGeneration(prompt="x", tools=(NOW,)), Form(HERMES), controls, Thinking(THINK, "thinks"))
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, expected in ((f"a</think>b {call}", True), ("a</think>b", True), ("a", False), (f"a{call}", False)):
-        assert accepts(view, plan.constraints[0], text, parse_special=True) is expected
+        assert accepts(vocabulary, plan.constraints[0], text, parse_special=True) is expected
 
 
-def test_a_coders_calls_follow_each_other_with_or_without_a_new_line(view: TokenView) -> None:
+def test_a_coders_calls_follow_each_other_with_or_without_a_new_line(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
     held = make_plan(task, Form(QWEN3_CODER), Controls({})).constraints[0]
     call = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
-    assert accepts(view, held, f"{call}\n{call}")
-    assert accepts(view, held, f"{call}{call}")
-    assert not accepts(view, held, f"{call} {call}")
+    assert accepts(vocabulary, held, f"{call}\n{call}")
+    assert accepts(vocabulary, held, f"{call}{call}")
+    assert not accepts(vocabulary, held, f"{call} {call}")

@@ -87,7 +87,7 @@ def test_where_words_end_reaches_the_node(client: httpx.Client, running: Running
 def test_an_echo_that_only_a_node_can_tell_is_asked_of_it(
     client: httpx.Client, running: Running, body: dict, is_told: bool
 ):
-    assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes == is_told
+    assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes_prompt == is_told
 
 
 @pytest.mark.usefixtures("relinks")

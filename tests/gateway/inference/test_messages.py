@@ -5,7 +5,8 @@ import json
 import httpx
 import pytest
 
-from engine.protocol.tasks import ChatMessage, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import ToolCall
 from tests.fakes.node import WORDS
 from tests.gateway.process import ALIAS, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running
@@ -149,7 +150,7 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
     }  # fmt: skip
     task = running.site.execute_of(ask(client, running, body)).task
     sampling = task.sampling
-    assert (sampling.max_tokens, sampling.must_fit, sampling.temperature) == (7, True, 0)
+    assert (sampling.max_tokens, sampling.has_explicit_max_tokens, sampling.temperature) == (7, True, 0)
     assert (sampling.top_p, sampling.top_k, sampling.stop) == (0.5, 3, ("x", "yz"))
     assert ([tool.name for tool in task.tools], task.named_tool) == (["get_weather", "other"], "get_weather")
     assert task.is_parallel_tool_calls is False

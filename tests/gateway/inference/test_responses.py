@@ -11,8 +11,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage
 
-from engine.protocol.tasks import ChatMessage, ToolCall
-from gateway.shapes.response import request_id_of
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import ToolCall
+from gateway.inference.response_renderer import request_id_of
 from tests.fakes.node import WORDS
 from tests.gateway.process import HANDY, PARROT, VECTORS
 from tests.gateway.site import Running
@@ -105,7 +106,12 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
     }  # fmt: skip
     task = task_of(client, running, body)
     sampling = task.sampling
-    assert (sampling.max_tokens, sampling.must_fit, sampling.temperature, sampling.top_p) == (7, True, 0, 0.5)
+    assert (sampling.max_tokens, sampling.has_explicit_max_tokens, sampling.temperature, sampling.top_p) == (
+        7,
+        True,
+        0,
+        0.5,
+    )
     assert sampling.logprobs == 2
     assert (task.named_tool, task.is_parallel_tool_calls) == ("get_weather", False)
     assert json.loads(task.constraint.text) == schema
@@ -265,7 +271,7 @@ def test_what_is_not_stored_and_what_is_anothers_is_unknown(openai: OpenAI, runn
     for response_id in (unstored.id, unknown):
         answer = respond(client, running, {"input": "x", "previous_response_id": response_id})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006)
-        assert "'/previous_response_id' names no response that is kept" in answer.json()["error"]["message"]
+        assert "'/previous_response_id' names no stored response" in answer.json()["error"]["message"]
     other = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/v1/responses"
     body = {"model": PARROT, "input": "x", "previous_response_id": stored.id}
     assert httpx.post(other, json=body, headers=running.headers("other")).status_code == 400

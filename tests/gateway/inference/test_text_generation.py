@@ -116,13 +116,13 @@ def test_defaults_of_the_contract_reach_the_node(client: httpx.Client, running: 
 
 
 def test_only_a_max_tokens_that_the_caller_named_must_fit_the_context(client: httpx.Client, running: Running):
-    def must_fit(answer: httpx.Response) -> bool:
-        return running.site.execute_of(answer).task.sampling.must_fit
+    def has_explicit_max_tokens(answer: httpx.Response) -> bool:
+        return running.site.execute_of(answer).task.sampling.has_explicit_max_tokens
 
-    assert not must_fit(run(client, running, {"prompt": "x", "max_tokens": None}))
-    assert must_fit(run(client, running, {"prompt": "x", "max_tokens": "3"}))
-    assert not must_fit(chat(client, running, {"messages": HELLO}))
-    assert must_fit(chat(client, running, {"messages": HELLO, "max_completion_tokens": 3}))
+    assert not has_explicit_max_tokens(run(client, running, {"prompt": "x", "max_tokens": None}))
+    assert has_explicit_max_tokens(run(client, running, {"prompt": "x", "max_tokens": "3"}))
+    assert not has_explicit_max_tokens(chat(client, running, {"messages": HELLO}))
+    assert has_explicit_max_tokens(chat(client, running, {"messages": HELLO, "max_completion_tokens": 3}))
 
 
 def test_an_assistants_turn_without_text_is_taken_by_both_families(client: httpx.Client, running: Running):

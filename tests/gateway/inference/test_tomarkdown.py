@@ -45,7 +45,7 @@ def test_each_file_has_a_row_in_its_place(running: Running, client: httpx.Client
     assert isinstance(page["tokens"], int)
     assert table["data"] == "| a | b |\n| --- | --- |\n| 1 | 2 |"
     assert len({row["id"] for row in (page, table, word)}) == 3
-    for row, why in ((word, "damaged"), (picture, "no model that describes images"), (program, "supported"),
+    for row, why in ((word, "damaged"), (picture, "no image description model"), (program, "supported"),
                      (empty, "empty")):  # fmt: skip
         assert row["format"] == "error"
         assert why in row["error"]
@@ -83,14 +83,14 @@ def test_a_call_that_makes_no_sense_is_refused_whole(running: Running, client: h
 
 def test_files_in_json_are_read_as_a_binding_sends_them():
     file = {"name": "a.csv", "mimeType": "text/csv", "data": base64.b64encode(b"a,b").decode()}
-    ask = documents.ask_of_json({"files": [file, file], "options": {"output": {"format": "text"}}})
+    ask = documents.read_json({"files": [file, file], "options": {"output": {"format": "text"}}})
     assert [each.data for each in ask.documents] == [b"a,b", b"a,b"]
     assert ask.options.output_format == "text"
     bad: list[dict[str, Any]] = [{}, {"files": []}, {"files": "x"}, {"files": [1]}, {"files": [file] * 51}]
     bad += [{"files": [file | change]} for change in ({"data": "!"}, {"name": "a\n"}, {"mimeType": 1})]
     for body in (*bad, {"files": [file], "options": []}):
         with pytest.raises(Refusal):
-            documents.ask_of_json(body)
+            documents.read_json(body)
 
 
 def test_whoever_leaves_ends_the_reading_of_a_file(running: Running):

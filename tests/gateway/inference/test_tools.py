@@ -7,7 +7,9 @@ import pytest
 from cloudflare import Cloudflare
 from openai import BadRequestError, OpenAI
 
-from engine.protocol.tasks import ChatMessage, Constraint, Tool, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.output_format import Constraint
+from engine.protocol.tools import Tool, ToolCall
 from tests.gateway.inference.test_text_generation import events_of, heard_when_let_go_on, script
 from tests.gateway.process import CHATTY, HANDY, PARROT
 from tests.gateway.site import Running

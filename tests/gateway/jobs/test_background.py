@@ -12,8 +12,8 @@ import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
 from gateway.errors import Refusal
-from gateway.jobs.webhook import Webhook, body_of, webhook_in
-from gateway.jobs.webhook_http import Outgoing
+from gateway.jobs.webhook import Webhook, read_webhook, webhook_body
+from gateway.jobs.webhook_http import WebhookClient
 from tests.fakes.node import WORDS
 from tests.fakes.receiver import Receiver
 from tests.gateway.process import CHATTY, PARROT, VECTORS
@@ -216,11 +216,11 @@ def test_a_chat_completion_is_of_text_models_alone(client: httpx.Client, running
 )  # fmt: skip
 def test_what_two_readers_could_take_for_different_hosts_is_no_url(url: str):
     with pytest.raises(Refusal):
-        webhook_in({"webhookUrl": url}, is_background=True, is_single=True)
+        read_webhook({"webhookUrl": url}, is_background=True, is_single=True)
 
 
 def test_addresses_that_lead_inside_by_another_name_are_not_reached():
-    outgoing = Outgoing()
+    outgoing = WebhookClient()
     inside = "127.0.0.1 10.1.2.3 172.16.0.1 192.168.0.1 169.254.0.1 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 :: ::1"
     inside += " ::127.0.0.1 ::10.0.0.1 fec0::1 64:ff9b:1::10.0.0.1 fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 2002:a00:1::"
     inside += " 64:ff9b::10.0.0.1 64:ff9b::7f00:1"
@@ -228,14 +228,14 @@ def test_addresses_that_lead_inside_by_another_name_are_not_reached():
         assert not outgoing.may_reach(ipaddress.ip_address(text)), text
     for text in ("1.1.1.1", "2606:4700::1111", "64:ff9b::1.1.1.1"):
         assert outgoing.may_reach(ipaddress.ip_address(text)), text
-    assert Outgoing(["10.0.0.0/8"]).may_reach(ipaddress.ip_address("10.1.2.3"))
+    assert WebhookClient(["10.0.0.0/8"]).may_reach(ipaddress.ip_address("10.1.2.3"))
     outgoing.close()
 
 
 def test_calls_of_tools_are_told_as_chat_completions_tell_them():
     result = {"response": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}], "usage": {"total_tokens": 3}}
     items = [{"id": 0, "success": True, "result": result}]
-    told = body_of(Webhook("https://x.example/", "chat", True), "1-2", "@cf/a/b", 7, items)["result"]
+    told = webhook_body(Webhook("https://x.example/", "chat", True), "1-2", "@cf/a/b", 7, items)["result"]
     (choice,) = told["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}

@@ -11,7 +11,7 @@ import pytest
 
 from engine.protocol import wire
 from engine.protocol.events import Finished, Started, Token
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.nodes import connections
 from gateway.nodes.connections import NodeLink, NodeLost
 from gateway.nodes.inbox import Inbox

@@ -185,13 +185,13 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
         first = respond()
         gone = client.get(f"{url}/{first.json()['id']}")
         assert gone.status_code == 404
-        assert gone.json()["error"]["message"].endswith(": nothing of this account's calls is kept")
+        assert gone.json()["error"]["message"].endswith(": this account has zero data retention")
         later = respond(background=True)
         assert later.status_code == 400
-        assert "'background' is not supported: nothing of this account's calls is kept" in later.text
+        assert "'background' is not supported: this account has zero data retention" in later.text
         again = respond(previous_response_id=first.json()["id"])
         assert again.status_code == 400
-        assert "nothing of this account's responses is kept" in again.text
+        assert "this account has zero data retention" in again.text
         calls = [site.execute_of(ask(running, client)) for _ in range(2)]
         assert all(call.is_ephemeral for call in calls)
         assert calls[0].namespace != calls[1].namespace
@@ -201,7 +201,7 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
         run = f"{running.account_url}/ai/run/{PARROT}"
         queued = client.post(run + "?queueRequest=true", json={"requests": [{"prompt": MARKER}]})
         assert code_of(queued) == (400, 5006)
-        assert "nothing of this account's calls is kept" in queued.text
+        assert "this account has zero data retention" in queued.text
         for status in (200, 409):  # the key is spent, since the answer was not kept
             keyed = client.post(run, json={"prompt": MARKER}, headers={"idempotency-key": MARKER})
             assert keyed.status_code == status, keyed.text

@@ -49,8 +49,8 @@ async def test_a_good_secret_proves_its_principal(
     verifier: TokenVerifier, created: api_tokens.CreatedToken, account_id: str
 ) -> None:
     verdict = await verifier.verify(created.secret)
-    expected = Principal(account_id, created.token.api_token_id, frozenset({"ai:run", "ai:write"}))
-    assert verdict == expected
+    scopes = frozenset({"ai:run", "ai:write"})
+    assert verdict == Principal(account_id, created.token.api_token_id, scopes, user_scopes=scopes)
 
 
 async def test_a_token_s_last_use_is_written_down_and_waits_for_the_database(
