@@ -265,14 +265,14 @@ def _can_call_tools(folder: Path) -> bool:
     try:
         from engine.text.files import TokenizerUnusable
         from engine.text.tokenizer import Tokenizer
-        from engine.tool_calls.form import find_form
+        from engine.tool_calls.tool_format import find_tool_format
     except ImportError:
         return False
     try:
         template = Tokenizer(folder).chat_template
     except TokenizerUnusable:
         return False
-    return template is not None and find_form(template.render) is not None
+    return template is not None and find_tool_format(template.render) is not None
 
 
 def _default_staging() -> Path:

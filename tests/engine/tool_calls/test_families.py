@@ -17,7 +17,7 @@ from engine.structured.compile import compile_matcher
 from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.answer_parser import call_parser
+from engine.tool_calls.call_parser import ReasoningPiece, ToolCallPiece
 from engine.tool_calls.families import (
     APERTUS,
     COHERE,
@@ -35,11 +35,11 @@ from engine.tool_calls.families import (
     QWEN3_CODER,
     SEED_OSS,
 )
-from engine.tool_calls.family import Family, SchemaUnwritable
-from engine.tool_calls.form import Form, find_form, template_messages, template_tools
+from engine.tool_calls.family import Family, UnsupportedSchema
 from engine.tool_calls.grammar import Controls, required_calls
 from engine.tool_calls.harmony import HARMONY
-from engine.tool_calls.parser import CallPiece, Thought
+from engine.tool_calls.output_parser import make_call_parser
+from engine.tool_calls.tool_format import ToolFormat, find_tool_format, template_messages, template_tools
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
@@ -212,24 +212,26 @@ def text_of(name: str) -> str:
     return spelled.replace("W", ARGUMENTS["words"])  # type: ignore[arg-type]
 
 
-def read(family: Family, pieces: Sequence[str], tools: Any = None, *, is_held: bool = False) -> Read:
-    parser = call_parser(family, TOOLS if tools is None else tools, is_held=is_held, is_parallel=True)
+def read(family: Family, pieces: Sequence[str], tools: Any = None, *, is_constrained: bool = False) -> Read:
+    parser = make_call_parser(
+        family, TOOLS if tools is None else tools, is_constrained=is_constrained, is_parallel=True
+    )
     said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
-    calls: dict[int, list[CallPiece]] = {}
+    calls: dict[int, list[ToolCallPiece]] = {}
     for piece in said:
-        assert piece not in ("", Thought(""))
-        if isinstance(piece, CallPiece):
+        assert piece not in ("", ReasoningPiece(""))
+        if isinstance(piece, ToolCallPiece):
             calls.setdefault(piece.index, []).append(piece)
     assert all(of[0].name and not any(piece.name for piece in of[1:]) for of in calls.values())
     found = [(of[0].name or "", json.loads("".join(piece.arguments for piece in of))) for of in calls.values()]
     return "".join(piece for piece in said if isinstance(piece, str)), found
 
 
-def told(family: Family, pieces: Sequence[str], *, is_held: bool) -> tuple[str, list[str], list[str]]:
+def told(family: Family, pieces: Sequence[str], *, is_constrained: bool) -> tuple[str, list[str], list[str]]:
     """Content, names and arguments as texts, of an answer that the token limit cut short."""
-    parser = call_parser(family, TOOLS, is_held=is_held, is_parallel=True)
+    parser = make_call_parser(family, TOOLS, is_constrained=is_constrained, is_parallel=True)
     said = [piece for text in pieces for piece in parser.push(text)] + parser.flush(is_cut=True)
-    called = [piece for piece in said if isinstance(piece, CallPiece)]
+    called = [piece for piece in said if isinstance(piece, ToolCallPiece)]
     names = [piece.name for piece in called if piece.name is not None]
     arguments = ["".join(p.arguments for p in called if p.index == index) for index in range(len(names))]
     return "".join(piece for piece in said if isinstance(piece, str)), names, arguments
@@ -240,30 +242,30 @@ def cut(text: str, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("is_held", [False, True])
-def test_calls_are_read_for_any_split(name: str, is_held: bool) -> None:
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_calls_are_read_for_any_split(name: str, is_constrained: bool) -> None:
     family, text = FAMILIES[name], text_of(name)
-    assert read(family, [text], is_held=is_held) == ("", BOTH)
+    assert read(family, [text], is_constrained=is_constrained) == ("", BOTH)
     for size in (1, 2, 3, 7):
-        assert read(family, cut(text, size), is_held=is_held) == ("", BOTH)
+        assert read(family, cut(text, size), is_constrained=is_constrained) == ("", BOTH)
     for at in range(len(text)):
-        assert read(family, [text[:at], text[at:]], is_held=is_held) == ("", BOTH)
+        assert read(family, [text[:at], text[at:]], is_constrained=is_constrained) == ("", BOTH)
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("is_held", [False, True])
-def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(name: str, is_held: bool) -> None:
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(name: str, is_constrained: bool) -> None:
     family, text = FAMILIES[name], text_of(name)
-    _, names, whole = told(family, [text], is_held=is_held)
+    _, names, whole = told(family, [text], is_constrained=is_constrained)
     num_told: list[int] = []
     for at in range(len(text)):
-        content, found, arguments = read_so_far = told(family, [text[:at]], is_held=is_held)
+        content, found, arguments = read_so_far = told(family, [text[:at]], is_constrained=is_constrained)
         if at % 16 == 0:
-            assert told(family, list(text[:at]), is_held=is_held) == read_so_far
+            assert told(family, list(text[:at]), is_constrained=is_constrained) == read_so_far
         assert found == names[: len(found)]
         assert all(map(str.startswith, whole, arguments))
         assert arguments[:-1] == whole[: len(found)][:-1]
-        if is_held:
+        if is_constrained:
             assert family.opening.startswith(content)  # of which the first characters may be any text's
         else:
             assert text[:at].endswith(content)
@@ -314,11 +316,11 @@ def test_a_held_call_is_told_name_first_and_then_its_texts_as_they_come() -> Non
         (LFM2, '<|tool_call_start|>[shop.search(words="so', " far"),
         (GEMMA4, '<|tool_call>call:shop.search{words:<|"|>so', " far"),
     ):
-        parser = call_parser(family, TOOLS, is_held=True, is_parallel=True)
+        parser = make_call_parser(family, TOOLS, is_constrained=True, is_parallel=True)
         first = parser.push(begin)
-        assert first[0] == CallPiece(0, "shop.search", "")
-        assert "".join(piece.arguments for piece in first if isinstance(piece, CallPiece)) == '{"words": "so'
-        assert parser.push(more) == [CallPiece(0, None, more)]
+        assert first[0] == ToolCallPiece(0, "shop.search", "")
+        assert "".join(piece.arguments for piece in first if isinstance(piece, ToolCallPiece)) == '{"words": "so'
+        assert parser.push(more) == [ToolCallPiece(0, None, more)]
 
 
 # template -> the family it is found to write, and what it writes before a call that is no part of it
@@ -411,9 +413,9 @@ class Shown:
     def __init__(self, test_data: Path, name: str) -> None:
         source = OWN_TEMPLATES.get(name) or (test_data / "templates" / f"{name}.jinja").read_text()
         self.template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
-        form = find_form(self.template.render)
+        form = find_tool_format(self.template.render)
         assert form is not None
-        self.form: Form = form
+        self.form: ToolFormat = form
 
     def answer(self, tools: Sequence[Tool], calls: Sequence[ToolCall]) -> str:
         asked = ChatMessage("user", "Q")
@@ -457,7 +459,7 @@ def check_round_trip(test_data: Path, name: str, vocabulary: Vocabulary, most: i
     for kind in KINDS:
         for tools, accepted in tools_and_calls(test_data, kind, most):
             calls = in_order(tools, accepted)
-            if len(calls) > 1 and not shown.form.takes_several:
+            if len(calls) > 1 and not shown.form.supports_parallel:
                 continue
             answer = shown.answer(tools, calls)
             schemas = {tool.name: tool.parameters for tool in tools}
@@ -471,7 +473,7 @@ def check_round_trip(test_data: Path, name: str, vocabulary: Vocabulary, most: i
             can_be = matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
             num_written += can_be
             if can_be:
-                assert read(family, cut(answer, 3), schemas, is_held=True) == ("", expected)
+                assert read(family, cut(answer, 3), schemas, is_constrained=True) == ("", expected)
     return num_read, num_written
 
 
@@ -521,7 +523,7 @@ def test_lists_as_python_writes_them_end_where_they_end(written: str, meant: obj
         left += text[at : at + size]
         left = left[reader.push(left) :]
     call = reader.call()
-    assert reader.is_whole
+    assert reader.is_complete
     assert call is not None
     assert json.loads(call[1]) == {"a": meant, "n": 3}
 
@@ -536,7 +538,7 @@ def test_a_strict_tool_that_a_family_cannot_hold_to_is_told() -> None:
         {"anyOf": [{"properties": {"a": {}}}]},
         {"properties": {"a>b": {"type": "string"}}},
     ):
-        with pytest.raises(SchemaUnwritable):
+        with pytest.raises(UnsupportedSchema):
             held(parameters, is_strict=True)
         assert held(parameters, is_strict=False)
 
@@ -604,7 +606,7 @@ def test_a_strict_tool_that_bare_keys_cannot_hold_to_is_told(part: dict[str, Any
     for is_strict in (True, False):
         tool = Tool(name="f", parameters={"properties": {"a": part}}, is_strict=is_strict)
         if is_strict:
-            with pytest.raises(SchemaUnwritable):
+            with pytest.raises(UnsupportedSchema):
                 required_calls(GEMMA4, [tool], Controls({}), is_parallel=False, is_loose=False)
         else:
             assert required_calls(GEMMA4, [tool], Controls({}), is_parallel=False, is_loose=False)

@@ -16,9 +16,9 @@ from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL
 from engine.tool_calls.family import Family
-from engine.tool_calls.form import Form
 from engine.tool_calls.grammar import Controls, can_be_lazy, lazy_calls, required_calls
-from engine.tool_calls.plan import ToolsUnusable, make_plan
+from engine.tool_calls.output_plan import ToolsRefused, make_output_plan
+from engine.tool_calls.tool_format import ToolFormat
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
@@ -237,8 +237,8 @@ def task(**fields: object) -> TextGeneration:
     return TextGeneration(prompt="x", **{"tools": (WEATHER, NOW), **fields})  # type: ignore[arg-type]
 
 
-def plans(controls: Controls, form: Form | None = None, **fields: object) -> Iterator[str | None]:
-    for constraint in make_plan(task(**fields), form or Form(HERMES), controls).constraints:
+def plans(controls: Controls, form: ToolFormat | None = None, **fields: object) -> Iterator[str | None]:
+    for constraint in make_output_plan(task(**fields), form or ToolFormat(HERMES), controls).constraints:
         yield None if constraint is None else constraint.text.splitlines()[0]
 
 
@@ -251,12 +251,12 @@ def test_plans_try_the_strictest_first(controls: Controls) -> None:
     assert list(plans(controls, tool_choice="required")) == ["start: calls"] * 2
     assert list(plans(controls, constraint=caller)) == ["start: answer | calls"] * 2
     assert list(plans(Controls({}))) == [None]
-    assert list(plans(controls, Form(LLAMA3_JSON))) == [None]
+    assert list(plans(controls, ToolFormat(LLAMA3_JSON))) == [None]
     assert not can_be_lazy(LLAMA3_JSON, controls)
 
 
 def test_a_plan_holds_a_named_tool_alone_and_to_one_call(controls: Controls) -> None:
-    plan = make_plan(task(tool_choice="required", named_tool="now"), Form(HERMES), controls)
+    plan = make_output_plan(task(tool_choice="required", named_tool="now"), ToolFormat(HERMES), controls)
     assert plan.constraints[0] is not None
     assert "get_weather" not in plan.constraints[0].text
     assert "*" not in plan.constraints[0].text.splitlines()[1]
@@ -264,22 +264,22 @@ def test_a_plan_holds_a_named_tool_alone_and_to_one_call(controls: Controls) -> 
 
 
 def test_a_model_whose_template_shows_one_call_is_asked_for_one(controls: Controls) -> None:
-    plan = make_plan(task(), Form(HERMES, takes_several=False), controls)
+    plan = make_output_plan(task(), ToolFormat(HERMES, supports_parallel=False), controls)
     assert not plan.is_parallel
     parser = plan.parser(None)
     assert parser is not None
     parser.push(hermes(NOON))
-    assert parser.is_over
+    assert parser.is_complete
 
 
 def test_tools_that_must_not_be_called_are_not_shown(controls: Controls) -> None:
     caller = Constraint("json_object")
-    plan = make_plan(task(tool_choice="none", constraint=caller), None, controls)
+    plan = make_output_plan(task(tool_choice="none", constraint=caller), None, controls)
     assert (plan.tools, plan.constraints, plan.parser(caller)) == ((), (caller,), None)
 
 
 def test_tools_are_refused_where_they_cannot_be_used(controls: Controls) -> None:
-    with pytest.raises(ToolsUnusable, match="'/tools'"):
-        make_plan(task(), None, controls)
-    with pytest.raises(ToolsUnusable, match="output format"):
-        make_plan(task(constraint=Constraint("regex", "a+")), Form(HERMES), controls)
+    with pytest.raises(ToolsRefused, match="'/tools'"):
+        make_output_plan(task(), None, controls)
+    with pytest.raises(ToolsRefused, match="output format"):
+        make_output_plan(task(constraint=Constraint("regex", "a+")), ToolFormat(HERMES), controls)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.tool_calls.python_text import PythonReader, json_of_python
+from engine.tool_calls.python_literals import PythonReader, json_of_python
 
 _values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -21,9 +21,9 @@ _values = st.recursive(
 def test_what_python_writes_is_read_back_equal(value: object, size: int) -> None:
     text = repr(value) + ")"
     reader, at = PythonReader(), 0
-    while at < len(text) and not reader.is_whole:
+    while at < len(text) and not reader.is_complete:
         at += reader.push(text[at : at + size])
-        assert not reader.is_none
+        assert not reader.is_rejected
     assert (at, json.loads(reader.json)) == (len(text) - 1, value)
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.protocol.messages import ChatMessage
 from engine.protocol.tools import ToolCall
 from engine.text.chat_template import ChatTemplate
+from engine.tool_calls.call_parser import CallParser, ToolCallPiece
 from engine.tool_calls.families import (
     DEEPSEEK_V3,
     GRANITE,
@@ -25,8 +26,7 @@ from engine.tool_calls.families import (
     QWEN3_CODER,
 )
 from engine.tool_calls.family import Family
-from engine.tool_calls.form import Form, template_messages, template_tools
-from engine.tool_calls.parser import CallParser, CallPiece
+from engine.tool_calls.tool_format import ToolFormat, template_messages, template_tools
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 FIRST = '{"name": "f", "arguments": {"a": "x}\\"{</tool_call>", "b": [1, {"c": "ü"}]}}'
@@ -45,16 +45,16 @@ def read(
     pieces: Sequence[str],
     tools: Sequence[str] = ("f", "g"),
     *,
-    is_held: bool = False,
+    is_constrained: bool = False,
     is_parallel: bool = True,
 ) -> Read:
     """Content, and calls as (name, arguments)."""
-    parser = CallParser(family, set(tools), is_held=is_held, is_parallel=is_parallel)
+    parser = CallParser(family, set(tools), is_constrained=is_constrained, is_parallel=is_parallel)
     said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
     assert "" not in said
-    calls: dict[int, list[CallPiece]] = {}
+    calls: dict[int, list[ToolCallPiece]] = {}
     for piece in said:
-        if isinstance(piece, CallPiece):
+        if isinstance(piece, ToolCallPiece):
             calls.setdefault(piece.index, []).append(piece)
     assert list(calls) == list(range(len(calls)))
     assert all(of[0].name and not any(piece.name for piece in of[1:]) for of in calls.values())
@@ -131,7 +131,7 @@ def test_calls_that_never_end_cost_no_more_than_their_text(family: Family, unit:
 
 
 def test_a_first_field_that_never_ends_is_content_as_soon_as_it_is_no_calls() -> None:
-    parser = CallParser(HERMES, {"f"}, is_held=False)
+    parser = CallParser(HERMES, {"f"}, is_constrained=False)
     assert parser.push('<tool_call>{"parameters') == []
     assert parser.push("s") == ['<tool_call>{"parameterss']
     started = time.process_time()
@@ -142,7 +142,7 @@ def test_a_first_field_that_never_ends_is_content_as_soon_as_it_is_no_calls() ->
 def test_a_long_name_in_an_answer_in_json_costs_no_more_than_its_text() -> None:
     pieces = ['{"name": "', *["aaaa "] * 16_000]
     started = time.process_time()
-    assert read(LLAMA3_JSON, pieces, is_held=True) == ("".join(pieces), [])
+    assert read(LLAMA3_JSON, pieces, is_constrained=True) == ("".join(pieces), [])
     assert time.process_time() - started < 1.5
 
 
@@ -159,13 +159,16 @@ def test_arguments_may_come_first_or_not_at_all() -> None:
 @pytest.mark.parametrize(
     ("family", "text"), [(family, text) for family, text, _ in CALLS] + [(family, text) for family, text in NO_CALLS]
 )
-@pytest.mark.parametrize("is_held", [False, True])
-def test_every_split_reads_the_same(family: Family, text: str, is_held: bool) -> None:
-    expected = read(family, [text], is_held=is_held)
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_every_split_reads_the_same(family: Family, text: str, is_constrained: bool) -> None:
+    expected = read(family, [text], is_constrained=is_constrained)
     for size in (1, 2, 3, 5, 7, 11):
-        assert read(family, [text[at : at + size] for at in range(0, len(text), size)], is_held=is_held) == expected
+        assert (
+            read(family, [text[at : at + size] for at in range(0, len(text), size)], is_constrained=is_constrained)
+            == expected
+        )
     for at in range(len(text)):
-        assert read(family, [text[:at], text[at:]], is_held=is_held) == expected
+        assert read(family, [text[:at], text[at:]], is_constrained=is_constrained) == expected
 
 
 _noise = st.sampled_from(
@@ -186,18 +189,18 @@ def test_any_text_reads_the_same_however_it_is_split(family: Family, parts: list
 
 
 def test_arguments_of_a_held_model_are_told_as_they_come() -> None:
-    parser = CallParser(HERMES, {"f"}, is_held=True)
+    parser = CallParser(HERMES, {"f"}, is_constrained=True)
     assert parser.push('Hm.\n<tool_call>\n{"name": "f", "argu') == ["Hm."]
-    assert parser.push('ments": {') == [CallPiece(0, "f", ""), CallPiece(0, None, "{")]
-    assert parser.push('"a": "so') == [CallPiece(0, None, '"a": "so')]
+    assert parser.push('ments": {') == [ToolCallPiece(0, "f", ""), ToolCallPiece(0, None, "{")]
+    assert parser.push('"a": "so') == [ToolCallPiece(0, None, '"a": "so')]
     assert parser.num_calls == 0
-    assert parser.push(' far"}}') == [CallPiece(0, None, ' far"}')]
+    assert parser.push(' far"}}') == [ToolCallPiece(0, None, ' far"}')]
     assert parser.num_calls == 1
     assert parser.push("\n</tool_call>") == parser.flush() == []
 
 
 def test_a_held_call_that_was_cut_short_is_no_whole_call_and_no_content() -> None:
-    parser = CallParser(HERMES, {"f"}, is_held=True)
+    parser = CallParser(HERMES, {"f"}, is_constrained=True)
     assert len(parser.push('<tool_call>\n{"name": "f", "arguments": {"a": 1')) == 2
     assert (parser.flush(), parser.num_calls) == ([], 0)
 
@@ -207,7 +210,7 @@ def test_a_held_call_that_was_cut_short_is_no_whole_call_and_no_content() -> Non
 )
 def test_an_answer_in_json_of_a_held_model_is_no_call(answer: str) -> None:
     for pieces in ([answer], list(answer)):
-        assert read(LLAMA3_JSON, pieces, is_held=True) == (answer, [])
+        assert read(LLAMA3_JSON, pieces, is_constrained=True) == (answer, [])
 
 
 def test_without_parallel_calls_the_answer_is_over_with_the_first() -> None:
@@ -215,9 +218,9 @@ def test_without_parallel_calls_the_answer_is_over_with_the_first() -> None:
         opening = family.opening + family.head
         text = f"{opening}{FIRST}{family.between}{SECOND}{family.tail} and more"
         assert read(family, [text], is_parallel=False) == ("", [FIRST_CALL])
-    parser = CallParser(HERMES, {"f"}, is_held=False, is_parallel=False)
+    parser = CallParser(HERMES, {"f"}, is_constrained=False, is_parallel=False)
     parser.push(f"<tool_call>{FIRST}")
-    assert parser.is_over
+    assert parser.is_complete
 
 
 TEMPLATES = {
@@ -228,7 +231,7 @@ TEMPLATES = {
 }
 
 
-def answer_in(template: ChatTemplate, form: Form, calls: Sequence[ToolCall], tools: Any) -> str:
+def answer_in(template: ChatTemplate, form: ToolFormat, calls: Sequence[ToolCall], tools: Any) -> str:
     """What the model would have had to write for its template to show these calls."""
     user, mark = ChatMessage("user", "Q"), "answer-begins-here"
     with_calls = template_messages([user, ChatMessage("assistant", tool_calls=tuple(calls))], form)
@@ -246,7 +249,7 @@ def test_accepted_calls_written_by_a_models_own_template_are_read_back_equal(
     family = TEMPLATES[name]
     source = (test_data / "templates" / f"{name}.jinja").read_text()
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
-    form = Form(family)
+    form = ToolFormat(family)
     num_read = 0
     for tools, calls in tools_and_calls(test_data, kind, 40):
         if family is LLAMA3_JSON and len(calls) > 1:
