@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench import figures
 from engine.config import EngineConfig
 from engine.inputs import StepInputs
 from engine.processes.zygote import Zygote
@@ -93,6 +94,8 @@ def test_batching_changes_no_token(new_driver, cases: list[Case], max_step_token
     ids = [driver.add(case.prompt, tenant=number % 3, **GREEDY) for number, case in enumerate(sixteen)]
     driver.run()
     check_answers(driver, sixteen, ids)
+    figure = "16 of 16 sequences in one batch equal to their output alone, with steps of 3, 17 and 512 tokens"
+    figures.record("P23", figure, f"pytest {Path(__file__).name}")
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
@@ -117,7 +120,10 @@ def test_preemption_changes_no_token(new_driver, cases: list[Case]):
         ]
         driver.run()
         check_answers(driver, sixteen, ids)
-        assert driver.engine.status().num_preemptions > 0
+        num_preemptions = driver.engine.status().num_preemptions
+        assert num_preemptions > 0
+        figure = f"16 sequences in a quarter of their KV memory: {num_preemptions} preemptions, 0 errors, output equal"
+        figures.record("P16", figure, f"pytest {Path(__file__).name}")
 
 
 def test_preempted_sequence_reports_each_prompt_logprob_once(new_driver, cases: list[Case]):
