@@ -94,7 +94,7 @@ class DraftModel:
         return token_ids[num_valid:]
 
     def _read(self, cache_rows: list[int], parts: list[Ints]) -> tuple[list[int], list[bool]]:
-        """Write the KV of each row's next tokens; return the most likely following tokens and whether they are confident."""
+        """Write the KV of each row's next tokens; return the most likely following tokens, and which are confident."""
         at = np.array(cache_rows)
         num_tokens = np.array([len(part) for part in parts], dtype=np.int32)
         starts = self._num_written[at]
