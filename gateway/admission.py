@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gateway.errors import Reason, Refusal
 from telemetry import metrics
-from tenants.quota.pace import Pace
+from tenants.quota.pace import ReleasePace
 
 SHARE = 2
 
@@ -48,7 +48,7 @@ class Admission:
         self._loop = asyncio.get_running_loop()
         self._slots: set[ConcurrencySlot] = set()
         self._num_held: dict[str, int] = {}  # by account
-        self._pace = Pace()
+        self._pace = ReleasePace()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False

@@ -16,7 +16,7 @@ from tests.fakes.runner import FakeRunner
 
 
 class SlowRunner(FakeRunner):
-    """Takes a fixed time for each step, and keeps the sum."""
+    """A runner that takes a fixed time for each step, and sums it."""
 
     busy_s = 0.0
 
@@ -29,7 +29,7 @@ class SlowRunner(FakeRunner):
 
 
 def charged_us(driver: Driver) -> dict[int, int]:
-    """Sequence id -> what its last entry says."""
+    """Return sequence id -> device time of its last entry."""
     found: dict[int, int] = {}
     while driver.engine.has_work:
         report = driver.step()

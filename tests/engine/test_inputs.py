@@ -13,7 +13,7 @@ from tests.engine import one_thread  # noqa: F401
 
 
 def table_with(*rows: tuple[int, list[int], int, list[int]], **sampling: object) -> SlotTable:
-    """Rows of (slot, token ids, tokens computed, block ids) in blocks of 4."""
+    """Return a table with rows of (slot, token ids, computed tokens, block ids) in blocks of 4."""
     table = SlotTable(num_slots=4, max_model_len=32, block_size=4)
     for slot, token_ids, num_computed, block_ids in rows:
         prompt = np.array(token_ids[:5], np.int32)
@@ -79,7 +79,7 @@ def test_only_rows_with_penalties_have_a_history() -> None:
 
 
 def test_step_arrays_are_copies_of_the_table() -> None:
-    """The table changes while a step's arrays may still be read."""
+    """The table may change while a step's arrays are still read."""
     table = table_with((0, [1, 2, 3], 2, [0]))
     step = build_inputs(step_of([0], [1]), table)
     table.token_ids[:] = table.block_table[:] = table.num_computed[:] = -1

@@ -30,7 +30,7 @@ def test_sequence_ends_with_length_at_max_tokens():
 
 
 def first_prompt_that_draws(token_id: int, after: int) -> list[int]:
-    """A prompt whose answer has `token_id` first at index `after`."""
+    """Return a prompt whose completion has `token_id` first at index `after`."""
     for seed in range(20_000):
         prompt = prompt_of(5, seed)
         drawn = answer(prompt, after + 1, ignore_end=True)
@@ -145,7 +145,7 @@ def test_row_with_non_finite_logits_ends_only_its_own_sequence():
 
 
 def test_blocks_of_a_failed_sequence_are_not_found_in_the_prefix_cache():
-    """Its KV may be what is broken; kept in the prefix cache it would fail every call that begins the same."""
+    """A failed sequence's KV may be broken: cached, it would fail every request with the same prefix."""
     driver = Driver()
     prompt = prompt_of(40)
     bad = driver.add(prompt, max_tokens=2)

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(folder: Path, target: Path, **fields: object) -> Path:
-    """A copy of the checkpoint whose config says something else."""
+    """Copy the checkpoint with changes to its config."""
     config = json.loads((folder / "config.json").read_text()) | fields
     (target / "config.json").write_text(json.dumps(config))
     (target / "model.safetensors").symlink_to(folder / "model.safetensors")
@@ -156,7 +156,7 @@ def test_loading_imports_neither_transformers_nor_a_pickle_reader(folder: Path) 
 
 
 def test_sequences_read_only_kv_that_was_written(folder: Path) -> None:
-    """A pool full of NaN gives the same tokens, in a crowd that shares, leaves and is preempted."""
+    """A pool filled with NaN gives the same tokens for sequences that share blocks, end and are preempted."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 199, int(rng.integers(1, 50))).tolist() for _ in range(12)]
     prompts[5] = prompts[4][:20] + prompts[5]
@@ -220,7 +220,7 @@ def test_seeded_sequence_samples_the_same_alone_and_in_a_batch(folder: Path) -> 
 
 
 def test_runner_can_be_reused_by_another_engine(folder: Path) -> None:
-    """Sequence ids start over; nothing of the first engine's sequences may be taken for the second's."""
+    """Sequence ids repeat, and nothing cached for the first engine's sequences may be used for the second's."""
     runner = runner_of(folder)
     runs = []
     for prompt in ([3] * 17, [9] * 17, [3] * 17):

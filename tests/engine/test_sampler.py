@@ -44,14 +44,14 @@ def inputs_of(rows: list[dict[str, Any]], histories: tuple[TokenHistory, ...] = 
 
 
 def draw_many(logits: torch.Tensor, num_draws: int, **parameters: Any) -> np.ndarray:
-    """Token counts [V] over `num_draws` rows that differ only in position."""
+    """Return token counts [V] over `num_draws` rows that differ only in position."""
     rows = [parameters | {"seeds": 5, "positions": position} for position in range(num_draws)]
     tokens = sample(logits.expand(num_draws, -1).clone(), inputs_of(rows)).token_ids
     return np.bincount(tokens, minlength=logits.shape[-1])
 
 
 def expected_probabilities(logits: torch.Tensor, **parameters: Any) -> np.ndarray:
-    """The law, written plainly over the sorted vocabulary in float64."""
+    """Reference implementation over the sorted vocabulary in float64."""
     settings = OFF | parameters
     probabilities = torch.softmax(logits.double() / settings["temperature"], -1).numpy()
     order = np.argsort(-probabilities, kind="stable")
@@ -67,7 +67,7 @@ def expected_probabilities(logits: torch.Tensor, **parameters: Any) -> np.ndarra
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray) -> None:
-    """Pearson's chi-square over cells of at least 5 expected draws, within 5 standard deviations; nothing forbidden."""
+    """Check Pearson's chi-square over cells with at least 5 expected draws, and that no forbidden token is drawn."""
     assert counts[expected == 0].sum() == 0
     expected_counts = expected * counts.sum()
     is_large = expected_counts >= 5
@@ -151,7 +151,7 @@ PARAMETERS = st.fixed_dictionaries(
 
 @given(rows=st.lists(PARAMETERS, min_size=2, max_size=6), spread=st.sampled_from([0.3, 3.0]), coarse=st.booleans())
 def test_row_samples_the_same_token_alone_and_in_any_batch(rows: list[dict[str, Any]], spread: float, coarse: bool):
-    """Bit for bit, also where rounding makes many logits equal."""
+    """Tokens are equal bit for bit, even where rounding makes many logits equal."""
     logits = torch.stack([logits_of(spread, seed=index) for index in range(len(rows))])
     if coarse:
         logits = logits.bfloat16().float()
@@ -288,8 +288,8 @@ def test_filters_always_keep_the_most_likely_token(parameters: dict[str, float],
 
 
 class Allowing:
-    """Constrained rows that may draw `allowed`, from the first draw on if they are `closed`; hears what was drawn, and
-    may put `instead` in its place."""
+    """Constrained rows that may sample `allowed`; with `is_closed` under a mask from the start. Records the accepted
+    tokens."""
 
     def __init__(
         self, rows: list[int], allowed: list[set[int]], instead: int | None = None, *, is_closed: bool = False
@@ -347,7 +347,7 @@ def test_constrained_rows_sample_allowed_tokens_and_others_are_unchanged(filters
 @pytest.mark.parametrize("filters", [{}, {"temperature": 0.7}, {"top_p": 0.9, "min_p": 0.01}, {"top_k": 3}])
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_constrained_sampling_follows_the_distribution_over_allowed_tokens(filters: dict[str, Any], is_closed: bool):
-    """Whether it is drawn under the mask, or first without and then again: chi-square."""
+    """Chi-square test for rows sampled under the mask at once, and for rows that sample again."""
     num_rows, allowed = 6_000, [2, 3, 5, 250, 280]
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(8)) * 1.5
     logits[0, allowed] += 4  # about half of the draws are allowed
@@ -383,7 +383,7 @@ def test_second_draw_is_the_same_for_few_tokens_and_the_whole_vocabulary(
 @pytest.mark.skipif(find_library() is None, reason="no kernels were compiled")
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 def test_second_draw_is_the_same_with_compiled_kernels(temperature: float, monkeypatch: pytest.MonkeyPatch):
-    """Of one token, of few and of all but one; where the likeliest is ruled out by a bias; with an odd vocabulary."""
+    """One allowed token, few, and all but one; with a bias on the most likely token and an odd vocabulary size."""
     for vocab_size in (VOCAB, VOCAB - 3):
         logits = torch.randn(300, vocab_size, generator=torch.Generator().manual_seed(6)) * 3
         biases = tuple(LogitBias(row, np.array([5, 77]), np.full(2, -np.inf, np.float32)) for row in range(0, 300, 9))
@@ -397,7 +397,7 @@ def test_second_draw_is_the_same_with_compiled_kernels(temperature: float, monke
 def drawn_again(
     logits: torch.Tensor, allowed: list[set[int]], temperature: float, biases: tuple[LogitBias, ...] = ()
 ) -> np.ndarray:
-    """Of rows [K, V], what each draws whose likeliest tokens are not allowed."""
+    """Return the tokens sampled for rows [K, V] whose most likely tokens are not allowed."""
     seeds = np.random.default_rng(1).integers(0, 2**63, len(allowed)).tolist()
     rows = [{"temperature": temperature, "seeds": seed, "positions": place} for place, seed in enumerate(seeds)]
     held = Allowing(list(range(len(allowed))), allowed)

@@ -38,7 +38,7 @@ def new_runner(folder: Path, kernels: str, **settings: object) -> Runner:
 
 
 def left_in(runner: Runner) -> set[int]:
-    """Blocks in which anything is written."""
+    """Return the blocks that contain any nonzero value."""
     blocks = runner._pool.data.unflatten(1, (runner.num_blocks, runner.block_size))
     return set(torch.nonzero(blocks.abs().amax((0, 2, 3))).flatten().tolist())
 
@@ -103,7 +103,7 @@ def test_ephemeral_kv_is_wiped_at_once_without_changing_other_tokens(folder: Pat
 
 
 def test_only_non_ephemeral_prompts_are_cached(folder: Path) -> None:
-    """The same prompt twice: cached, unless the first was to leave nothing."""
+    """The same prompt twice is cached, unless the first request was ephemeral."""
     for is_ephemeral, num_cached in ((False, 32), (True, 0)):
         driver = Driver(new_runner(folder, "torch"))
         for _ in range(2):

@@ -3,12 +3,15 @@
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import httpx
 import pytest
 
+from bench import figures
 from tests.fakes.node import WORDS, FakeNode
 from tests.gateway.inference.test_text_generation import events_of, heard_when_let_go_on, run, script
 from tests.gateway.process import PARROT
@@ -146,8 +149,13 @@ def test_node_without_a_first_event_is_replaced(client, fragile: Running):
 
 
 def test_stalled_stream_ends_with_a_timeout(client, fragile: Running):
+    started_s = time.monotonic()
     answer = run(client, fragile, {"prompt": script(then_after=2, then="hang"), "stream": True})
+    took_s = time.monotonic() - started_s
     assert error_in(events_of(answer)[-1]) == 3007
+    assert took_s < 10
+    figure = f"stalled stream ended after {took_s:.1f} s with a stall timeout of 1.5 s"
+    figures.record("P3", figure, f"pytest {Path(__file__).name}")
     row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
     assert (row["status"], row["completion_tokens"]) == ("timeout", 2)
     wait_until_blocking(lambda: is_quiet(fragile))

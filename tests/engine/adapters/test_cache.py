@@ -50,7 +50,7 @@ def matrices_of(
 
 
 def cache_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterCache:
-    """With room for so many of rank 4 on queries and values, which are padded to 8."""
+    """Return a cache for `num_adapters` of rank 4 (padded to 8) on queries and values."""
     sites = named(runner.adapters.sites, ["q_proj", "v_proj"])
     size_bytes = sum(8 * (num_in + num_out) * 4 for num_in, num_out in sites.values())
     cache = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes, kernels)
@@ -59,7 +59,7 @@ def cache_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None)
 
 
 def take(cache: AdapterCache, adapter: LocalAdapter) -> tuple[int, int]:
-    """The handle, held once more, and the code."""
+    """Load and acquire an adapter; return its handle and the result code."""
     code = RUNNING
     if not cache.acquire(adapter.digest):
         code = cache.load(adapter).result(20).code  # held by the reading
@@ -142,7 +142,7 @@ def test_reused_slot_contains_nothing_of_the_previous_adapter(kernels: Kernels, 
 
 
 def numbers_of(pool: SlotPool, slot: int) -> list[torch.Tensor]:
-    """All that a pool keeps of one adapter."""
+    """Return all values that a pool stores for one slot."""
     if pool.packed:
         return [pool._memory.slot(slot)]
     tables = [each for site in pool.tables.values() for each in (site.inputs, *(run.table for run in site.runs))]
@@ -157,7 +157,7 @@ def test_adapter_larger_than_the_budget_is_rejected(runner: Runner, tmp_path: Pa
 
 
 def save_bad(harm: str, folder: Path, matrices: Matrices) -> LocalAdapter:
-    """An adapter that cannot be served, for one reason."""
+    """Return an invalid adapter."""
     if harm == "shape":
         matrices = {module: (a[:, :-1], b) for module, (a, b) in matrices.items()}
     adapter = save_adapter(folder, matrices, **({"use_dora": True} if harm == "config" else {}))
@@ -209,7 +209,7 @@ def test_sequences_waiting_for_an_adapter_can_be_aborted(base: Path, tmp_path: P
 def test_long_queue_for_one_adapter_does_not_delay_another_tenant(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """There is one place, and nobody has patience: those that wait for a slot give their adapter back."""
+    """With one slot and no waiting time, sequences queued for a slot yield their adapter."""
     monkeypatch.setattr(queue, "MAX_WAIT_S", 0.0)
     runner = runner_of(base)
     cache_for(runner, 1)
@@ -233,7 +233,7 @@ def test_long_queue_for_one_adapter_does_not_delay_another_tenant(
 
 
 def test_prefix_cache_is_separate_for_each_adapter(base: Path, tmp_path: Path):
-    """Neither the base nor another adapter finds them, nor does another namespace; the same adapter does."""
+    """Cached blocks are found by the same adapter, but not by the base model, another adapter or another namespace."""
     runner = runner_of(base)
     one, two = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in (1, 2))
     driver = Driver(runner)

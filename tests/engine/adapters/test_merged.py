@@ -34,13 +34,13 @@ def quiet() -> None:
 
 
 def take(runner: Runner, adapter: LocalAdapter) -> int:
-    """Have the adapter read, and hold it."""
+    """Load and acquire an adapter."""
     assert runner.adapters.load(adapter).result(20).code == RUNNING
     return runner.adapters.acquire(adapter.digest)
 
 
 def logits_of(runner: Runner, handle: int, chunk: int) -> torch.Tensor:
-    """After each chunk of the prompt, [chunks, V]."""
+    """Return the logits after each chunk of the prompt, [chunks, V]."""
     pusher = Pusher(runner, seed=chunk, sequence_id=chunk + 1 + 1000 * handle)
     pusher.table.adapter[0], pusher.table.has_adapters = handle, handle > 0
     return torch.stack([pusher.push(PROMPT[first : first + chunk]) for first in range(0, len(PROMPT), chunk)])
@@ -88,8 +88,8 @@ def test_any_choice_of_modules_and_any_scale(
 def test_mixed_adapter_batch_generates_the_same_tokens_as_single_sequences(
     kernels: Kernels | None, tmp_path: Path
 ) -> None:
-    """Ranks and targets differ, so that several kinds meet in one step; prompts are of every length, so that prefill
-    and decode do too."""
+    """Ranks and modules differ, so that several adapter shapes meet in one step; prompts of all lengths mix prefill
+    and decode."""
     save_random("wide heads", tmp_path / "base")
     sites = runner_of(tmp_path / "base").adapters.sites
     adapters: list[LocalAdapter | None] = [None]

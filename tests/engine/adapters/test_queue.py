@@ -25,7 +25,7 @@ def size_of(digest: str) -> Any:
 
 @dataclass
 class Store:
-    """Places in numbers; what is to be read is read when the test says so."""
+    """A store with `num_places` slots. Adapters are loaded when the test calls `work`."""
 
     num_places: int
     sites: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Store:
         return evicted
 
     def work(self) -> list[str]:
-        """Read all that waits to be read; whether it has a place is seen when its turn comes."""
+        """Finish all pending loads; return their digests."""
         done, self.queue = self.queue, []
         for digest, may_place, future in done:
             if digest.startswith(BAD):
@@ -78,7 +78,7 @@ class Store:
 
 
 class Room:
-    """A queue before a bank, a clock that stands still, and who has got what."""
+    """A queue over a store, with a manual clock, that records which sequences got their adapter."""
 
     def __init__(self, num_places: int) -> None:
         self.store, self.counters, self.now_s = Store(num_places), TenantCounters(), 0.0
@@ -98,7 +98,7 @@ class Room:
         return sequence
 
     def settle(self, seconds: float = 0.0) -> list[str]:
-        """Let time pass, and then happen what can. Returns what was got."""
+        """Advance the clock and run until nothing changes. Return the digests that became available."""
         self.now_s += seconds
         before = len(self.order)
         while True:
@@ -175,7 +175,7 @@ def test_loaded_adapters_can_be_joined_until_a_waiting_one_times_out():
 
 
 def test_joining_sequences_cannot_starve_a_large_adapter():
-    """It sizes two places, and every moment somebody wants one of them again."""
+    """A large adapter needs two slots while other sequences keep wanting one of them."""
     room = Room(2)
     open_ = [room.ask("a"), room.ask("b")]
     room.settle()
@@ -287,7 +287,7 @@ def test_released_waiting_sequence_leaves_no_state():
 
 @pytest.mark.parametrize("num_places", [2, 3, 7])
 def test_every_sequence_gets_its_adapter(num_places: int):
-    """Random comings and goings of 12 adapters of two sizes; then all that is left is served in turn."""
+    """Random arrivals and departures for 12 adapters of two sizes; then all remaining sequences are served."""
     rng = np.random.default_rng(num_places)
     room, open_ = Room(num_places), list[Sequence]()
     names = [f"{HUGE if number % 4 == 0 else 'one'}{number}" for number in range(12)]

@@ -18,7 +18,7 @@ Arrival = tuple[str, int, int]  # an adapter, a tenant, and how many rounds it w
 
 
 class House(Room):
-    """A room with slots behind it. A round lasts 0.4 s; who runs is charged."""
+    """A queue with slots behind it. A round lasts 0.4 s; running sequences are charged."""
 
     def __init__(self, num_places: int) -> None:
         super().__init__(num_places)
@@ -35,7 +35,7 @@ class House(Room):
         return sequence
 
     def go(self, sequence: Sequence) -> None:
-        """It ended, or its caller left, wherever it is."""
+        """Remove a sequence in any state."""
         self.end(sequence)
         self.counters.leave(sequence.tenant_index)
         for line in (self.open, self.queued, self.running):
@@ -65,7 +65,7 @@ class House(Room):
         self.queued += [each for each in self.open if each.adapter and each.sequence_id not in known]
 
     def check(self) -> None:
-        """What holds at every moment."""
+        """Check the invariants."""
         here = self.store.references
         assert sum(map(size_of, here)) <= self.store.num_places
         holding = [each for each in self.open if each.adapter]
@@ -108,7 +108,7 @@ def test_random_arrivals_and_departures_leak_no_slot_and_serve_every_sequence(
 def test_no_adapter_starves_under_continuous_arrivals(
     num_places: int, waiting: list[Arrival], others: list[Arrival]
 ) -> None:
-    """One more comes in every round, and all slots are always taken."""
+    """Another sequence arrives in every round, and all slots are always used."""
     house = House(num_places)
     for each in others:
         house.come(each)
@@ -124,7 +124,7 @@ def test_no_adapter_starves_under_continuous_arrivals(
 
 
 def test_sequence_that_waited_for_its_adapter_is_not_dropped_from_the_queue() -> None:
-    """Those that came after him filled the queue for slots meanwhile; the one too many is told so when it comes."""
+    """Later sequences fill the waiting queue meanwhile; the one too many is rejected when it arrives."""
     runner = FakeRunner(num_blocks=64)
     store = Store(2)
     runner.adapters = store  # type: ignore[attr-defined]

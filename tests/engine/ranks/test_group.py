@@ -24,8 +24,8 @@ from engine.processes.zygote import Zygote
 from engine.protocol.output_format import Constraint
 from engine.ranks.replica import Replica, ReplicaLoadError
 from tests.engine.adapters.made import random_matrices, save_adapter
+from tests.engine.caller import Caller
 from tests.engine.checkpoints.made_gguf import write_random
-from tests.engine.heard import Caller
 from tests.engine.made_checkpoints import KINDS, runner_of, save_random
 from tests.engine.ranks.joined import NUM_GREEDY, Parity
 from tests.engine.structured.schemas import INTEGER, STRING, record
@@ -47,7 +47,7 @@ Compare = Callable[..., Any]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def compare(zygote: Zygote) -> AsyncIterator[Compare]:
-    """Two ranks, joined once for all models of this module."""
+    """Two ranks that are joined once for all models of this module."""
     transformers.logging.disable_progress_bar()
     child = await zygote.fork("tests.engine.ranks.joined:main")
     reader, writer = await asyncio.open_unix_connection(sock=child.socket)
@@ -97,7 +97,8 @@ async def test_quantized_model_is_sharded_after_dequantization(compare: Compare,
 async def test_a_variant_stays_packed_on_each_rank(
     compare: Compare, number_format: str, num_packed: list[int], tmp_path: Path
 ) -> None:
-    """All but the head. Equal but for bfloat16, and for inputs that a rank rounds by its own part of them."""
+    """All matrices except the head stay packed. Logits are equal up to bfloat16 and the rounding of each rank's
+    inputs."""
     recipe = make_recipe(number_format, None)
     write_variant(SPARK, plan_variant(SPARK, recipe), tmp_path)
     parity = await compare(tmp_path, dtype="auto")
@@ -145,13 +146,13 @@ class Door:
         self._caller = Caller(replica)
 
     async def ask(self, text: str, **more: Any) -> tuple[str, str]:
-        """The answer's text and how it ended."""
+        """Return the completion's text and its finish."""
         text, outputs = await self._caller.ask(text, **{"max_tokens": 40, "temperature": 0.0, **more})
         return text, outputs[-1].finish or ""
 
 
 class Group(Door):
-    """One that two ranks shard, and how it ended."""
+    """A replica with two ranks, and the exit lines it reported."""
 
     def __init__(self, replica: Replica, exits: list[str]) -> None:
         super().__init__(replica)

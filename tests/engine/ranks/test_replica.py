@@ -1,4 +1,4 @@
-"""A replica and its rank as two processes: every sequence ends once, whatever happens to either side."""
+"""A replica with helpers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIG = EngineConfig(model_dir=Path("/nowhere"), max_sequences=8, max_step_toke
 
 
 class Ears:
-    """A sink that remembers, and can be waited for."""
+    """A sink that stores its outputs and can be awaited."""
 
     def __init__(self) -> None:
         self.outputs: list[SequenceOutput] = []
@@ -214,7 +214,7 @@ async def test_an_error_in_a_step_ends_the_rank_with_a_traceback_and_no_content(
 
 @pytest.mark.parametrize("limit", ["still", "most patience"])
 async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygote: Zygote, monkeypatch, caplog, limit):
-    """Stopped it uses no processor time; in an endless loop it does, and gets longer."""
+    """A stopped process uses no CPU time; an endless loop does, and gets the longer timeout."""
     monkeypatch.setattr(module, "BUSY_TIMEOUT_FACTOR", 100 if limit == "still" else 1)
     config = replace(CONFIG, step_timeout_s=0.4)
     async with opened(zygote, "working" if limit == "still" else "spinning", config) as door:
@@ -245,7 +245,7 @@ async def is_well_after_silence(door: Open) -> bool:
 
 
 async def test_suspended_front_process_does_not_kill_its_rank(zygote: Zygote):
-    """It looks late, once, and finds a full socket: no number of seconds is held against the rank."""
+    """The check runs late, once, with unread frames in the socket: elapsed seconds do not count against the rank."""
     async with opened(zygote, config=replace(CONFIG, step_timeout_s=1.0)) as door:
         _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
         await ears.began.wait()

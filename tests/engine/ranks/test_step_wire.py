@@ -37,7 +37,7 @@ def a_step(num_tokens: tuple[int, ...], seed: int = 0) -> StepInputs:
 
 
 def through(*messages: bytes, num_bytes: int = 1 << 20) -> list[Any]:
-    """What is received of messages that come `num_bytes` at a time, until their sender leaves."""
+    """Return what is received of messages sent `num_bytes` at a time, until the sender closes."""
     ours, theirs = socket.socketpair()
     data = b"".join(messages)
 

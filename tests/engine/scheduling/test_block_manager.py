@@ -160,8 +160,8 @@ class Entry:
 
 
 class Sequences(RuleBasedStateMachine):
-    """Sequences of three tenants come, are computed chunk by chunk, grow, fork, are preempted, cancelled and disowned
-    at any point, in a pool that is plenty or a quarter of that; a model of plain dicts says what must be so."""
+    """Sequences of three tenants arrive, are computed in chunks, grow, share blocks, are preempted, aborted and
+    unregistered at any point, in a large or a small pool. A model of plain dicts checks the results."""
 
     @initialize(num_blocks=st.sampled_from([24, 6]))
     def start(self, num_blocks: int) -> None:
@@ -200,7 +200,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data(), count=st.integers(1, 4))
     def compute(self, data: st.DataObject, count: int) -> None:
-        """A chunk: the next blocks are written in full, and offered to others."""
+        """Write and register the next blocks."""
         one = self.pick(data)
         for index in range(one.num_written, min(one.num_written + count, len(one.hashes))):
             block = int(one.blocks[index])
@@ -217,7 +217,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def fork(self, data: st.DataObject) -> None:
-        """Another sequence goes on from here: what can be found is shared, the rest is a copy."""
+        """Start a sequence with the same written prefix: registered blocks are shared."""
         one = self.pick(data)
         copy = self.run(one.tenant, one.hashes[: one.num_written])
         if copy is not None:
@@ -227,7 +227,7 @@ class Sequences(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
-        """It ended or was cancelled, be it in the middle of a chunked prefill."""
+        """End a sequence, possibly in the middle of a chunked prefill."""
         self.leave_with(self.pick(data))
 
     @precondition(lambda self: self.running)
@@ -257,7 +257,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule()
     def evict_everything(self) -> None:
-        """Somebody needs all that can be had."""
+        """Allocate every available block."""
         taken = self.take(self.blocks.num_available)
         assert self.blocks.num_cached == 0
         self.blocks.release(taken)

@@ -21,7 +21,7 @@ def ints(*blocks: int) -> np.ndarray:
 
 
 class SlowTwin:
-    """The rule as it is said, with lists that are searched."""
+    """Reference implementation of the eviction rule with lists."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, list[tuple[int, int]]] = {}  # owner -> (block, evictions before), oldest first
@@ -111,7 +111,7 @@ def test_blocks_of_an_absent_owner_are_evicted_eventually():
 
 
 def test_cached_prefix_survives_other_tenants_but_not_its_own_tenants_flood():
-    """T14, through the whole engine: a namespace is an owner."""
+    """Tested through the whole engine, where an owner is a namespace."""
 
     def is_still_cached(flooding: bytes, num_turnovers: int) -> bool:
         driver = Driver(FakeRunner(num_blocks=64))

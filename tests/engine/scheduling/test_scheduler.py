@@ -21,7 +21,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def chunks(driver: Driver) -> dict[int, int]:
-    """Tokens that each sequence is given in the next step, which is then run."""
+    """Run the next step; return the tokens computed for each sequence."""
     before = dict(driver.runner.forward_tokens_of)
     driver.step()
     return {key: n - before.get(key, 0) for key, n in driver.runner.forward_tokens_of.items() if n > before.get(key, 0)}
@@ -187,10 +187,9 @@ def test_preempted_sequences_start_before_new_ones():
 
 
 class Traffic(RuleBasedStateMachine):
-    """Sequences arrive, step and leave at random, be it in the middle of a chunked prefill or while preempted, while
-    the pool shrinks and grows back and the device fails for some; every one ends exactly once, with the very tokens it
-    would get alone, and nobody who decodes waits long for a step. After every event the driver checks blocks, budgets,
-    waste and preemptions, and its runner that no KV is read before it is written, or of another namespace."""
+    """Sequences arrive, run and end at random, also during a chunked prefill or while preempted, while the pool
+    shrinks and grows and rows fail. Each ends exactly once, with the tokens it would get alone. The driver checks
+    its invariants after every event, and the fake runner detects reads of unwritten KV or of another namespace."""
 
     @initialize(
         num_blocks=st.integers(4, 30),
@@ -245,7 +244,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave_in_prefill(self, data: st.DataObject) -> None:
-        """Of those whose prompt is computed in part."""
+        """Abort a sequence whose prompt is partly computed."""
         table, running = self.driver.engine.table, self.driver.engine.scheduler.running
         is_partial = (table.num_computed[running] > table.num_matched[running]) & (
             table.num_computed[running] < table.num_prompt[running]
@@ -266,14 +265,14 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        """The device cannot answer this one any more: its blocks are disowned."""
+        """Make a row fail from now on: its blocks are unregistered."""
         sequence_id = data.draw(st.sampled_from(sorted(self.wanted)))
         self.failing.add(sequence_id)
         self.driver.runner.failing_ids.add(sequence_id)
 
     @invariant()
     def whoever_decodes_gets_a_turn(self) -> None:
-        """Prefill of one tenant is first come first served; its end is what `teardown` waits for."""
+        """Only decoding rows are checked: prefill of a tenant is first come, first served."""
         if hasattr(self, "driver"):
             scheduler, table = self.driver.engine.scheduler, self.driver.engine.table
             running = scheduler.running
@@ -300,7 +299,7 @@ class Traffic(RuleBasedStateMachine):
 def check_endings(
     driver: Driver, wanted: dict[int, list[int]], aborted: set[int], failing: set[int] = frozenset()
 ) -> None:
-    """Everybody ended, with the tokens it would have had alone, and nothing is left."""
+    """Check that every sequence ended with the tokens it would get alone and that nothing leaked."""
     assert set(driver.finishes) == set(wanted)
     for sequence_id, finish in driver.finishes.items():
         tokens = driver.tokens[sequence_id]

@@ -10,7 +10,7 @@ from engine.scheduling.step_budget import ScheduledStep, StepBudget
 
 
 def table_of(wanted: list[int], tenants: list[int]) -> SlotTable:
-    """Slots of as many sequences, with so many known tokens beyond those computed."""
+    """Return a table of sequences with `wanted` known tokens beyond the computed ones."""
     table = SlotTable(len(wanted), 64, 16)
     table.num_computed[:] = 3
     table.length[:] = np.array(wanted) + 3

@@ -11,7 +11,7 @@ from engine.scheduling.waiting import WaitingQueue
 
 
 class Queue:
-    """A queue and a way to make sequences for it."""
+    """A waiting queue and a factory of sequences."""
 
     def __init__(self, max_waiting: int) -> None:
         self.counters = TenantCounters()
@@ -25,7 +25,7 @@ class Queue:
         return Sequence(request, self.counters.join(tenant), 8, (), prompt, 0)
 
     def push(self, tenant: int, num_free_slots: int = 0) -> tuple[Sequence, Sequence | None]:
-        """The new sequence, and the one that found no place."""
+        """Reserve and push a new sequence; return it and the sequence that was dropped."""
         sequence = self.make(tenant)
         refused = self.queue.reserve(sequence, num_free_slots)
         if refused is not sequence:
@@ -33,7 +33,7 @@ class Queue:
         return sequence, refused
 
     def enter(self, tenant: int) -> tuple[Sequence, Sequence | None]:
-        """The same of one that waits for something else before."""
+        """Reserve a new sequence without pushing it."""
         sequence = self.make(tenant)
         return sequence, self.queue.reserve(sequence)
 

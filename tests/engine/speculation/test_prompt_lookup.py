@@ -14,7 +14,7 @@ LONG_RUN = [11, 12, 13, 14, *RUN]
 
 
 def found(token_ids: list[int], most: int = 4) -> list[int]:
-    """DraftRequest for at once, and again as it grew a few tokens at a time."""
+    """Return the proposal for all tokens at once; check that incremental requests give the same."""
     whole = np.array(token_ids, dtype=np.int32)
     (at_once,) = PromptLookup().propose([DraftRequest(1, whole, most)])
     growing = PromptLookup()

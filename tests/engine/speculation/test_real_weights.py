@@ -58,7 +58,7 @@ PROMPT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 403, 407, 261, 378]
 
 
 def answers(runner: Runner, model_dir: Path, drafter: Drafter | None) -> tuple[list[list[int]], int]:
-    """Of all requests, one at a time and two at once: tokens, and how many were guessed rightly."""
+    """Run all requests, one at a time and two at once. Return tokens and the number of accepted drafts."""
     runner.poison_kv()
     driver = Driver(runner, drafter=drafter, model_dir=model_dir, max_sequences=2)
     ids: list[int] = []
@@ -78,7 +78,7 @@ def test_tokens_equal_those_without_speculation(runner: Runner, model_dir: Path,
 
 
 def test_draft_model_proposals_do_not_depend_on_earlier_requests(draft_runner: Runner) -> None:
-    """Sequences grow, take back what was wrong, come and go: against a draft model that begins anew each time."""
+    """A draft model with growing and changing sequences proposes the same as a fresh one each time."""
     rng = np.random.default_rng(0)
     lasting = DraftModel(draft_runner, 2)
     texts = {number: rng.integers(3, 500, rng.integers(1, 40)).tolist() for number in range(1, 5)}

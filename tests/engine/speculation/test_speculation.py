@@ -132,7 +132,7 @@ CHAIN = torch.tensor(
 
 
 class ChainRunner:
-    """Draws by the real sampler from what the token before says."""
+    """A runner over a Markov chain, with the real sampler."""
 
     num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
     eos_token_ids: tuple[int, ...] = ()
@@ -144,7 +144,7 @@ class ChainRunner:
 
 
 class Likely:
-    """Drafter what a wrong model would: right more often than not."""
+    """Drafter that is right more often than not, like a draft model."""
 
     def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         found = []
@@ -183,7 +183,7 @@ def test_seeded_tokens_are_the_same_with_and_without_drafts(sampling: dict[str, 
 
 
 def test_tokens_sampled_at_drafts_follow_the_models_distribution() -> None:
-    """Chi-square of the tokens that followed each other, over sequences guessed for, against the chain itself."""
+    """Chi-square test of token pairs, sampled with drafts, against the chain's probabilities."""
     pairs = np.zeros((len(CHAIN), len(CHAIN)))
     for tokens in drawn(60, Likely(), max_tokens=100, temperature=1.0):
         np.add.at(pairs, ([4, *tokens[:-1]], tokens), 1)
