@@ -126,7 +126,7 @@ def rotate(
     known = [key for key in _read(path).keys if key.subject == subject]
     if not known:
         raise CommandFailed(f"{path} has no key of {subject}")
-    pop = service_ring.newest_of(known).place
+    pop = service_ring.newest_key(known).place
     private, row = _create_key(path, subject, pop, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
     rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=overlap_s)  # noqa: E731
@@ -157,7 +157,7 @@ def issue(
         identity = ServiceIdentity(path, service_ring.folder_of(keys_path(path), subject), kind)
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
     token = identity.sign(to, life_s=life_s)
     if not token:
@@ -215,7 +215,7 @@ def reinstate(
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
-    edit: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_back(old, subject)  # noqa: E731
+    edit: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_reinstated(old, subject)  # noqa: E731
     _read(path)
     _change(path, data, "service_subject.reinstate", subject, subject, edit)
     print_record({"reinstated": subject}, is_json=json)
@@ -269,7 +269,7 @@ def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, c
 
     try:
         asyncio.run(_change_and_audit(path, data, action, id_, detail, change))
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
@@ -307,7 +307,7 @@ def _read(path: Path) -> Ring:
 
     try:
         return service_ring.read_ring(path).ring
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
 
 

@@ -59,7 +59,7 @@ class AccessLog:
         self._app = app
         self._stream = stream
         self._is_flush_due = False
-        self._counters: dict[tuple[str, int], metrics.Tally] = {}
+        self._counters: dict[tuple[str, int], metrics.BufferedCounter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = time.monotonic()
@@ -78,7 +78,7 @@ class AccessLog:
         key = (route, status)
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = metrics.Tally(metrics.REQUESTS.labels(route, str(status)))
+            counter = self._counters[key] = metrics.BufferedCounter(metrics.REQUESTS.labels(route, str(status)))
         counter.add()
 
     def _flush(self, stream: BinaryIO) -> None:

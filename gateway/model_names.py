@@ -7,6 +7,8 @@ share these functions, so that both give the same errors.
 
 from __future__ import annotations
 
+from typing import Any
+
 from catalog.card import RUN_TASKS, ModelCard, parse_model_id
 from catalog.listed import ListedModel
 from catalog.registry import Registry, Resolved
@@ -42,6 +44,14 @@ async def find_shown(registry: Registry, text: str) -> AnyModel:
     if found is None:
         raise Refusal(Reason.MODEL_UNKNOWN, name)
     return found
+
+
+def model_in(body: dict[str, Any]) -> str:
+    """Return the model name in a request body. Raises Refusal."""
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
+    return model
 
 
 def require_task(card: ModelCard, task: type[Task]) -> None:

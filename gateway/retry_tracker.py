@@ -32,8 +32,8 @@ class Shared(Protocol):
     """Redis commands that are sent together with others (`tenants/quota/quota.py`)."""
 
     @property
-    def is_within_reach(self) -> bool: ...
-    def ride(self, *commands: bytes) -> None: ...
+    def is_available(self) -> bool: ...
+    def pipeline(self, *commands: bytes) -> None: ...
     def ask(self, command: bytes) -> Lookup | None: ...
 
 
@@ -62,8 +62,8 @@ class RetryTracker:
         """Remember that the response to a call counts as useful."""
         if not call.body_hash:
             return
-        if self._shared is not None and self._shared.is_within_reach and self._may_share(call):
-            self._shared.ride(command("SET", _key(call), 1, "PX", round(REMEMBERED_S * 1000)))
+        if self._shared is not None and self._shared.is_available and self._may_share(call):
+            self._shared.pipeline(command("SET", _key(call), 1, "PX", round(REMEMBERED_S * 1000)))
             return
         self._useful.put((call.principal.api_token_id, call.body_hash), True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.jobs.settings import BatchSettings
 from gateway.management.operator_settings import SignInSettings
-from service_identity.key_ring import Unsafe
+from service_identity.key_ring import UnsafeKeyFile
 from service_identity.service_identity import ServiceIdentity
 from telemetry.process_settings import ProcessSettings, is_objects_url
 from telemetry.settings import (
@@ -19,7 +19,7 @@ from telemetry.settings import (
     at_least,
     parsed_by,
     setting,
-    settings_of_a_part,
+    settings_group,
     starts_with,
     strong_secret,
 )
@@ -240,7 +240,7 @@ class GatewaySettings(ProcessSettings):
         default=86400.0,
         check=at_least(1),
     )
-    batches: BatchSettings = settings_of_a_part(BatchSettings)
+    batches: BatchSettings = settings_group(BatchSettings)
     webhook_networks: str = setting(
         "HEARTH_WEBHOOK_NETWORKS",
         "Comma-separated networks that webhooks may be sent to, in addition to public addresses.",
@@ -253,7 +253,7 @@ class GatewaySettings(ProcessSettings):
         default="",
         check=_ARE_NETWORKS,
     )
-    sign_in: SignInSettings = settings_of_a_part(SignInSettings)
+    sign_in: SignInSettings = settings_group(SignInSettings)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "Write one log line for each request.", default=True)
 
     def __post_init__(self) -> None:
@@ -277,5 +277,5 @@ class GatewaySettings(ProcessSettings):
         """Return this gateway's service identity. Raises SettingError if the key files cannot be used."""
         try:
             return ServiceIdentity(self.service_ring, self.service_keys, "gateway")
-        except Unsafe as error:
+        except UnsafeKeyFile as error:
             raise SettingError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None

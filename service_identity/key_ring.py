@@ -30,26 +30,26 @@ _MAX_KEY_BYTES = 4096
 _DAY_S = 86400
 
 
-class Unsafe(Exception):
+class UnsafeKeyFile(Exception):
     """A file of keys that cannot be relied on; the text is one line for the operator, and names no key."""
 
 
 def read_ring(path: Path) -> KnownKeys:
-    """Raises Unsafe."""
+    """Raises UnsafeKeyFile."""
     content = _read(path, MAX_RING_BYTES, forbidden=0o022)
     try:
         return KnownKeys(msgspec.json.decode(content, type=Ring))
     except (msgspec.DecodeError, ValueError) as error:
-        raise Unsafe(f"{path}: not a ring of service keys: {error}") from None
+        raise UnsafeKeyFile(f"{path}: not a ring of service keys: {error}") from None
 
 
 def read_private_keys(folder: Path) -> dict[str, Ed25519PrivateKey]:
-    """Every private key of a service's folder, by key id. Raises Unsafe."""
+    """Every private key of a service's folder, by key id. Raises UnsafeKeyFile."""
     try:
         files = sorted(folder.glob("*.pem"))
         found = [_read_private_key(file) for file in files]
     except OSError as error:
-        raise Unsafe(f"{folder}: {error.strerror}") from None
+        raise UnsafeKeyFile(f"{folder}: {error.strerror}") from None
     return {key_id(private): private for private in found}
 
 
@@ -98,7 +98,7 @@ def write_private_key(folder: Path, private: Ed25519PrivateKey) -> Path:
 
 def change_ring(path: Path, change: Callable[[Ring], Ring], *, now_s: float) -> Ring:
     """Read, change and write the ring, one at a time; a ring that is not there yet begins empty. What was revoked and
-    would have run out by itself is left out. Raises Unsafe, OSError, and what `change` raises."""
+    would have run out by itself is left out. Raises UnsafeKeyFile, OSError, and what `change` raises."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (path.parent / f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -132,7 +132,7 @@ def rotated(ring: Ring, key: PublicKey, *, overlap_s: int) -> Ring:
     return with_key(replace(ring, keys=keys), key)
 
 
-def newest_of(keys: Sequence[PublicKey]) -> PublicKey:
+def newest_key(keys: Sequence[PublicKey]) -> PublicKey:
     """Of keys in the ring's order, one at least: which comes last of those that begin in the same second."""
     return max(reversed(keys), key=lambda key: key.not_before)
 
@@ -152,7 +152,7 @@ def with_subject_revoked(ring: Ring, subject: str, *, now_s: float) -> Ring:
     return replace(ring, keys=tuple(keys), revoked_subjects={**ring.revoked_subjects, subject: int(now_s)})
 
 
-def with_subject_back(ring: Ring, subject: str) -> Ring:
+def with_subject_reinstated(ring: Ring, subject: str) -> Ring:
     """Raises ValueError where it is not revoked."""
     if subject not in ring.revoked_subjects:
         raise ValueError(f"{subject} is not revoked")
@@ -168,28 +168,28 @@ def _read_private_key(path: Path) -> Ed25519PrivateKey:
     try:
         private = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise Unsafe(f"{path}: not a private key in PEM, or one with a password") from None
+        raise UnsafeKeyFile(f"{path}: not a private key in PEM, or one with a password") from None
     if not isinstance(private, Ed25519PrivateKey):
-        raise Unsafe(f"{path}: not an Ed25519 key")
+        raise UnsafeKeyFile(f"{path}: not an Ed25519 key")
     return private
 
 
 def _read(path: Path, max_bytes: int, *, forbidden: int) -> bytes:
-    """A file's content, if it belongs to us or to root and has none of the forbidden mode bits. Raises Unsafe."""
+    """Return a file's content. Raises UnsafeKeyFile unless this user or root owns the file and its mode is safe."""
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
-                raise Unsafe(f"{path}: must be a file of this user's or of root's")
+                raise UnsafeKeyFile(f"{path}: must be a file of this user's or of root's")
             if found.st_mode & forbidden:
                 may = "read or changed" if forbidden & 0o044 else "changed"
                 mode = 0o600 if forbidden & 0o044 else 0o644
-                raise Unsafe(f"{path}: could be {may} by others: its mode must be {mode:o} or less")
+                raise UnsafeKeyFile(f"{path}: could be {may} by others: its mode must be {mode:o} or less")
             content = file.read(max_bytes + 1)
     except OSError as error:
-        raise Unsafe(f"{path}: {error.strerror}") from None
+        raise UnsafeKeyFile(f"{path}: {error.strerror}") from None
     if len(content) > max_bytes:
-        raise Unsafe(f"{path}: larger than {max_bytes} bytes")
+        raise UnsafeKeyFile(f"{path}: larger than {max_bytes} bytes")
     return content
 
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from service_identity.key_ring import Unsafe, newest_of, read_private_keys, read_ring
+from service_identity.key_ring import UnsafeKeyFile, newest_key, read_private_keys, read_ring
 from service_identity.service_tokens import (
     LEEWAY_S,
     Forged,
@@ -40,7 +40,7 @@ Nonces = tuple[bytes, bytes]
 
 class ServiceIdentity:
     def __init__(self, ring: Path, keys: Path, kind: Kind, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Raises Unsafe for files that cannot be used, or private keys that are
+        """Raises UnsafeKeyFile for files that cannot be used, or private keys that are
         not those of one service of this kind that is in the ring."""
         self._ring_path, self._keys_path, self._clock = ring, keys, SteadyClock(clock)
         self._known = read_ring(ring)
@@ -52,18 +52,18 @@ class ServiceIdentity:
         self._spent: dict[str, int] = {}
         own = {key.subject for key in self._own_keys()}
         if len(own) != 1:
-            raise Unsafe(f"{keys}: must hold keys of one service that {ring} knows, and holds those of {len(own)}")
+            raise UnsafeKeyFile(f"{keys}: must hold keys of exactly one service listed in {ring} (found {len(own)})")
         (self.subject,) = own
         found_kind, self.name = parse_subject(self.subject)
         if found_kind != kind:
-            raise Unsafe(f"{keys}: holds the key of {self.subject}, where one of a {kind} is needed")
+            raise UnsafeKeyFile(f"{keys}: holds the key of {self.subject}, where one of a {kind} is needed")
         self._warn_of_the_end()
 
     @property
     def place(self) -> str:
         """The PoP that the ring binds this service's newest key to, or ""."""
         keys = self._own_keys()
-        return newest_of(keys).place if keys else ""
+        return newest_key(keys).place if keys else ""
 
     def sign(self, audience: str, nonces: Nonces | None = None, *, life_s: int = 60) -> str:
         """A token of this service for `audience`; "" while none of its keys is good, which nobody believes."""
@@ -73,7 +73,7 @@ class ServiceIdentity:
         if not usable:
             _log.error("none of our service keys is good", extra={"subject": self.subject})
             return ""
-        key = newest_of([key for key in usable if key.not_before <= now_s] or usable)
+        key = newest_key([key for key in usable if key.not_before <= now_s] or usable)
         return sign(
             self._private[key.kid],
             key,
@@ -84,10 +84,10 @@ class ServiceIdentity:
             binding=_binding(nonces),
         )
 
-    def judge(self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None) -> Service | None:
+    def verify_token(self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None) -> Service | None:
         """The service of one of these kinds that made `token` for us, and for this connection; None when none did."""
         self.refresh()
-        found = self._known.judge(
+        found = self._known.verify_token(
             token, audience=self.subject, kinds=kinds, now_s=self._now_s(), binding=_binding(nonces)
         )
         if isinstance(found, Forged):
@@ -95,9 +95,9 @@ class ServiceIdentity:
             return None
         return found
 
-    def judge_once(self, token: str, kinds: Collection[Kind]) -> Service | None:
+    def verify_once(self, token: str, kinds: Collection[Kind]) -> Service | None:
         """The same for a token that is bound to no connection: it is good one time."""
-        found = self.judge(token, kinds)
+        found = self.verify_token(token, kinds)
         if found is None:
             return None
         if len(self._spent) >= MAX_SPENT:
@@ -109,10 +109,10 @@ class ServiceIdentity:
         self._spent[found.jti] = found.expires_at_s + LEEWAY_S
         return found
 
-    def still_holds(self, service: Service) -> bool:
+    def is_still_valid(self, service: Service) -> bool:
         """Whether what a token proved is still so: its key neither revoked nor at its end."""
         self.refresh()
-        return self._known.still_holds(service, self._now_s())
+        return self._known.is_still_valid(service, self._now_s())
 
     def refresh(self) -> None:
         """Look at the files, at most once a second."""
@@ -127,7 +127,7 @@ class ServiceIdentity:
             return
         try:
             self._known, self._private = read_ring(self._ring_path), read_private_keys(self._keys_path)
-        except Unsafe as error:
+        except UnsafeKeyFile as error:
             self._go_on_without(now_s, str(error))
             return
         self._stamps, self._read_s, self._is_unreadable = stamps, now_s, False

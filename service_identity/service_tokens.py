@@ -112,7 +112,7 @@ def parse_subject(text: str) -> tuple[Kind, str]:
 
 
 class KnownKeys:
-    """A ring, ready to judge with. Raises ValueError for one that makes no sense."""
+    """A ring, ready to verify_token with. Raises ValueError for one that makes no sense."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -127,7 +127,7 @@ class KnownKeys:
         found = self._keys.get(kid)
         return found and found[0]
 
-    def judge(
+    def verify_token(
         self, token: str, *, audience: str, kinds: Collection[Kind], now_s: float, binding: str = ""
     ) -> Service | Forged:
         """Who signed `token` for `audience`, if that is a service of one of `kinds`."""
@@ -178,7 +178,7 @@ class KnownKeys:
             return Forged(reason)
         return Service(key.subject, kind, name, key.place, key.kid, claims["jti"], claims["exp"])
 
-    def still_holds(self, service: Service, now_s: float) -> bool:
+    def is_still_valid(self, service: Service, now_s: float) -> bool:
         """Whether what was proven is not revoked since, and its key not run out; that the token is, is no matter."""
         key = self.find(service.kid)
         return (

@@ -203,7 +203,7 @@ async def set_retention(
     await _set(database, account_id, {"retention": retention}, "account.retention", retention, who, ephemeral, clock)
 
 
-async def standing_of_calls(database: Database, account_id: str, api_token_id: str) -> tuple[Residency, AccountTerms]:
+async def call_terms(database: Database, account_id: str, api_token_id: str) -> tuple[Residency, AccountTerms]:
     """What calls of an API token on an account are held to now; the strictest for an account that is gone."""
     columns = accounts.c.region, accounts.c.retention, accounts.c.plan, accounts.c.limits
     own = select(*columns).where(accounts.c.account_id == account_id)

@@ -270,7 +270,7 @@ batches = Table(
     Column("account_id", String(32), nullable=False),
     Column("api_token_id", String(32), nullable=False),
     # As the client named the model, and the one that it then meant.
-    Column("shown_model", String(256), nullable=False),
+    Column("requested_model", String(256), nullable=False),
     Column("model", String(224), nullable=False),
     Column("num_requests", Integer, nullable=False),
     Column("num_done", Integer, nullable=False),

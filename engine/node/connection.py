@@ -137,7 +137,7 @@ class Connection(asyncio.Protocol):
         if len(hello.nonce) < MIN_NONCE_BYTES:
             raise wire.WireError("the peer's nonce is too short")
         nonces = (self._nonce, hello.nonce)
-        self._service = self._identity.judge(hello.token, {"gateway"}, nonces)
+        self._service = self._identity.verify_token(hello.token, {"gateway"}, nonces)
         token = self._identity.sign(self._service.subject, nonces) if self._service is not None else ""
         if not token:
             raise wire.WireError("the peer sent no valid service token, or this node has no valid key to sign its own")
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
             self.drop("no handshake")
         elif silent_s > wire.KEEPALIVE_TIMEOUT_S:
             self.drop(f"silent for {silent_s:.1f} s")
-        elif self._service is not None and not self._identity.still_holds(self._service):
+        elif self._service is not None and not self._identity.is_still_valid(self._service):
             self.drop("the service key or the gateway was revoked, or the key expired")
         elif self._paused_s is not None and now - self._paused_s > MAX_UNREAD_S:
             self.drop(f"read nothing for {MAX_UNREAD_S:g} s")

@@ -118,7 +118,7 @@ class HttpDoor:
         token = bearer(scope)
         return (
             token is not None
-            and self._identity.judge_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
+            and self._identity.verify_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
         )
 
     async def _read(self, body: bytes) -> Execute:

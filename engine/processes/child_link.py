@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.processes.frames import FrameReader
-from telemetry.child_process import Child, how_it_ended
+from telemetry.child_process import Child, describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ class ChildLink(asyncio.Protocol):
         if self._is_closing:
             return
         self._on_lost()
-        how = self._kill_reason or how_it_ended(code)
+        how = self._kill_reason or describe_exit(code)
         logger.error("%s %d %s", self._name, self.pid, how)
         self._on_exit(f"{self._name} {how}")
 

@@ -100,7 +100,7 @@ class _Connection(asyncio.Protocol):
 
     def _authenticate(self, hello: wire.Hello) -> None:
         """Verify that the peer is the node, in the PoP, that its presence names. Raises WireError."""
-        service = self._identity.judge(hello.token, {"node"}, (hello.nonce, self._nonce))
+        service = self._identity.verify_token(hello.token, {"node"}, (hello.nonce, self._nonce))
         if service is None or service.name != self._node_id:
             raise wire.WireError("the node sent no valid service token of its own")
         if service.place not in ("", self._pop):
@@ -110,9 +110,9 @@ class _Connection(asyncio.Protocol):
         self.service = service
 
     @property
-    def still_holds(self) -> bool:
+    def is_still_valid(self) -> bool:
         """Return True unless the node's service key has been revoked or has expired since the handshake."""
-        return self.service is None or self._identity.still_holds(self.service)
+        return self.service is None or self._identity.is_still_valid(self.service)
 
     def send(self, message: wire.Message) -> None:
         """Send a message, together with others of this turn of the event loop. On a closing connection it is dropped:
@@ -255,7 +255,7 @@ class NodeLink:
                 if now_s - connection.last_received_s > wire.KEEPALIVE_TIMEOUT_S:
                     log.warning("node is silent", extra={"node_id": self.node_id})
                     break
-                if not connection.still_holds:
+                if not connection.is_still_valid:
                     log.warning("node's service key does not count any more", extra={"node_id": self.node_id})
                     break
                 connection.send(wire.Ping())

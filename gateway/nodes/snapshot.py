@@ -184,7 +184,7 @@ class Nodes:
         gone = self._num_hot.keys()
         self._num_hot = self._count_hot()
         for model in gone | self._num_hot.keys():
-            metrics.HOT_REPLICAS.labels(model).set(self._num_hot[model])
+            metrics.READY_REPLICAS.labels(model).set(self._num_hot[model])
 
     def _count_hot(self) -> Counter[str]:
         """Return the number of hot replicas on reachable nodes, by model."""

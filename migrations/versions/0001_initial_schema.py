@@ -228,7 +228,7 @@ def _create_jobs() -> None:
         sa.Column("batch_id", sa.String(36), primary_key=True),
         sa.Column("account_id", sa.String(32), nullable=False),
         sa.Column("api_token_id", sa.String(32), nullable=False),
-        sa.Column("shown_model", sa.String(256), nullable=False),
+        sa.Column("requested_model", sa.String(256), nullable=False),
         sa.Column("model", sa.String(224), nullable=False),
         sa.Column("num_requests", sa.Integer(), nullable=False),
         sa.Column("num_done", sa.Integer(), nullable=False),

@@ -1,8 +1,8 @@
-"""Who did what, append-only and chained. An entry is written in the transaction of what it tells of: both or neither.
+"""The audit log: append-only and hash-chained. An entry is written in the same transaction as the change it records.
 
-Each entry's digest covers the digest before it, so that one changed, moved or taken away breaks the chain. What the
-chain alone cannot tell, that its newest entries are missing, is told by heads noted elsewhere: see `audit_heads.py`.
-Ids and few words only: never a secret, never content.
+Each entry's digest covers the previous digest, so a changed, moved or deleted entry breaks the chain. Missing newest
+entries are detected by heads recorded elsewhere (`audit_heads.py`). Entries contain ids and short texts: never a
+secret, never content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from storage.database import Database, uuid7
 from tenants.tables import audit_entries, audit_head
 
 NO_DIGEST = bytes(32)
-"""What the first entry of a chain stands on."""
+"""The digest before the first entry."""
 
 _FORM = b"hearth audit entry 1"
 _PAGE = 1000
@@ -45,7 +45,7 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class Head:
-    """The newest entry's place in the chain, 0 where there is none, and its digest."""
+    """The newest entry's sequence number (0 if there is none) and digest."""
 
     sequence: int
     digest: bytes
@@ -61,8 +61,8 @@ async def append(
     subject_id: str,
     detail: str = "",
 ) -> None:
-    """Add one entry within the caller's transaction. From here to its end no other transaction appends: it is the last
-    lock that one takes."""
+    """Append one entry within the caller's transaction. No other transaction can append until it ends: take other
+    locks first."""
     head = await _lock(connection)
     entry = AuditEntry(uuid7(), at, who, action, account_id, subject_id, detail, head.sequence + 1, b"")
     entry = replace(entry, digest=digest_of(entry, head.digest))
@@ -71,7 +71,8 @@ async def append(
 
 
 def digest_of(entry: AuditEntry, previous: bytes) -> bytes:
-    """SHA-256 over the form's name, the digest before, the place, and every field with its length before it."""
+    """Return the SHA-256 of the format's name, the previous digest, the sequence number and every field, each
+    length-prefixed."""
     at = entry.at.astimezone(UTC).isoformat(timespec="microseconds")
     fields = (entry.audit_id, at, entry.who, entry.action, entry.account_id, entry.subject_id, entry.detail)
     parts = [_FORM, previous, entry.sequence.to_bytes(8, "big"), *(field.encode() for field in fields)]
@@ -81,14 +82,15 @@ def digest_of(entry: AuditEntry, previous: bytes) -> bytes:
 async def list_recent(
     database: Database, account_id: str, limit: int = 100, *, offset: int = 0, action: str = ""
 ) -> list[AuditEntry]:
-    """Entries of an account, newest first; of one action, or of all whose name begins with it and a dot."""
+    """Return an account's entries, newest first: all, or those whose action is `action` or begins with `action` and a
+    dot."""
     query = select(audit_entries).where(*_of(account_id, action)).order_by(*_NEWEST).limit(limit).offset(offset)
     async with database.connection() as connection:
         return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]
 
 
 async def count(database: Database, account_id: str, *, action: str = "") -> int:
-    """How many entries `list_recent` could come to."""
+    """Return the total number of entries that `list_recent` pages through."""
     query = select(func.count()).select_from(audit_entries).where(*_of(account_id, action))
     async with database.connection() as connection:
         return int((await connection.execute(query)).scalar_one())
@@ -100,7 +102,7 @@ async def read_head(database: Database) -> Head:
 
 
 async def read_chain(database: Database) -> AsyncIterator[AuditEntry]:
-    """Every chained entry in the chain's order, page by page."""
+    """Yield every entry in the order of the chain."""
     last = 0
     while True:
         query = select(audit_entries).where(audit_entries.c.sequence > last)

@@ -65,7 +65,7 @@ _USER = (
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """A verdict, and what it rests on: lookup, token, account and user ids, a change of which makes it void."""
 
     verdict: Principal | Refused
@@ -90,14 +90,14 @@ async def read_user(connection: AsyncConnection, email: str) -> RowMapping | Non
     return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
 
 
-async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Judged:
+async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Evaluation:
     """What a token's row whose secret was right comes to."""
     account_id, user_id = row["account_id"], row["user_id"] or ""
     condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
     marks = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
     if row["status"] != "active":
         known = (row["api_token_id"], account_id, row["kind"], *window, condition)
-        return Judged(Refused(row["status"], *known), frozenset(marks))
+        return Evaluation(Refused(row["status"], *known), frozenset(marks))
     terms = row["plan"], row["account_limits"]
     itself = _Standing(row["account_status"], row["account_region"], row["retention"], *terms)
     policies = decode_policies(row["policies"])
@@ -123,10 +123,10 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
         models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),
         residency=residency_of(row["account_region"], row["retention"], row["region"]),
     )
-    return Judged(principal, frozenset(marks))
+    return Evaluation(principal, frozenset(marks))
 
 
-async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
+async def judge_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:
     """What a user's global key opens: everything, on each of the user's accounts."""
     user_id = row["user_id"]
     held = await _accounts_of_user(connection, user_id)
@@ -139,7 +139,7 @@ async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
         elsewhere={account_id: _grant(ALL_SCOPES, standing) for account_id, standing in held.items()},
         has_global_key=True,
     )
-    return Judged(principal, frozenset({user_id, *held}))
+    return Evaluation(principal, frozenset({user_id, *held}))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from telemetry.clock import SYSTEM_CLOCK, Clock
 from telemetry.steady_clock import SteadyClock
 from tenants.credentials import credential_rows, decision_epoch
 from tenants.credentials.api_token_text import ParsedSecret, keyed_hash, parse_secret
-from tenants.credentials.credential_rows import Judged
+from tenants.credentials.credential_rows import Evaluation
 from tenants.credentials.principal import Principal, Refused
 
 _log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class TokenVerifier:
         self._used: dict[str, datetime] = {}  # API token id -> when it was last confirmed, until that is written
         self._num_changes = 0  # seen; what was being read meanwhile is not remembered
         if ephemeral is not None:
-            ephemeral.hear_own(decision_epoch.CHANNEL, self._hear)
+            ephemeral.subscribe_local(decision_epoch.CHANNEL, self._hear)
 
     async def verify(self, text: str) -> Principal | Refused:
         """Who holds this secret. Raises StoreUnavailable when that cannot be decided."""
@@ -199,7 +199,7 @@ class TokenVerifier:
         async with self._reading() as connection:
             asked_s, num_changes = self._clock.monotonic_s(), self._num_changes
             row = await credential_rows.read_token(connection, parsed.lookup_id)
-            judged = Judged(Refused("unknown"), frozenset({parsed.lookup_id}))
+            judged = Evaluation(Refused("unknown"), frozenset({parsed.lookup_id}))
             if self._is_right(text, row) and row is not None:
                 judged = await credential_rows.judge_token(connection, row, parsed.lookup_id)
         epoch = self._epoch if row is None else row["epoch"]
@@ -213,7 +213,7 @@ class TokenVerifier:
         async with self._reading() as connection:
             asked_s, num_changes = self._clock.monotonic_s(), self._num_changes
             row = await credential_rows.read_user(connection, email)
-            judged = Judged(Refused("unknown"), frozenset() if row is None else frozenset({row["user_id"]}))
+            judged = Evaluation(Refused("unknown"), frozenset() if row is None else frozenset({row["user_id"]}))
             if self._is_right(secret, row) and row is not None:
                 judged = await credential_rows.judge_user(connection, row)
         epoch = self._epoch if row is None else row["epoch"]

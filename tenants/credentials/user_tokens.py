@@ -37,7 +37,7 @@ class TooManyTokens(Exception):
 
 
 @dataclass(frozen=True)
-class Holder:
+class TokenOwner:
     """Whose tokens: an account's (kind `account`), or a user's, where `user_id` "" is the account itself as its user.
     `account_id` is also the account that a new token is of."""
 
@@ -89,7 +89,7 @@ class TokenPage:
 
 
 async def create(
-    database: Database, pepper: bytes, holder: Holder, spec: TokenSpec, *, who: str, clock: Clock = SYSTEM_CLOCK
+    database: Database, pepper: bytes, holder: TokenOwner, spec: TokenSpec, *, who: str, clock: Clock = SYSTEM_CLOCK
 ) -> CreatedToken:
     """Raises ValueError for a bad name, TooManyTokens."""
     secret, lookup_id = mint(holder.kind)
@@ -117,7 +117,7 @@ async def create(
 
 
 async def find(
-    database: Database, holder: Holder, api_token_id: str, *, clock: Clock = SYSTEM_CLOCK
+    database: Database, holder: TokenOwner, api_token_id: str, *, clock: Clock = SYSTEM_CLOCK
 ) -> ApiToken | None:
     query = select(*SHOWN_COLUMNS).where(holder.holds(), api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
@@ -127,7 +127,7 @@ async def find(
 
 async def page(
     database: Database,
-    holder: Holder,
+    holder: TokenOwner,
     *,
     page: int,
     per_page: int,
@@ -149,7 +149,7 @@ async def page(
 
 async def replace(
     database: Database,
-    holder: Holder,
+    holder: TokenOwner,
     api_token_id: str,
     spec: TokenSpec,
     *,
@@ -166,7 +166,7 @@ async def replace(
 async def roll(
     database: Database,
     pepper: bytes,
-    holder: Holder,
+    holder: TokenOwner,
     api_token_id: str,
     *,
     who: str,
@@ -188,7 +188,7 @@ async def roll(
 
 async def delete(
     database: Database,
-    holder: Holder,
+    holder: TokenOwner,
     api_token_id: str,
     *,
     who: str,
@@ -202,7 +202,7 @@ async def delete(
 
 async def _change(
     database: Database,
-    holder: Holder,
+    holder: TokenOwner,
     api_token_id: str,
     values: Mapping[str, object],
     action: str,

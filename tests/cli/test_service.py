@@ -54,7 +54,7 @@ def test_service_key_is_created_used_rotated_revoked_and_reinstated(service: Hea
     service("make", "operator/ann")
     node = identity(ring, "node/n1")
     first = service("issue", "operator/ann", "--to", "node/n1")["token"]
-    assert node.judge_once(first, {"operator"}) is not None
+    assert node.verify_once(first, {"operator"}) is not None
     rotated = service("rotate", "node/n1", "--overlap", "10m")
     rows = {row["kid"]: row for row in service("list")}
     assert {rows[made["kid"]]["status"], rows[rotated["kid"]]["status"]} == {"active"}
@@ -62,13 +62,13 @@ def test_service_key_is_created_used_rotated_revoked_and_reinstated(service: Hea
     assert rows[made["kid"]]["not_after"] < rows[rotated["kid"]]["not_after"]
     second = service("issue", "operator/ann", "--to", "node/n1", "--life", "10m")["token"]
     service("revoke", "--subject", "operator/ann")
-    assert identity(ring, "node/n1").judge_once(second, {"operator"}) is None
+    assert identity(ring, "node/n1").verify_once(second, {"operator"}) is None
     assert "revoked" in service("make", "operator/ann", status=2)
     service("reinstate", "operator/ann")
     assert "no valid private key" in service("issue", "operator/ann", "--to", "node/n1", status=1)
     service("make", "operator/ann")
     third = service("issue", "operator/ann", "--to", "node/n1")["token"]
-    assert identity(ring, "node/n1").judge_once(third, {"operator"}) is not None
+    assert identity(ring, "node/n1").verify_once(third, {"operator"}) is not None
     service("revoke", "--key", rotated["kid"])
     service("revoke", "--token", "ab" * 16)
     assert "ab" * 16 in read_ring(ring).ring.revoked_tokens

@@ -21,7 +21,7 @@ from tenants import accounts
 from tenants.credentials import user_tokens
 from tenants.credentials.policies import Policy
 from tenants.credentials.scopes import find_group
-from tenants.credentials.user_tokens import Holder, TokenSpec
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec
 from tests.faults.conftest import errors_in
 from tests.gateway.inference.test_text_generation import events_of, script
 from tests.gateway.process import PARROT, PEPPER
@@ -104,7 +104,7 @@ async def new_tokens(site: Site, plan: str) -> Tokens:
             await user_tokens.create(
                 database,
                 PEPPER,
-                Holder("account", account_id),
+                TokenOwner("account", account_id),
                 TokenSpec("x", (policy,), not_before=since, expires_at=until),
                 who="test",
             )
