@@ -1,4 +1,4 @@
-"""How the process starts, refuses to start, drains and ends; and what it does while its stores are away."""
+"""The process: startup, startup errors, draining, exit, and behavior while stores are unavailable."""
 
 import json
 import socket
