@@ -1,4 +1,4 @@
-"""`hearth migrate`: bring the database to this version's schema. For deployments; `hearth up` does it by itself."""
+"""`hearth migrate`: migrate the database to this version's schema. `hearth up` does this itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cli.target import DataOption, Target
 
 
 def migrate(data: DataOption = None, json: JsonOption = False) -> None:
-    """Bring the database to this version's schema; does nothing when it is there already."""
+    """Migrate the database to this version's schema. Does nothing if the schema is current."""
     print_record(asyncio.run(_migrate(data)), is_json=json)
 
 

@@ -13,14 +13,13 @@ from collections.abc import Callable
 
 from gateway.errors import Reason, Refusal
 from telemetry import metrics
-from tenants.quota.pace import Pace
+from tenants.quota.pace import ReleasePace
 
 SHARE = 2
 
 
 class ConcurrencySlot:
-    """A slot, held while the `with` block runs. `stop` is called to end the call early; whoever runs the call sets
-    it."""
+    """A slot, held while the `with` block runs. The pipeline sets `stop`, which ends the call early."""
 
     __slots__ = ("_admission", "account_id", "since_s", "stop")
 
@@ -48,7 +47,7 @@ class Admission:
         self._loop = asyncio.get_running_loop()
         self._slots: set[ConcurrencySlot] = set()
         self._num_held: dict[str, int] = {}  # by account
-        self._pace = Pace()
+        self._pace = ReleasePace()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False

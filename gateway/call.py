@@ -89,13 +89,14 @@ class ParsedRequest(Struct, frozen=True):
 class Endpoint:
     """One family of inference routes.
 
-    `parse` reads a decoded body for a model. `schemas` names files in `catalog/schemas/` that describe bodies and
-    responses; empty means that of each card. `decode_body` decodes the bytes of a body. The model's name comes from
-    the path, or else from `find_model_name`, or else from the body's `model`. With `accepts_batches` a body may also
-    hold several requests, or poll a batch (`jobs/batch_request.py`).
+    `summary` describes the route in the OpenAPI document. `parse` reads a decoded body for a model. `schemas` names
+    files in `catalog/schemas/` that describe bodies and responses; empty means that of each card. `decode_body` decodes
+    the bytes of a body. The model's name comes from the path, or else from `find_model_name`, or else from the body's
+    `model`. With `accepts_batches` a body may also hold several requests, or poll a batch (`jobs/batch_request.py`).
     """
 
     api_format: ApiFormat
+    summary: str
     parse: Callable[[ModelCard, dict[str, Any]], ParsedRequest]
     schemas: tuple[str, ...] = ()
     decode_body: Callable[[Exchange, bytes], dict[str, Any]] = lambda _exchange, body: json_body.parse(body)

@@ -22,7 +22,7 @@ from gateway.errors import Refusal
 from gateway.retry_tracker import RetryTracker
 from telemetry import metrics
 from telemetry.clock import Clock
-from telemetry.metrics import Tally
+from telemetry.metrics import BufferedCounter
 from tenants.usage.usage_entries import UsageEntry
 
 FINAL_EVENTS_TIMEOUT_S = 2.0  # for the node of a cancelled call to report its usage
@@ -223,10 +223,10 @@ class _ModelMetrics:
 
     seconds: Histogram
     ttft_seconds: Histogram
-    prompt_tokens: Tally
-    cached_tokens: Tally
-    completion_tokens: Tally
-    outcomes: dict[str, Tally]
+    prompt_tokens: BufferedCounter
+    cached_tokens: BufferedCounter
+    completion_tokens: BufferedCounter
+    outcomes: dict[str, BufferedCounter]
 
 
 @lru_cache(maxsize=4096)
@@ -234,9 +234,9 @@ def _metrics_of(model: str) -> _ModelMetrics:
     return _ModelMetrics(
         metrics.CALL_SECONDS.labels(model),
         metrics.TTFT_SECONDS.labels(model),
-        Tally(metrics.PROMPT_TOKENS.labels(model)),
-        Tally(metrics.CACHED_TOKENS.labels(model)),
-        Tally(metrics.COMPLETION_TOKENS.labels(model)),
+        BufferedCounter(metrics.PROMPT_TOKENS.labels(model)),
+        BufferedCounter(metrics.CACHED_TOKENS.labels(model)),
+        BufferedCounter(metrics.COMPLETION_TOKENS.labels(model)),
         {},
     )
 
@@ -247,7 +247,7 @@ def _export(entry: UsageEntry) -> None:
     outcome = "finished" if entry.status in ("stop", "length", "tool_calls") else entry.status
     counter = model_metrics.outcomes.get(outcome)
     if counter is None:
-        counter = model_metrics.outcomes[outcome] = Tally(metrics.CALLS.labels(entry.model, outcome))
+        counter = model_metrics.outcomes[outcome] = BufferedCounter(metrics.CALLS.labels(entry.model, outcome))
     counter.add()
     model_metrics.seconds.observe(entry.duration_ms / 1000)
     if entry.ttft_ms is not None and entry.is_stream:

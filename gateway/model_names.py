@@ -7,10 +7,12 @@ share these functions, so that both give the same errors.
 
 from __future__ import annotations
 
+from typing import Any
+
 from catalog.card import RUN_TASKS, ModelCard, parse_model_id
 from catalog.listed import ListedModel
 from catalog.registry import Registry, Resolved
-from catalog.search import Shown
+from catalog.search import AnyModel
 from engine.protocol.tasks.task import Task
 from gateway.errors import Reason, Refusal
 
@@ -34,7 +36,7 @@ async def find_model(registry: Registry, text: str) -> Resolved:
     return resolved
 
 
-async def find_shown(registry: Registry, text: str) -> Shown:
+async def find_shown(registry: Registry, text: str) -> AnyModel:
     """Return the model to describe for a name; listed and retired models included. Raises InvalidModelId, Refusal."""
     name = parse_model_id(text)
     resolved = registry.find(name) or await registry.look_up(name)
@@ -44,13 +46,21 @@ async def find_shown(registry: Registry, text: str) -> Shown:
     return found
 
 
+def model_in(body: dict[str, Any]) -> str:
+    """Return the model name in a request body. Raises Refusal."""
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
+    return model
+
+
 def require_task(card: ModelCard, task: type[Task]) -> None:
     """Raise Refusal if the model does another task than the endpoint."""
     if card.task_slug != task.slug:
         raise Refusal(Reason.MODEL_UNKNOWN, card.name)
 
 
-def _retired(model: Shown, successor: str | None) -> Refusal:
+def _retired(model: AnyModel, successor: str | None) -> Refusal:
     instead = f"use {successor} instead" if successor else "use an alternative model"
     return Refusal(Reason.MODEL_RETIRED, f"{model.planned_deprecation_date}. Please {instead}")
 

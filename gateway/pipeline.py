@@ -27,7 +27,7 @@ from gateway.jobs.idempotent_response import respond_once
 from gateway.jobs.response_store import StoredResponseEvents
 from gateway.jobs.synchronous_batch import CallEnds, Group, ItemResponse
 from gateway.jobs.webhook import check_deliverable
-from gateway.model_names import find_model
+from gateway.model_names import find_model, model_in
 from gateway.preparation import PreparedRequest, check_may_queue, prepare
 from gateway.request_context import RequestContext
 from gateway.request_headers import model_headers, read_idempotency_key, read_session
@@ -57,7 +57,7 @@ async def serve(
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
         body = endpoint.decode_body(exchange, raw)
         if model is None:
-            model = await find_model(services.registry, _body_model(body))
+            model = await find_model(services.registry, model_in(body))
         authentication.require_model(principal, model.requested_name, model.card.name)
         exchange.response_headers = model_headers(exchange, model)
         retry = exchange.header(RETRY_HEADER)
@@ -86,13 +86,6 @@ async def _authenticate(services: Services, exchange: Exchange, account_id: str 
     principal = await authentication.authenticate(services.verifier, exchange.headers, address)
     exchange.mark_authenticated()
     return authentication.authorize(principal, account_id or principal.account_id, authentication.RUN_MODELS_SCOPE)
-
-
-def _body_model(body: dict[str, Any]) -> str:
-    model = body.get("model")
-    if not isinstance(model, str):
-        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
-    return model
 
 
 async def _respond(

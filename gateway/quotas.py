@@ -16,7 +16,7 @@ from gateway.http.exchange import Exchange, Headers
 from gateway.services import Services
 from tenants.credentials.principal import Principal
 from tenants.quota.allowance import ACCOUNT_BUDGET, ALLOWANCE
-from tenants.quota.quota_plan import Entered, Plan, QuotaExceeded, Standing
+from tenants.quota.quota_plan import Plan, QuotaExceeded, Reservation, WindowStatus
 
 
 class QuotaReservation:
@@ -36,7 +36,7 @@ class QuotaReservation:
         self._headers = headers
         self._is_batch = is_batch
         self._num_tokens = self._micro_neurons = 0
-        self._entered: Entered
+        self._entered: Reservation
 
     async def __aenter__(self) -> QuotaReservation:
         calls = self._calls
@@ -49,9 +49,9 @@ class QuotaReservation:
                 micro_neurons=sum(map(_estimated_price, calls)) if plan.budgets else 0,
             )
         except QuotaExceeded as error:
-            self._add_headers(error.standings)
+            self._add_headers(error.window_statuses)
             raise _refusal_of(self._services, error) from None
-        self._add_headers(self._entered.standings)
+        self._add_headers(self._entered.window_statuses)
         return self
 
     @property
@@ -67,9 +67,9 @@ class QuotaReservation:
     async def __aexit__(self, *_error: object) -> None:
         self._services.quota.leave(self._entered, tokens=self._num_tokens, micro_neurons=self._micro_neurons)
 
-    def _add_headers(self, standings: Sequence[Standing]) -> None:
-        if standings and self._headers is not None:
-            self._headers += headers_of(standings)
+    def _add_headers(self, window_statuses: Sequence[WindowStatus]) -> None:
+        if window_statuses and self._headers is not None:
+            self._headers += headers_of(window_statuses)
 
 
 async def count_request(services: Services, exchange: Exchange, principal: Principal) -> None:
@@ -77,11 +77,11 @@ async def count_request(services: Services, exchange: Exchange, principal: Princ
     items = tuple(item for item in services.limits.items(principal) if item.kind == "r")
     plan = services.quota.plan(principal.account_id, items)
     try:
-        entered = await services.quota.pass_by(plan, exchange.request_id)
+        entered = await services.quota.count_request(plan, exchange.request_id)
     except QuotaExceeded as error:
-        exchange.response_headers += headers_of(error.standings)
+        exchange.response_headers += headers_of(error.window_statuses)
         raise _refusal_of(services, error) from None
-    exchange.response_headers += headers_of(entered.standings)
+    exchange.response_headers += headers_of(entered.window_statuses)
 
 
 @contextlib.asynccontextmanager
@@ -92,7 +92,7 @@ async def reserve_for_task(
     `count_request` has already counted the request for its account and token. Raises Refusal."""
     items = services.limits.items(principal, task)
     items = tuple(item for item in items if item.kind == "c" or (item.kind == "r" and item.name == task))
-    plan = services.quota.plan(principal.account_id, tuple(item for item in items if not item.is_until_begun))
+    plan = services.quota.plan(principal.account_id, tuple(item for item in items if not item.ends_at_first_output))
     try:
         entered = await services.quota.enter(plan, exchange.request_id)
     except QuotaExceeded as error:
@@ -103,11 +103,11 @@ async def reserve_for_task(
         services.quota.leave(entered)
 
 
-def headers_of(standings: Sequence[Standing]) -> Headers:
+def headers_of(window_statuses: Sequence[WindowStatus]) -> Headers:
     """Return `Ratelimit` and `Ratelimit-Policy` for the request window and the token window with the least left."""
     now, policy = [], []
     for kind, name in (("r", "default"), ("t", "tokens")):
-        nearest = nearest_of(standings, kind)
+        nearest = nearest_of(window_statuses, kind)
         if nearest is not None:
             item = nearest.item
             now.append(f'"{name}";r={nearest.remaining};t={nearest.reset_s}')
@@ -117,10 +117,10 @@ def headers_of(standings: Sequence[Standing]) -> Headers:
     return [(b"ratelimit", ", ".join(now).encode()), (b"ratelimit-policy", ", ".join(policy).encode())]
 
 
-def nearest_of(standings: Sequence[Standing], kind: str) -> Standing | None:
+def nearest_of(window_statuses: Sequence[WindowStatus], kind: str) -> WindowStatus | None:
     """Return the window of this kind with the least left."""
-    found: Standing | None = None
-    for standing in standings:
+    found: WindowStatus | None = None
+    for standing in window_statuses:
         if standing.item.kind == kind and (found is None or standing.remaining < found.remaining):
             found = standing
     return found
@@ -154,7 +154,7 @@ def _refusal_of(services: Services, error: QuotaExceeded) -> Refusal:
         return Refusal(Reason.BUDGET_USED, subject, retry_after_s=left_s)
     subject = item.name.partition(".")[0]
     if item.kind == "c":
-        reason = Reason.TOO_MANY_WAITING if item.is_until_begun else Reason.CONCURRENCY_LIMITED
+        reason = Reason.TOO_MANY_WAITING if item.ends_at_first_output else Reason.CONCURRENCY_LIMITED
         whose = {"account": "account", "token": "API token"}.get(subject, "model")
         return Refusal(reason, whose, retry_after_s=error.retry_after_s)
     reasons = {"token": Reason.RATE_LIMITED, "account": Reason.ACCOUNT_RATE_LIMITED}

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
 from gateway.call import Call
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, command
+from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import Clock
 
 RETRY_HEADER = b"x-stainless-retry-count"
@@ -32,8 +32,8 @@ class Shared(Protocol):
     """Redis commands that are sent together with others (`tenants/quota/quota.py`)."""
 
     @property
-    def is_within_reach(self) -> bool: ...
-    def ride(self, *commands: bytes) -> None: ...
+    def is_available(self) -> bool: ...
+    def pipeline(self, *commands: bytes) -> None: ...
     def ask(self, command: bytes) -> Lookup | None: ...
 
 
@@ -52,26 +52,20 @@ class RetryTracker:
     """Remembers recent useful responses. `may_share` returns True if a call may be remembered in Redis."""
 
     def __init__(self, clock: Clock, shared: Shared | None = None, may_share: Callable[[Call], bool] = _always) -> None:
-        self._clock = clock
         self._shared = shared
         self._may_share = may_share
-        self._responded_s: OrderedDict[tuple[str, int], float] = OrderedDict()  # oldest first
+        self._useful: BoundedCache[tuple[str, int], bool] = BoundedCache(
+            MAX_REMEMBERED, ttl_s=REMEMBERED_S, now_s=clock.monotonic_s
+        )
 
     def add(self, call: Call) -> None:
         """Remember that the response to a call counts as useful."""
         if not call.body_hash:
             return
-        if self._shared is not None and self._shared.is_within_reach and self._may_share(call):
-            self._shared.ride(command("SET", _key(call), 1, "PX", round(REMEMBERED_S * 1000)))
+        if self._shared is not None and self._shared.is_available and self._may_share(call):
+            self._shared.pipeline(command("SET", _key(call), 1, "PX", round(REMEMBERED_S * 1000)))
             return
-        now_s = self._clock.monotonic_s()
-        while self._responded_s and next(iter(self._responded_s.values())) <= now_s - REMEMBERED_S:
-            self._responded_s.popitem(last=False)
-        key = (call.principal.api_token_id, call.body_hash)
-        self._responded_s[key] = now_s
-        self._responded_s.move_to_end(key)
-        if len(self._responded_s) > MAX_REMEMBERED:
-            self._responded_s.popitem(last=False)
+        self._useful.put((call.principal.api_token_id, call.body_hash), True)
 
     def look_up(self, call: Call) -> Lookup | None:
         """Start to look up whether a call retries a remembered one; pass the result to `num_retried` at its end."""
@@ -87,8 +81,7 @@ class RetryTracker:
             with contextlib.suppress(StoreUnavailable):
                 if isinstance(await lookup, bytes):
                     return 1
-        responded_s = self._responded_s.pop((call.principal.api_token_id, call.body_hash), None)
-        return int(responded_s is not None and responded_s > self._clock.monotonic_s() - REMEMBERED_S)
+        return int(self._useful.pop((call.principal.api_token_id, call.body_hash)) is not None)
 
 
 def _key(call: Call) -> str:

@@ -50,7 +50,7 @@ from tenants.quota.allowance import Allowance
 from tenants.quota.limits import Limits, parse_rules
 from tenants.quota.quota import LEASE_MARGIN_S, Quota
 from tenants.usage.ledger import UsageLedger
-from tenants.usage.usage_upkeep import Kept, UsageUpkeep
+from tenants.usage.usage_upkeep import Kept, UsageMaintenance
 
 if TYPE_CHECKING:
     from gateway.management.operators import Operators
@@ -218,7 +218,7 @@ def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]],
         services.ledger.run,
         services.quota.run,
         watch_allowance,
-        UsageUpkeep(database, SYSTEM_CLOCK, kept).run,
+        UsageMaintenance(database, SYSTEM_CLOCK, kept).run,
         services.idempotency_keys.run,
         AuditHeadRecorder(database, settings.audit_heads, settings.token_pepper, services.clock).run,
     )

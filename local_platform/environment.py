@@ -25,14 +25,14 @@ def check_environment(environ: Mapping[str, str], overridden: frozenset[str]) ->
     given = {name: text for name, text in environ.items() if name.startswith(PREFIX) and name not in overridden}
     if not given:
         return []
-    from telemetry.settings import SettingError, describe, read_given
+    from telemetry.settings import SettingError, describe, parse_environment
 
     known = _TOOL_VARIABLES | overridden
     for process in ProcessName:
         declared = settings_class(process)
         known |= {info.env for info in describe(declared)}
         try:
-            read_given(declared, given)
+            parse_environment(declared, given)
         except SettingError as error:
             raise PlatformError(str(error)) from None
     return [_warning(name, known) for name in sorted(given.keys() - known)]

@@ -54,6 +54,6 @@ def ensure_key(
             change(row.kid, rotated)
         else:
             service_ring.change_ring(ring, rotated, now_s=now_s)
-    except (service_ring.Unsafe, OSError, ValueError) as error:
+    except (service_ring.UnsafeKeyFile, OSError, ValueError) as error:
         raise PlatformError(f"service keys: {error}") from None
     return folder

@@ -139,12 +139,10 @@ def _account(account: Account) -> dict[str, Any]:
 
 
 def _token(token: ApiToken) -> dict[str, Any]:
-    policies = token.policies or ()
-    groups = [group for policy in policies for group in policy.groups] or list(token.groups)
-    names = {group.name if (group := find_group(group_id)) is not None else group_id for group_id in groups}
+    names = {group.name if (group := find_group(group_id)) is not None else group_id for group_id in token.groups}
     return asdict(token) | {
         "permissions": "; ".join(sorted(names)),
-        "resources": " ".join(sorted({name for policy in policies for name in policy.resources})) or token.account_id,
+        "resources": " ".join(sorted({name for policy in token.policies for name in policy.resources})),
         "condition": msgspec.to_builtins(token.condition),
         "region": shown_rule(token.region),
     }

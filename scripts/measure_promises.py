@@ -1,8 +1,9 @@
 """Run the tests that prove the promises and store what they measured in `scripts/figures.jsonl`: `make figures`.
 
 All promises take some minutes; `make figures ARGS="P6 T4"` measures only those. Tests record figures with
-`bench.figures.record`. A promise gets no new figure if one of its tests fails or if no test records one. Figures that
-are measured elsewhere (a campaign of hours, another machine) are stored with `--note`.
+`bench.figures.record`. For a promise with a `counted` text, the figure is the number of passed test cases instead. A
+promise gets no new figure if one of its tests fails. Figures that are measured elsewhere (a campaign of hours, another
+machine) are stored with `--note`.
 """
 
 from __future__ import annotations
@@ -69,13 +70,15 @@ def measure(promises: Iterable[Mapping[str, Any]]) -> tuple[list[Line], int]:
 
 
 def summarize(promise: Mapping[str, Any], lines: Iterable[Line], runs: Mapping[str, str]) -> Line | None:
-    """Return the figures that tests recorded for a promise as one line.
+    """Return the figures that tests recorded for a promise, or the number of test cases, as one line.
 
-    Returns None if one of its tests failed, if a test file did not run, or if nothing was recorded.
+    Returns None if one of its tests failed, if a test file did not run, or if nothing was recorded or counted.
     """
     counts = [[int(part.split()[0]) for part in runs[file].split(", ")] for file in promise["tests"] if file in runs]
     num_passed, num_failed = sum(count[0] for count in counts), sum(count[1] for count in counts)
     recorded = list(dict.fromkeys(line["figure"] for line in lines if line["promise"] == promise["id"]))
+    if not recorded and "counted" in promise:
+        recorded = [f"{num_passed} {promise['counted']}"]
     if len(counts) < len(promise["tests"]) or num_failed or not num_passed or not recorded:
         return None
     return figures.line(promise["id"], "; ".join(recorded), f"make figures ARGS={promise['id']}")

@@ -27,8 +27,8 @@ MAY_IMPORT = {
     "storage": {"telemetry"},
     "documents": {"telemetry"},
     "tenants": {"storage", "telemetry"},
-    "catalog": {"storage", "telemetry", "weight_files"},
-    "engine": {"engine.protocol", "weight_files", "telemetry.child_process"},
+    "catalog": {"storage", "telemetry", "weight_files", "engine.protocol"},
+    "engine": {"engine.protocol", "weight_files", "telemetry.bounded_cache", "telemetry.child_process"},
     "engine.serving": {"engine", "engine.protocol", "catalog", "storage", "telemetry"},
     "engine.node": {
         "engine",
@@ -68,7 +68,7 @@ GATEWAY_ROOMS = {
         "gateway.call", "gateway.errors", "gateway.http", "engine.protocol", "catalog", "storage", "telemetry",
         "tenants",
     },
-    "gateway.openapi": {"gateway.call", "gateway.routing", "catalog"},
+    "gateway.openapi": {"engine.protocol.tasks", "gateway.call", "gateway.routing", "catalog"},
 }  # fmt: skip
 GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
 HOST_WING = ("engine.scheduling",)

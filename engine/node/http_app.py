@@ -124,7 +124,7 @@ class HttpApp:
         token = bearer_token(scope)
         return (
             token is not None
-            and self._identity.judge_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
+            and self._identity.verify_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
         )
 
     async def _parse(self, body: bytes) -> Execute:

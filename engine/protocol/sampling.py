@@ -36,6 +36,7 @@ BOUNDS: dict[str, Bound] = {
     "frequency_penalty": Bound("number", -2, 2, 0.0),
     "top_logprobs": Bound("integer", 0, 20, 0),
 }
+SHARED_PARAMETERS = tuple(name for name in BOUNDS if name != "top_logprobs")  # in every format of OpenAI's family
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 256

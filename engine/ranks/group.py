@@ -36,7 +36,7 @@ from engine.processes.frames import framed, receive_frame
 from engine.ranks import wire
 from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.runner import Runner, settle_dtype
-from telemetry.child_process import die_with_parent, how_it_ended, set_process_name
+from telemetry.child_process import describe_exit, die_with_parent, set_process_name
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class Followers:
     """The leader's handle of the other ranks. Made by `fork`."""
 
     def __init__(self, followers: list[_Follower], connection: socket.socket) -> None:
-        """`connection` is the leader's socket to its replica, which is told if a follower ends while loading."""
+        """`connection` is the leader's socket to its replica, which gets a message if a follower ends while loading."""
         self._followers, self._connection = followers, connection
         self._is_loaded = False
         self._block_size = 0
@@ -218,7 +218,7 @@ def _wait_until_ready(follower: _Follower, watcher: threading.Thread) -> None:
 
 
 def _how_ended(follower: _Follower) -> str:
-    return how_it_ended(os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]))
+    return describe_exit(os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]))
 
 
 def _send(channel: socket.socket, message: _Setup | _Ready) -> None:

@@ -8,17 +8,17 @@ in NGRAMS recur in any text and predict little. Each token is read once, and onl
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
 from engine.arrays import Ints
 from engine.speculation.speculator import DraftRequest
+from telemetry.bounded_cache import BoundedCache
 
 NGRAMS = (8, 4)  # lengths, preferred one first
 MAX_INITIAL_TOKENS = 16_384  # read of a sequence on its first request: 5 ms
-_MAX_SEQUENCES = 8  # with an index, least recently added one dropped first
+_MAX_SEQUENCES = 8  # with an index; the least recently used index is dropped first
 
 _NO_TOKENS = np.empty(0, dtype=np.int32)
 
@@ -27,7 +27,7 @@ class PromptLookup:
     """A drafter without a model. Implements `engine.speculation.speculator.Drafter`."""
 
     def __init__(self) -> None:
-        self._indexes: OrderedDict[int, _NgramIndex] = OrderedDict()
+        self._indexes: BoundedCache[int, _NgramIndex] = BoundedCache(_MAX_SEQUENCES)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
         return [self._index(each.sequence_id).continuation(each.token_ids, each.max_tokens) for each in requests]
@@ -35,9 +35,8 @@ class PromptLookup:
     def _index(self, sequence_id: int) -> _NgramIndex:
         index = self._indexes.get(sequence_id)
         if index is None:
-            index = self._indexes[sequence_id] = _NgramIndex()
-            if len(self._indexes) > _MAX_SEQUENCES:
-                self._indexes.popitem(last=False)
+            index = _NgramIndex()
+            self._indexes.put(sequence_id, index)
         return index
 
 

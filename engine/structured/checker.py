@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import OrderedDict
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -24,6 +23,7 @@ from engine.protocol.output_format import Constraint
 from engine.structured.check_worker import CheckRequest, CheckResult, encode_frame
 from engine.structured.compile import cache_key, check_size, constraint_name
 from engine.structured.refusal import ConstraintRefused
+from telemetry.bounded_cache import BoundedCache
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,9 @@ class ConstraintChecker:
         self._starting = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._pending: dict[int, asyncio.Future[CheckResult]] = {}
-        self._cache: OrderedDict[bytes, str] = OrderedDict()  # refusals by constraint and namespace; "" if it passed
+        self._cache: BoundedCache[bytes, str] = BoundedCache(
+            _MAX_CACHED
+        )  # refusals by constraint and namespace; "" if it passed
         self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         self.num_sent = 0  # checks sent to the worker process
 
@@ -66,19 +68,18 @@ class ConstraintChecker:
     async def check(self, constraint: Constraint, namespace: bytes) -> None:
         """Return if `constraint` can be enforced. Raises ConstraintRefused."""
         key = cache_key(constraint, namespace)
-        refusal = self._cached(key)
+        refusal = self._cache.get(key)
         if refusal is None:
             check_size(constraint)
             lock = self._locks.setdefault(namespace, asyncio.Lock())
             async with lock:
-                refusal = self._cached(key)
+                refusal = self._cache.get(key)
                 if refusal is None:
                     result = await self._send(constraint)
                     if result.is_timeout:  # not cached: the machine may just have been busy
                         raise ConstraintRefused(result.refusal, is_timeout=True)
-                    refusal = self._cache[key] = result.refusal
-                    if len(self._cache) > _MAX_CACHED:
-                        self._cache.popitem(last=False)
+                    refusal = result.refusal
+                    self._cache.put(key, refusal)
         if refusal:
             raise ConstraintRefused(refusal)
 
@@ -91,12 +92,6 @@ class ConstraintChecker:
             await process.wait()
         if self._reading is not None:
             await self._reading
-
-    def _cached(self, key: bytes) -> str | None:
-        refusal = self._cache.get(key)
-        if refusal is not None:
-            self._cache.move_to_end(key)
-        return refusal
 
     async def _send(self, constraint: Constraint) -> CheckResult:
         """Check in the worker process. A worker that dies meanwhile is restarted once."""

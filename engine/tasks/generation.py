@@ -21,7 +21,7 @@ from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.parser import CallPiece, Piece, Thought
+from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, ToolCallPiece
 
 logger = logging.getLogger(__name__)
 
@@ -146,9 +146,9 @@ class Generation:
         has_called = reason == "stop" and self._answer.num_calls > 0
         self._end(Finished("tool_calls" if has_called else reason, self._usage(), self._answer.stop))
 
-    def _take(self, output: SequenceOutput) -> list[Piece]:
+    def _take(self, output: SequenceOutput) -> list[OutputPiece]:
         """Count the tokens up to where the answer is over; return what can be said."""
-        pieces: list[Piece] = []
+        pieces: list[OutputPiece] = []
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
             self._num_tokens += 1
@@ -181,7 +181,7 @@ class Generation:
             if self._echo is not None:
                 self._emit(self._echo.token(self._choice))
 
-    def _say(self, pieces: Sequence[Piece]) -> None:
+    def _say(self, pieces: Sequence[OutputPiece]) -> None:
         """Emit what can be said: neighbouring texts as one, with the log-probabilities until now."""
         text = ""
         for piece in pieces:
@@ -190,7 +190,7 @@ class Generation:
                 continue
             if text:
                 self._say_text(text)
-            if isinstance(piece, Thought):
+            if isinstance(piece, ReasoningPiece):
                 self._say_thought(piece)
             else:
                 self._say_call(piece)
@@ -204,11 +204,11 @@ class Generation:
             self._num_unsaid = 0
             self._logprobs.clear()
 
-    def _say_thought(self, piece: Thought) -> None:
+    def _say_thought(self, piece: ReasoningPiece) -> None:
         self._emit(Token(piece.text, self._num_unsaid, choice=self._choice, is_reasoning=True))
         self._num_unsaid = 0
 
-    def _say_call(self, piece: CallPiece) -> None:
+    def _say_call(self, piece: ToolCallPiece) -> None:
         """Log-probabilities are of content; those of a call are not told."""
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
         self._emit(

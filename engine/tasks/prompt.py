@@ -15,8 +15,8 @@ from engine.report import EngineInfo
 from engine.tasks.work import Refused
 from engine.text.template_pool import TemplateRefused
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.form import Form, template_messages, template_tools
-from engine.tool_calls.plan import shown_tools
+from engine.tool_calls.output_plan import shown_tools
+from engine.tool_calls.tool_format import ToolFormat, template_messages, template_tools
 
 _LONG_TEXT_CHARS = 20_000  # longer texts are tokenized in a thread, off the event loop
 
@@ -24,7 +24,7 @@ _LONG_TEXT_CHARS = 20_000  # longer texts are tokenized in a thread, off the eve
 class PromptReader:
     """Reads the prompts of one model. `form` is how the model's template writes tool calls."""
 
-    def __init__(self, tokenizer: Tokenizer, form: Form | None, info: EngineInfo) -> None:
+    def __init__(self, tokenizer: Tokenizer, form: ToolFormat | None, info: EngineInfo) -> None:
         self._tokenizer = tokenizer
         self._form = form
         self._info = info

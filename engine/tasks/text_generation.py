@@ -36,10 +36,10 @@ from engine.tasks.work import Emit, Refused, Run, Work
 from engine.text.detokenizer import StopStringFinder
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
-from engine.tool_calls.form import find_form
-from engine.tool_calls.grammar import Controls, Thinking
-from engine.tool_calls.plan import Plan, ToolsUnusable, make_plan, shown_tools
+from engine.tool_calls.grammar import Controls, ReasoningState
+from engine.tool_calls.output_plan import OutputPlan, ToolsRefused, make_output_plan, shown_tools
 from engine.tool_calls.reasoning import REASONINGS, find_reasoning
+from engine.tool_calls.tool_format import find_tool_format
 
 _MANY_TOKENS = 10_000  # of a prompt that is told again: more become text in a thread, where they hold up nobody
 _PROMPT_END_TOKENS = 16  # of which may be marks of a thought
@@ -77,7 +77,7 @@ class TextGenerator:
         template = tokenizer.chat_template
         words = frozenset() if template is None else template.words | template.written
         hints = words if template is not None and template.reads_tools else ()
-        self._form = None if template is None else find_form(template.render, tool_parser, hints)
+        self._form = None if template is None else find_tool_format(template.render, tool_parser, hints)
         self._prompts = PromptReader(tokenizer, self._form, replica.info)
         self._reasoning = find_reasoning(words)
         self._controls = _controls(tokenizer)
@@ -150,12 +150,12 @@ class TextGenerator:
         echo = await self._echo(task, prompt) if task.echoes_prompt else None
         return self._begin(task, plan, request, echo, emit)
 
-    def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> Plan:
+    def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> OutputPlan:
         """What the task's tools and output format come to. Raises Refused."""
         is_turn = self._prompts.uses_template(task)
         try:
-            return make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
-        except ToolsUnusable as error:
+            return make_output_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
+        except ToolsRefused as error:
             raise Refused("invalid_input", str(error)) from error
 
     def _room(self, task: TextGeneration, prompt: Sequence[int]) -> int:
@@ -188,7 +188,7 @@ class TextGenerator:
         )
 
     def _begin(
-        self, task: TextGeneration, plan: Plan, request: SequenceRequest, echo: PromptEcho | None, emit: Emit
+        self, task: TextGeneration, plan: OutputPlan, request: SequenceRequest, echo: PromptEcho | None, emit: Emit
     ) -> Run:
         """Hand the engine the sequences of all answers, of which `request` is the first's."""
 
@@ -236,7 +236,7 @@ class TextGenerator:
         text, token_texts = decode() if is_short else await asyncio.to_thread(decode)
         return PromptEcho(text, token_texts, task.sampling.logprobs, say)
 
-    async def _first_sound(self, plan: Plan, namespace: bytes, own: Constraint | None) -> Constraint | None:
+    async def _first_sound(self, plan: OutputPlan, namespace: bytes, own: Constraint | None) -> Constraint | None:
         """The first of the plan's constraints that sequences can be held to; `own` is the caller's. Raises Refused when
         it is none of them."""
         for constraint in plan.constraints:
@@ -251,14 +251,18 @@ class TextGenerator:
         message = f"'{place}' cannot be held to: {refusal}" if place else str(refusal)
         raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
 
-    def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> Thinking | None:
+    def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> ReasoningState | None:
         """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
         is_told = task.separates_reasoning or task.constraint is not None or shown_tools(task)
         if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
             return None
         end = self._tokenizer.detokenizer(show=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)
-        return None if phase == "answers" and not self._reasoning.answer_opening else Thinking(self._reasoning, phase)
+        return (
+            None
+            if phase == "answers" and not self._reasoning.answer_opening
+            else ReasoningState(self._reasoning, phase)
+        )
 
 
 def _ending_as_asked(task: TextGeneration) -> TextGeneration:

@@ -83,5 +83,10 @@ def _unwrapped(value: Any) -> Any:
 
 
 BINDING_RUN = Endpoint(
-    ApiFormat.NATIVE, _parse, decode_body=decode_body, find_model_name=binding.model_of, accepts_batches=True
+    ApiFormat.NATIVE,
+    "Run a model for a Worker's AI binding.",
+    _parse,
+    decode_body=decode_body,
+    find_model_name=binding.model_of,
+    accepts_batches=True,
 )

@@ -129,4 +129,4 @@ def _key_of(body: Body) -> _Key | None:
     return tuple(key)
 
 
-CHAT_COMPLETIONS = Endpoint(ApiFormat.OPENAI, _parse, schemas=("openai_chat",))
+CHAT_COMPLETIONS = Endpoint(ApiFormat.OPENAI, "Create a chat completion.", _parse, schemas=("openai_chat",))

@@ -50,4 +50,6 @@ def _parse(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
     return parse_completion(card, body)
 
 
-COMPLETIONS = Endpoint(ApiFormat.OPENAI, _parse, schemas=("openai_completions",))
+COMPLETIONS = Endpoint(
+    ApiFormat.OPENAI, "Continue texts without a chat template.", _parse, schemas=("openai_completions",)
+)

@@ -20,4 +20,4 @@ def _parse(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
     return ParsedRequest(task, False, lambda call: EmbeddingsRenderer(call.requested_model, encoding))
 
 
-EMBEDDINGS = Endpoint(ApiFormat.OPENAI, _parse, schemas=("openai_embeddings",))
+EMBEDDINGS = Endpoint(ApiFormat.OPENAI, "Create embeddings of texts.", _parse, schemas=("openai_embeddings",))

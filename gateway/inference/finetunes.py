@@ -6,7 +6,6 @@ While the database is unavailable, cached results remain valid.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from catalog import finetunes
@@ -20,6 +19,7 @@ from gateway.errors import Reason, Refusal
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from storage.objects import Objects
+from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import Clock
 
 CACHE_S = 1.0
@@ -46,8 +46,8 @@ class Finetunes:
         self._objects: Objects | None = None
         self._clock = clock
         self._num_changes = 0
-        self._bases: OrderedDict[str, BaseModel] = OrderedDict()  # by revision, least recently used first
-        self._found: OrderedDict[tuple[str, str], _Found] = OrderedDict()  # by (account, reference), oldest first
+        self._bases: BoundedCache[str, BaseModel] = BoundedCache(_MAX_BASES)  # by revision
+        self._found: BoundedCache[tuple[str, str], _Found] = BoundedCache(_MAX_CACHED)  # by (account, reference)
 
     @property
     def objects(self) -> Objects:
@@ -77,22 +77,21 @@ class Finetunes:
         if resolved is None:
             return None
         revision = resolved.card.revision
-        if revision not in self._bases:
+        base = self._bases.get(revision)
+        if base is None:
             base = await read_base(self.objects, resolved.card)
-            if base is None:
-                return None
-            self._bases[revision] = base
-        self._bases.move_to_end(revision)
-        if len(self._bases) > _MAX_BASES:
-            self._bases.popitem(last=False)
-        return self._bases[revision]
+            if base is not None:
+                self._bases.put(revision, base)
+        return base
 
     def forget(self, account_id: str, finetune_id: str) -> None:
         """Drop cached results after this gateway changed a fine-tune."""
         self._num_changes += 1
-        for key, found in list(self._found.items()):
-            if key[0] == account_id or (found.finetune is not None and found.finetune.finetune_id == finetune_id):
-                del self._found[key]
+        self._found.remove_if(
+            lambda key, found: (
+                key[0] == account_id or (found.finetune is not None and found.finetune.finetune_id == finetune_id)
+            )
+        )
 
     async def _find(self, account_id: str, reference: str) -> Finetune | None:
         key, now_s = (account_id, reference), self._clock.monotonic_s()
@@ -108,10 +107,7 @@ class Finetunes:
             return found.finetune
         if num_changes != self._num_changes:
             return finetune  # a change during the lookup may have made this result stale
-        self._found[key] = _Found(finetune, now_s + CACHE_S)
-        self._found.move_to_end(key)
-        while len(self._found) > _MAX_CACHED:
-            self._found.popitem(last=False)
+        self._found.put(key, _Found(finetune, now_s + CACHE_S))
         return finetune
 
     async def close(self) -> None:

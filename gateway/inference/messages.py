@@ -54,8 +54,13 @@ def _parse_count(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
     return ParsedRequest(structs.replace(task, only_counts=True), False, lambda _call: PromptTokenCount({}))
 
 
-MESSAGES = Endpoint(ApiFormat.ANTHROPIC, _parse, schemas=("anthropic_messages",))
-MESSAGE_TOKENS = Endpoint(ApiFormat.ANTHROPIC, _parse_count, schemas=("anthropic_message_tokens",))
+MESSAGES = Endpoint(ApiFormat.ANTHROPIC, "Create a message.", _parse, schemas=("anthropic_messages",))
+MESSAGE_TOKENS = Endpoint(
+    ApiFormat.ANTHROPIC,
+    "Count the input tokens of a message, at no cost.",
+    _parse_count,
+    schemas=("anthropic_message_tokens",),
+)
 
 
 class MessageRenderer(OwnErrorFrame):

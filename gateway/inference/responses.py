@@ -88,5 +88,10 @@ def _parse_count(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
     )
 
 
-RESPONSES = Endpoint(ApiFormat.OPENAI, _parse, schemas=("openai_responses",))
-RESPONSE_TOKENS = Endpoint(ApiFormat.OPENAI, _parse_count, schemas=("openai_response_tokens",))
+RESPONSES = Endpoint(ApiFormat.OPENAI, "Create a response.", _parse, schemas=("openai_responses",))
+RESPONSE_TOKENS = Endpoint(
+    ApiFormat.OPENAI,
+    "Count the input tokens of a response, at no cost.",
+    _parse_count,
+    schemas=("openai_response_tokens",),
+)

@@ -64,5 +64,7 @@ def require_object(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-RUN = Endpoint(ApiFormat.NATIVE, parse_native, accepts_batches=True)
-RUN_NAMED = replace(RUN, schemas=("run_named",), decode_body=_decode_named)
+RUN = Endpoint(ApiFormat.NATIVE, "Run a model with inputs in its native format.", parse_native, accepts_batches=True)
+RUN_NAMED = replace(
+    RUN, summary="Run the model that the body names.", schemas=("run_named",), decode_body=_decode_named
+)

@@ -26,7 +26,7 @@ from gateway.services import Services
 from telemetry import metrics
 from tenants import accounts
 from tenants.credentials.principal import AccountTerms, Principal
-from tenants.jobs.batches import Answered, ChunkKey, Kind, Leased
+from tenants.jobs.batches import ChunkKey, Completion, Kind, LeasedChunk
 from tenants.usage.usage_entries import UsageEntry
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class Chunk:
     """`unwritten` are the numbers of requests without a stored result. With `refusal` set no request runs any more, and
     each has the refusal as its result."""
 
-    leased: Leased
+    leased: LeasedChunk
     terms: AccountTerms  # of the account, at the time of the lease
     requests: list[Request]
     refusal: Refusal | None
@@ -94,7 +94,7 @@ class ChunkRunner:
         endpoints: Mapping[Kind, Endpoint],
         run_item: RunItem,
         is_stopping: Callable[[], bool],
-        on_result: Callable[[Chunk, Answered], None],
+        on_result: Callable[[Chunk, Completion], None],
     ) -> None:
         self._services = services
         self._endpoints = endpoints
@@ -103,10 +103,10 @@ class ChunkRunner:
         self._on_result = on_result
         self._room = asyncio.Semaphore(services.settings.batches.max_calls)
 
-    async def open(self, leased: Leased) -> Chunk:
+    async def open(self, leased: LeasedChunk) -> Chunk:
         """Return the chunk with its requests, or with a refusal if they must not run. Raises StoreUnavailable."""
         services, numbers = self._services, range(leased.key[1], leased.key[1] + leased.num_requests)
-        residency, terms = await accounts.standing_of_calls(services.database, leased.account_id, leased.api_token_id)
+        residency, terms = await accounts.call_terms(services.database, leased.account_id, leased.api_token_id)
         requests: list[Request] = [{} for _ in numbers]
         if residency.rules or residency.is_zero_retention:  # since the batch was queued
             refusal: Refusal | None = Refusal(Reason.ABORTED)
@@ -131,7 +131,7 @@ class ChunkRunner:
             job.add_done_callback(chunk.jobs.discard)
             job.add_done_callback(lambda _job: on_end(chunk))
 
-    def _refusal_for(self, leased: Leased) -> Refusal | None:
+    def _refusal_for(self, leased: LeasedChunk) -> Refusal | None:
         """Return why the requests of a chunk must not run any more, or None."""
         waited_s = (self._services.clock.now() - leased.created_at).total_seconds()
         if leased.is_cancelled:
@@ -188,7 +188,7 @@ class ChunkRunner:
                 principal=Principal(
                     leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
                 ),
-                model=await find_model(services.registry, leased.shown_model),
+                model=await find_model(services.registry, leased.requested_model),
                 slot=slot,
                 ledger=buffer,
                 started_s=services.clock.monotonic_s(),
@@ -219,9 +219,9 @@ class ChunkRunner:
             content = batch_results.successful_item(number, reference, result.body)
             prompt_tokens, completion_tokens = result.usage.prompt_tokens, result.usage.completion_tokens
             outcome = "finished"
-        metrics.BATCH_ANSWERS.labels(chunk.leased.shown_model, outcome).inc()
+        metrics.BATCH_RESPONSES.labels(chunk.leased.requested_model, outcome).inc()
         sealed = self._services.batches.sealer.seal(chunk.leased.account_id, content)
-        self._on_result(chunk, Answered(number, sealed, prompt_tokens, completion_tokens, tuple(buffer.entries)))
+        self._on_result(chunk, Completion(number, sealed, prompt_tokens, completion_tokens, tuple(buffer.entries)))
 
 
 def _is_transient(refusal: Refusal) -> bool:

@@ -61,7 +61,7 @@ class Batches:
             batch_id=batch_id,
             account_id=account_id,
             api_token_id=principal.api_token_id,
-            shown_model=resolved.requested_name,
+            requested_model=resolved.requested_name,
             model=resolved.card.name,
             created_at=self.clock.now(),
             chunks=chunks,
@@ -91,7 +91,7 @@ class Batches:
     async def send_status(self, poll: BatchPoll, account_id: str, resolved: Resolved, exchange: Exchange) -> None:
         """Send the status of a batch, or its results once all are there. Raises Refusal, StoreUnavailable."""
         state = await batches.find(self.database, account_id, poll.batch_id, self.clock.now())
-        if state is None or (resolved.requested_name != state.shown_model and resolved.card.name != state.model):
+        if state is None or (resolved.requested_name != state.requested_model and resolved.card.name != state.model):
             raise Refusal(Reason.BATCH_UNKNOWN)
         if not state.is_finished:
             status = "running" if state.is_started else "queued"

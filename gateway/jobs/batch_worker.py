@@ -22,7 +22,7 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry import metrics
 from tenants.jobs import batches
-from tenants.jobs.batches import Answered, ChunkKey, Kind
+from tenants.jobs.batches import ChunkKey, Completion, Kind
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class BatchWorker:
         self._owner = uuid7()
         self._max_calls = services.settings.batches.max_calls
         self._chunks: dict[ChunkKey, Chunk] = {}
-        self._outbox: dict[ChunkKey, list[Answered]] = {}
+        self._outbox: dict[ChunkKey, list[Completion]] = {}
         self._has_results = asyncio.Event()
         self._has_news = asyncio.Event()  # there may be a chunk to lease, or room for one
         self._is_closing = False
@@ -113,7 +113,7 @@ class BatchWorker:
         self._runner.start(chunk, self._on_request_end)
         return True
 
-    def _on_result(self, chunk: Chunk, result: Answered) -> None:
+    def _on_result(self, chunk: Chunk, result: Completion) -> None:
         """Queue a result to be stored."""
         self._outbox.setdefault(chunk.key, []).append(result)
         self._has_results.set()
@@ -166,7 +166,7 @@ class BatchWorker:
             self._note_stored(key, outbox[key])
         self._has_news.set()
 
-    def _note_stored(self, key: ChunkKey, stored: list[Answered]) -> None:
+    def _note_stored(self, key: ChunkKey, stored: list[Completion]) -> None:
         rest = self._outbox[key][len(stored) :]
         if rest:
             self._outbox[key] = rest
@@ -198,7 +198,7 @@ class BatchWorker:
             waited_s = (now - chunk.leased.created_at).total_seconds()
             pause_s = 0.0 if self._is_stopping else min(_MAX_PAUSE_S, max(_FIRST_PAUSE_S, waited_s / 10))
             free_at = now + timedelta(seconds=pause_s)
-            await batches.give_back(self._services.database, self._owner, [chunk.key], free_at)
+            await batches.release(self._services.database, self._owner, [chunk.key], free_at)
             del self._chunks[chunk.key]
             asyncio.get_running_loop().call_later(pause_s, self._has_news.set)
 

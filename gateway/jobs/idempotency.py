@@ -25,7 +25,7 @@ from storage.errors import StoreUnavailable
 from telemetry import metrics
 from telemetry.clock import Clock
 from tenants.jobs import idempotency
-from tenants.jobs.idempotency import Kept, Keyed, Mine, Taken
+from tenants.jobs.idempotency import Claimed, InUse, Kept, Keyed
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class KeyedRequest:
 class Claim:
     """A key that this request has claimed: `store` the response, then `close`."""
 
-    def __init__(self, keys: IdempotencyKeys, mine: Mine, may_store_content: bool) -> None:
+    def __init__(self, keys: IdempotencyKeys, mine: Claimed, may_store_content: bool) -> None:
         self._keys = keys
         self._mine = mine
         self._may_store_content = may_store_content
@@ -96,7 +96,7 @@ class IdempotencyKeys:
         self._clock = clock
         self._lease_s = lease_s
         self._ttl_s = ttl_s
-        self._claims: dict[str, Mine] = {}  # by owner
+        self._claims: dict[str, Claimed] = {}  # by owner
 
     async def claim(self, request: KeyedRequest, request_id: str) -> Claim | StoredResponse:
         """Claim the key for this request, or return the stored response, which has a body. Raises Refusal,
@@ -105,10 +105,10 @@ class IdempotencyKeys:
         keyed = Keyed(account_id, self._sealer.hash_of(account_id, request.key.decode()), self._fingerprint(request))
         times = {"lease_s": self._lease_s, "ttl_s": self._ttl_s}
         found = await idempotency.take(self._database, keyed, owner, request_id, now, **times)
-        if isinstance(found, Mine):
+        if isinstance(found, Claimed):
             self._claims[owner] = found
             return Claim(self, found, request.may_store_content)
-        if isinstance(found, Taken):
+        if isinstance(found, InUse):
             if found.is_other:
                 raise Refusal(Reason.KEY_USED)
             raise Refusal(Reason.KEY_IN_USE, retry_after_s=RETRY_AFTER_S)
@@ -131,7 +131,7 @@ class IdempotencyKeys:
             digest.update(len(part).to_bytes(8, "big") + part)
         return self._sealer.hash_of(request.account_id, "a request " + digest.hexdigest())
 
-    async def store(self, mine: Mine, response: StoredResponse) -> bool:
+    async def store(self, mine: Claimed, response: StoredResponse) -> bool:
         """Store a response; return False if another request has taken the key over."""
         sealed = await asyncio.to_thread(self._sealer.seal, mine.keyed.account_id, _encode(response))
         try:
@@ -142,7 +142,7 @@ class IdempotencyKeys:
         finally:
             self._claims.pop(mine.owner, None)
 
-    async def release(self, mine: Mine) -> None:
+    async def release(self, mine: Claimed) -> None:
         """Release the key of a request without a stored response."""
         self._claims.pop(mine.owner, None)
         try:

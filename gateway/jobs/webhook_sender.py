@@ -96,7 +96,7 @@ class WebhookSender:
             else:
                 delay_s = RETRY_DELAYS_S[due.num_tries - 1]
                 next_at = services.clock.now() + timedelta(seconds=delay_s)
-                await webhooks.put_off(services.database, due.batch_id, next_at)
+                await webhooks.postpone(services.database, due.batch_id, next_at)
                 asyncio.get_running_loop().call_later(delay_s, self.wake)
 
     async def _try(self, due: Due) -> str:
@@ -110,7 +110,7 @@ class WebhookSender:
             _decode_item(services.batches.decrypt(due.account_id, each)) for each in sealed
         ]
         created = int(due.finished_at.timestamp())
-        body = envelope.encode(webhook_body(webhook, due.batch_id, due.shown_model, created, items))
+        body = envelope.encode(webhook_body(webhook, due.batch_id, due.requested_model, created, items))
         headers = [("content-type", "application/json"), ("user-agent", "Hearth"), ("cf-ai-req-id", due.batch_id)]
         now = services.clock.now()
         keys = await webhook_keys.signing(services.database, due.account_id, now)

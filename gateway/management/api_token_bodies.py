@@ -18,7 +18,7 @@ from gateway.management.endpoint import format_time, invalid
 from storage.database import new_id_hex
 from tenants.credentials.api_tokens import ApiToken
 from tenants.credentials.conditions import MAX_NETWORKS, AddressCondition, parse_networks
-from tenants.credentials.policies import MAX_POLICIES, Policy, is_resource
+from tenants.credentials.policies import ACCOUNT_RESOURCE, MAX_POLICIES, Policy, is_resource
 from tenants.credentials.scopes import GROUPS, PermissionGroup, find_group
 from tenants.credentials.user_tokens import TokenSpec
 from tenants.quota.limits import parse_own
@@ -26,7 +26,6 @@ from tenants.residency import RegionRule, read_rule, shown_rule
 
 MAX_GROUPS = MAX_RESOURCES = MAX_MODELS = 100
 
-_ACCOUNT_RESOURCE = "com.cloudflare.api.account."
 _USER_RESOURCE = "com.cloudflare.api.user."
 
 Time = Annotated[datetime, Meta(tz=True)]
@@ -106,17 +105,13 @@ def parse_spec(body: TokenBody, *, account_ids: Collection[str], user_id: str | 
 
 def render_token(token: ApiToken) -> dict[str, Any]:
     """Return a token as the API renders it, without its secret."""
-    policies = token.policies
-    if policies is None:
-        whole_account = (_ACCOUNT_RESOURCE + token.account_id,)
-        policies = (Policy(token.api_token_id, "allow", token.groups, whole_account),)
     rendered: dict[str, Any] = {
         "id": token.api_token_id,
         "name": token.name,
         "status": token.status,
         "issued_on": format_time(token.created_at),
         "modified_on": format_time(token.modified_at or token.created_at),
-        "policies": [_render_policy(policy) for policy in policies],
+        "policies": [_render_policy(policy) for policy in token.policies],
     }
     times = (("last_used_on", token.last_used_at), ("not_before", token.not_before), ("expires_on", token.expires_at))
     rendered |= {name: format_time(time) for name, time in times if time is not None}
@@ -169,8 +164,8 @@ def _is_user_group(group: PermissionGroup) -> bool:
 
 def _check_resource(resource: str, path: str, account_ids: Collection[str], user_id: str | None) -> None:
     if not is_resource(resource):
-        raise invalid(f"{path} must have the keys {_ACCOUNT_RESOURCE}<account id> or {_ACCOUNT_RESOURCE}*")
-    account_id, owner_id = (resource.removeprefix(prefix) for prefix in (_ACCOUNT_RESOURCE, _USER_RESOURCE))
+        raise invalid(f"{path} must have the keys {ACCOUNT_RESOURCE}<account id> or {ACCOUNT_RESOURCE}*")
+    account_id, owner_id = (resource.removeprefix(prefix) for prefix in (ACCOUNT_RESOURCE, _USER_RESOURCE))
     if account_id != resource and account_id not in ("*", *account_ids):
         raise invalid(f"{path} must name only accounts of the token's holder")
     if owner_id != resource and (user_id is None or owner_id not in ("*", user_id)):

@@ -29,7 +29,7 @@ from gateway.management.endpoint import (
 from gateway.services import Services
 from tenants import users
 from tenants.credentials import user_tokens
-from tenants.credentials.user_tokens import Holder, TokenSpec, TooManyTokens
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec, TooManyTokens
 
 _TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -72,7 +72,7 @@ async def create(services: Services, request: Request, body: TokenBody) -> Respo
         created = await user_tokens.create(
             services.database,
             services.settings.token_pepper,
-            Holder(holder.kind, account_id, holder.user_id),
+            TokenOwner(holder.kind, account_id, holder.user_id),
             spec,
             who=by["who"],
             clock=by["clock"],
@@ -129,12 +129,12 @@ async def list_groups(_services: Services, request: Request, query: GroupsQuery)
     return respond(render_groups(unquote(query.name), unquote(query.scope), has_user_groups=is_user))
 
 
-def _holder(request: Request) -> Holder:
+def _holder(request: Request) -> TokenOwner:
     account_id = request.path_params.get("account_id")
     if account_id is not None:
-        return Holder("account", account_id)
+        return TokenOwner("account", account_id)
     principal = principal_of(request)
-    return Holder("user", principal.account_id, principal.user_id)
+    return TokenOwner("user", principal.account_id, principal.user_id)
 
 
 def _token_id(request: Request) -> str:
@@ -145,7 +145,7 @@ def _token_id(request: Request) -> str:
     return api_token_id
 
 
-async def _read_spec(services: Services, holder: Holder, body: TokenBody) -> tuple[TokenSpec, str]:
+async def _read_spec(services: Services, holder: TokenOwner, body: TokenBody) -> tuple[TokenSpec, str]:
     """Return the specification of a token, and the account that it belongs to: the first that it gives access to."""
     is_user = holder.kind == "user"
     account_ids: list[Any] = (

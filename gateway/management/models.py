@@ -13,7 +13,7 @@ from catalog.card import TASKS, ModelCard
 from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
 from catalog.schemas import schema_document
-from catalog.search import MAX_PER_PAGE, Shown
+from catalog.search import MAX_PER_PAGE, AnyModel
 from gateway import envelope
 from gateway.management.endpoint import Count, PageQuery, respond, takes_query
 from gateway.model_names import find_model, find_shown
@@ -129,7 +129,7 @@ def _openai_row(card: ModelCard, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(card.created_at.timestamp()), "owned_by": card.author}
 
 
-def _openrouter_row(model: Shown) -> dict[str, Any]:
+def _openrouter_row(model: AnyModel) -> dict[str, Any]:
     """Return a model as OpenRouter lists it. Prices are US dollars per token, as text; they are 0 for a model that is
     priced by images or minutes."""
     is_text = model.task == "Text Generation"
@@ -151,7 +151,7 @@ def _openrouter_row(model: Shown) -> dict[str, Any]:
     }
 
 
-def _inputs(model: Shown) -> list[str]:
+def _inputs(model: AnyModel) -> list[str]:
     found = _INPUTS.get(model.task, ["text"])
     return [*found, "image"] if "vision" in model.capabilities and "image" not in found else found
 

@@ -10,13 +10,13 @@ import inspect
 import re
 from collections.abc import Iterable
 from importlib import metadata
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from catalog.card import CardFacts
 from catalog.schemas import general_document
+from engine.protocol.tasks.registry import NATIVE_SCHEMAS
 from gateway.call import Endpoint
 from gateway.openapi.operation import operation_of
 from gateway.openapi.run import BINDING_MODEL, RUN_HEADERS, RunQuery
@@ -106,7 +106,7 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
 
 def _describe_run(operation: Json, endpoint: Endpoint, tag: str, schemas: Json) -> Json:
     """Add the parameters and body of an inference route to `operation`, and return the content of its response."""
-    names = endpoint.schemas or get_args(get_type_hints(CardFacts)["schema"])
+    names = endpoint.schemas or NATIVE_SCHEMAS
     body = _any_of([_add_task_schema(schemas, name, "input") for name in names])
     if tag == "Workers AI":
         operation["parameters"] += _query_parameters(RunQuery)
@@ -136,10 +136,7 @@ def _describe_endpoint(operation: Json, route: Route, path: str, tag: str) -> Js
 
 def _documentation(endpoint: Any) -> str:
     """Return the first sentence of the documentation on one line, followed by the rest of the first paragraph."""
-    if isinstance(endpoint, Endpoint):
-        text = (inspect.getdoc(inspect.getmodule(endpoint.parse)) or "").partition("`: ")[2]
-    else:
-        text = inspect.getdoc(endpoint) or ""
+    text = endpoint.summary if isinstance(endpoint, Endpoint) else inspect.getdoc(endpoint) or ""
     first, _, rest = " ".join(text.split("\n\n")[0].split()).partition(". ")
     return f"{first[:1].upper()}{first[1:].rstrip('.')}.\n{rest}"
 

@@ -83,10 +83,10 @@ def _lines(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 class _Parquet:
-    """One row group per page."""
+    """Parquet pieces, one row group per page."""
 
     def __init__(self) -> None:
-        """Raises ParquetUnavailable."""
+        """Open the writer. Raises ParquetUnavailable."""
         try:
             self._arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
         except ImportError:
@@ -122,7 +122,7 @@ class _Parquet:
 
 
 class _Sink(io.RawIOBase):
-    """A file that is read away while it is written: `tell` counts all bytes, `take` returns those not yet taken."""
+    """A file that is consumed while it is written: `tell` counts all bytes, `take` returns those not yet taken."""
 
     def __init__(self) -> None:
         self._offset = 0

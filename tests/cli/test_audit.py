@@ -34,7 +34,7 @@ def account_id(hearth: Hearth) -> str:
 
 def tamper(data: Path, statement: str) -> None:
     with contextlib.closing(sqlite3.connect(data / "hearth.db")) as connection:
-        for trigger in ("audit_entries_stay", "audit_entries_remain"):
+        for trigger in ("audit_entries_no_update", "audit_entries_no_delete"):
             connection.execute(f"DROP TRIGGER {trigger}")
         connection.execute(statement)
         connection.commit()

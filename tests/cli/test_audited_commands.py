@@ -39,7 +39,7 @@ CHANGING: dict[str, tuple[str, list[str]]] = {
     "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
     "finetune publish": ("{adapter} --name cf-public-x --model @cf/hearth/spark", ["finetune.publish"]),
     "finetune remove": ("{finetune}", ["finetune.remove"]),
-    "service make": ("node/n1 --place fra", ["service_key.make"]),
+    "service make": ("node/n1 --pop fra", ["service_key.make"]),
     "service ensure": ("gateway/g9 node/n9@fra", ["service_key.make", "service_key.make"]),
     "service add": (
         f"node/n2 {'d75a980182b10ab7d54bfed3c964073a' + '0ee172f3daa62325af021a68f707511a'}",

@@ -1,4 +1,4 @@
-"""A way to push tokens through a runner without an engine."""
+"""Pusher: feeds tokens to a runner without an engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Index arrays of a step: every token finds its position and slot, every sampling row its logits and parameters."""
+"""Step inputs: positions and KV slots of tokens, logits and parameters of sampling rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engine import one_thread  # noqa: F401
 
 
 def table_with(*rows: tuple[int, list[int], int, list[int]], **sampling: object) -> SlotTable:
-    """Rows of (slot, token ids, tokens computed, block ids) in blocks of 4."""
+    """Return a table with rows of (slot, token ids, computed tokens, block ids) in blocks of 4."""
     table = SlotTable(num_slots=4, max_model_len=32, block_size=4)
     for slot, token_ids, num_computed, block_ids in rows:
         prompt = np.array(token_ids[:5], np.int32)
@@ -60,7 +60,7 @@ def test_a_mixed_step_continues_chunks_where_they_stopped() -> None:
     assert step.sampling.num_rows == 2
 
 
-def test_sampling_columns_are_those_of_the_rows_that_sample() -> None:
+def test_sampling_parameters_belong_to_the_rows_that_sample() -> None:
     table = table_with((0, [1, 2, 3], 2, [0]), (1, [1, 2, 3, 4], 0, [1]), temperature=0.5, top_k=9, logprobs=2)
     table.temperature[1] = 0.25
     sampling = build_inputs(step_of([0, 1], [1, 2]), table).sampling
@@ -70,7 +70,7 @@ def test_sampling_columns_are_those_of_the_rows_that_sample() -> None:
     assert sampling.histories == ()
 
 
-def test_only_penalised_rows_bring_their_history() -> None:
+def test_only_rows_with_penalties_have_a_history() -> None:
     table = table_with((0, [1, 2, 3, 4, 5, 6, 7], 6, [0, 2]), (1, [9], 0, [1]))
     table.presence_penalty[0] = 0.5
     sampling = build_inputs(step_of([1, 0], [1, 1]), table).sampling
@@ -78,8 +78,8 @@ def test_only_penalised_rows_bring_their_history() -> None:
     assert sampling.histories[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_an_array_of_the_step_is_never_the_table_s_own() -> None:
-    """The table changes while a step's arrays may still be read."""
+def test_step_arrays_are_copies_of_the_table() -> None:
+    """The table may change while a step's arrays are still read."""
     table = table_with((0, [1, 2, 3], 2, [0]))
     step = build_inputs(step_of([0], [1]), table)
     table.token_ids[:] = table.block_table[:] = table.num_computed[:] = -1

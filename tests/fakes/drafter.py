@@ -12,7 +12,7 @@ from tests.fakes.runner import VOCAB_SIZE, draw
 
 
 class Oracle:
-    """Guess number n of a sequence is right for as many tokens as `pattern` says at that place; then it is wrong."""
+    """Proposal number n of a sequence is right for as many tokens as `pattern` says at that index; then it is wrong."""
 
     def __init__(self, pattern: Sequence[int] = (15, 0, 3, 1, 7)) -> None:
         self._pattern = pattern

@@ -229,7 +229,7 @@ class NodeSide(asyncio.Protocol):
     def _handle(self, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
             nonces, identity = (self._nonce, message.nonce), self._node.identity
-            gateway = identity.judge(message.token, {"gateway"}, nonces)
+            gateway = identity.verify_token(message.token, {"gateway"}, nonces)
             if gateway is None:
                 self.transport.abort()
                 return

@@ -1,4 +1,4 @@
-"""A reply that is asked for again was useless, whichever gateway gave it; found out without anybody waiting for it."""
+"""Client retries mark the earlier response as not useful, whichever gateway sent it, without delaying calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def retried(replies: RetryTracker, again: Call) -> int:
     return await replies.num_retried(again, replies.look_up(again))
 
 
-async def test_another_gateway_knows_and_tells_it_once(quotas: list[Quota]):
+async def test_another_gateway_reports_a_retry_once(quotas: list[Quota]):
     one, two = (RetryTracker(SYSTEM_CLOCK, quota) for quota in quotas)
     one.add(call())
     quotas[0]._flush()
@@ -62,7 +62,9 @@ async def test_another_gateway_knows_and_tells_it_once(quotas: list[Quota]):
     assert [await retried(each, call(header=b"2")) for each in (one, two)] == [0, 0]
 
 
-async def test_what_may_not_be_kept_is_one_gateway_s_own(quotas: list[Quota], redis_server: EmbeddedRedis):
+async def test_zero_retention_calls_are_remembered_by_one_gateway_only(
+    quotas: list[Quota], redis_server: EmbeddedRedis
+):
     one, two = (RetryTracker(SYSTEM_CLOCK, quota, lambda _: False) for quota in quotas)
     one.add(call())
     quotas[0]._flush()
@@ -70,7 +72,7 @@ async def test_what_may_not_be_kept_is_one_gateway_s_own(quotas: list[Quota], re
     assert await retried(one, call(header=b"1")) == 1
 
 
-async def test_while_redis_is_away_it_is_one_gateway_s_own(quotas: list[Quota]):
+async def test_retries_are_remembered_per_gateway_while_redis_is_unavailable(quotas: list[Quota]):
     for quota in quotas:
         quota._link.drop("by the test")
     one, two = (RetryTracker(SYSTEM_CLOCK, quota) for quota in quotas)
@@ -78,7 +80,7 @@ async def test_while_redis_is_away_it_is_one_gateway_s_own(quotas: list[Quota]):
     assert (await retried(two, call(header=b"1")), await retried(one, call(header=b"1"))) == (0, 1)
 
 
-def test_who_says_nothing_of_retries_costs_nothing_and_a_hash_is_everywhere_the_same():
+def test_requests_without_retry_header_are_not_hashed():
     assert body_hash(SECRET, None, b"x") == 0
     assert body_hash(SECRET, b"0", b"x") == body_hash(SECRET, b"3", b"x") != body_hash(SECRET, b"0", b"y")
     assert body_hash(SECRET, b"0", b"x") != body_hash(b"another secret", b"0", b"x")

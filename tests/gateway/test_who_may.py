@@ -211,7 +211,7 @@ async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
     async def held(*groups: str, user_id: str = "", **fields: Any) -> dict[str, str]:
         ids = tuple(group.group_id for name in groups if (group := find_group(name)) is not None)
         policy = Policy("p", "allow", ids, (f"com.cloudflare.api.account.{main}",))
-        spec, holder = user_tokens.TokenSpec("x", (policy,), **fields), user_tokens.Holder("user", main, user_id)
+        spec, holder = user_tokens.TokenSpec("x", (policy,), **fields), user_tokens.TokenOwner("user", main, user_id)
         return bearer((await user_tokens.create(database, PEPPER, holder, spec, who="t")).secret)
 
     async def member(role: Any) -> tuple[str, dict[str, str]]:
@@ -360,7 +360,7 @@ def filled(path: str, account_id: str) -> str:
     return path
 
 
-def test_every_route_has_its_line_and_no_line_is_about_nothing():
+def test_permission_table_matches_the_routes():
     assert {(route.method, route.path) for route in ROUTES} == TABLE.keys()
 
 
@@ -371,7 +371,9 @@ def test_the_description_asks_for_a_credential_wherever_the_table_does():
         assert (security == []) == (what == ANYBODY), (method, path)
 
 
-async def test_exactly_the_cells_that_should_open_do(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_each_credential_opens_exactly_its_routes(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     tenants = await seed(sqlite_url)
     wrong = []
     async with open_services(settings_of(sqlite_url, tmp_path)) as services:
@@ -388,7 +390,7 @@ async def test_exactly_the_cells_that_should_open_do(sqlite_url: str, tmp_path: 
     figures.record("P21", told, f"pytest {Path(__file__).name}")
 
 
-async def test_an_operator_s_session_manages_and_runs_nothing(
+async def test_operator_session_can_manage_but_not_run_models(
     sqlite_url: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tenants = await seed(sqlite_url)

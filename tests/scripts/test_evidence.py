@@ -88,8 +88,8 @@ def test_pack_is_written_and_fails_if_the_audit_log_is_not_intact(
     data: Path, account_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     with closing(sqlite3.connect(data / "hearth.db")) as connection:
-        connection.execute("DROP TRIGGER audit_entries_stay")
-        connection.execute("DROP TRIGGER audit_entries_remain")
+        connection.execute("DROP TRIGGER audit_entries_no_update")
+        connection.execute("DROP TRIGGER audit_entries_no_delete")
         connection.execute("DELETE FROM audit_entries WHERE sequence = 2")
         connection.commit()
     assert app([str(tmp_path / "pack"), "--data", str(data)], standalone_mode=False) == 1

@@ -41,6 +41,12 @@ def test_promise_whose_tests_record_nothing_gets_no_figure():
     assert summarize(PROMISE, RECORDED[1:2], PASSED) is None
 
 
+def test_passed_test_cases_are_counted_if_the_promise_says_what_they_are():
+    line = summarize(PROMISE | {"counted": "cases: 0 lost"}, RECORDED[1:2], PASSED)
+    assert line is not None
+    assert line["figure"] == "5 cases: 0 lost"
+
+
 def test_newest_figure_of_a_promise_replaces_older_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "figures.jsonl"
     removed = {"promise": "P0", "figure": "1", "command": "", "at": "", "commit": ""}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from engine.protocol.tasks.task import Task
 from engine.protocol.tasks.text_embeddings import TextEmbeddings
 from engine.protocol.tasks.text_generation import TextGeneration
 
@@ -11,6 +10,4 @@ TaskInput = TextGeneration | TextEmbeddings
 TASKS: dict[str, type[TaskInput]] = {task.slug: task for task in (TextGeneration, TextEmbeddings)}
 
 
-def task_of(slug: str) -> type[Task]:
-    """Return the task with this slug. Raises KeyError."""
-    return TASKS[slug]
+NATIVE_SCHEMAS = tuple(name for task in TASKS.values() for name in task.native_schemas)

@@ -29,7 +29,7 @@ class Task(Struct, frozen=True):
     """The validated input of one call. Subclasses add fields, which travel from the gateway to the node."""
 
     slug: ClassVar[str]  # the task's id in manifests and node statuses, and the tag on the wire
-    openai_schema: ClassVar[str] = ""  # input schema of the task's OpenAI endpoint
+    native_schemas: ClassVar[tuple[str, ...]]  # files in `catalog/schemas/` that cards of this task may name
     can_stream: ClassVar[bool] = False
     text_field: ClassVar[str] = ""  # native field that a `text/*` request body stands for
     binary_field: ClassVar[str] = "image"  # native field that a binary request body stands for

@@ -22,7 +22,7 @@ class TextEmbeddings(Task, frozen=True, tag="text-embeddings", omit_defaults=Tru
     """Texts to embed. `pooling` None is the model's own."""
 
     slug: ClassVar[str] = "text-embeddings"
-    openai_schema: ClassVar[str] = "openai_embeddings"
+    native_schemas: ClassVar[tuple[str, ...]] = ("text_embeddings",)
     text_field: ClassVar[str] = "text"
 
     texts: tuple[str, ...]

@@ -57,7 +57,11 @@ class TextGeneration(Task, frozen=True, tag="text-generation", omit_defaults=Tru
     """
 
     slug: ClassVar[str] = "text-generation"
-    openai_schema: ClassVar[str] = "openai_chat"
+    native_schemas: ClassVar[tuple[str, ...]] = (
+        "text_generation_legacy",
+        "text_generation_responses",
+        "openai_chat",
+    )
     can_stream: ClassVar[bool] = True
     text_field: ClassVar[str] = "prompt"
 

@@ -1,5 +1,4 @@
-"""Which adapters a rank holds: those in use, and idle ones while they fit; and what happens to sequences whose adapter
-cannot be had."""
+"""The adapter cache keeps adapters in use and idle ones while they fit; unusable adapters end only their sequences."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ def matrices_of(
 
 
 def cache_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterCache:
-    """With room for so many of rank 4 on queries and values, which are padded to 8."""
+    """Return a cache for `num_adapters` of rank 4 (padded to 8) on queries and values."""
     sites = named(runner.adapters.sites, ["q_proj", "v_proj"])
     size_bytes = sum(8 * (num_in + num_out) * 4 for num_in, num_out in sites.values())
     cache = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes, kernels)
@@ -60,7 +59,7 @@ def cache_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None)
 
 
 def take(cache: AdapterCache, adapter: LocalAdapter) -> tuple[int, int]:
-    """The handle, held once more, and the code."""
+    """Load and acquire an adapter; return its handle and the result code."""
     code = RUNNING
     if not cache.acquire(adapter.digest):
         code = cache.load(adapter).result(20).code  # held by the reading
@@ -74,7 +73,7 @@ def num_references(cache: AdapterCache) -> int:
     return sum(each.num_references for each in cache._cached.values())
 
 
-def test_the_least_recently_used_idle_adapter_leaves_and_one_in_use_never_does(runner: Runner, tmp_path: Path):
+def test_least_recently_used_idle_adapter_is_evicted_and_a_referenced_one_never(runner: Runner, tmp_path: Path):
     cache = cache_for(runner, 2)
     adapters = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(4)]
     first, _ = take(cache, adapters[0])
@@ -87,11 +86,11 @@ def test_the_least_recently_used_idle_adapter_leaves_and_one_in_use_never_does(r
     take(cache, adapters[3])
     assert cache.acquire(adapters[0].digest) == first, "0 was used after 2"
     assert cache.acquire(adapters[2].digest) == 0, "2 left"
-    assert third not in cache._step.places
+    assert third not in cache._step.adapter_slots
     assert cache.used_bytes == cache._budget_bytes
 
 
-def test_memory_of_one_kind_serves_another_once_it_is_idle(runner: Runner, tmp_path: Path):
+def test_memory_of_idle_adapters_is_reused_for_another_shape(runner: Runner, tmp_path: Path):
     cache = cache_for(runner, 2)
     pair = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2)]
     handles = [take(cache, each)[0] for each in pair]
@@ -100,14 +99,14 @@ def test_memory_of_one_kind_serves_another_once_it_is_idle(runner: Runner, tmp_p
     cache.release(pair[1].digest)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 6, rank=16))
     assert take(cache, large)[1] == OUT_OF_CAPACITY
-    assert set(cache._step.places) == set(handles), "nobody leaves for one that does not fit then either"
+    assert set(cache._step.adapter_slots) == set(handles), "nobody leaves for one that does not fit then either"
     cache.release(pair[0].digest)
     assert take(cache, small)[1] == RUNNING
     assert sum(pool.num_used for pool in cache._pools.values()) == len(cache._cached)
     assert cache.used_bytes == sum(pool.num_used * pool.slot_bytes for pool in cache._pools.values())
 
 
-def test_what_is_only_looked_at_takes_no_place_and_says_what_it_needs(runner: Runner, tmp_path: Path):
+def test_load_without_placing_returns_the_needed_size(runner: Runner, tmp_path: Path):
     cache = cache_for(runner, 2)
     one, two = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2))
     large = save_adapter(tmp_path / "large", matrices_of(runner, 2, rank=16))
@@ -125,7 +124,7 @@ def test_what_is_only_looked_at_takes_no_place_and_says_what_it_needs(runner: Ru
 
 
 @BY_KERNELS
-def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, runner: Runner, tmp_path: Path):
+def test_reused_slot_contains_nothing_of_the_previous_adapter(kernels: Kernels, runner: Runner, tmp_path: Path):
     cache = cache_for(runner, 1, kernels)
     before = save_adapter(tmp_path / "a", matrices_of(runner, 1, rank=8))
     take(cache, before)
@@ -134,8 +133,8 @@ def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, ru
     handle, _ = take(cache, small)
     fresh = cache_for(runner, 1, kernels)
     fresh_handle, _ = take(fresh, small)
-    pool, slot = cache._step.places[handle]
-    seen = [numbers_of(*each._step.places[number]) for each, number in ((cache, handle), (fresh, fresh_handle))]
+    pool, slot = cache._step.adapter_slots[handle]
+    seen = [numbers_of(*each._step.adapter_slots[number]) for each, number in ((cache, handle), (fresh, fresh_handle))]
     assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
     assert sum(int(each.count_nonzero()) for each in seen[0]) == 3 * pool.slot_bytes // pool.itemsize // 8
     pool.free(slot)
@@ -143,14 +142,14 @@ def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, ru
 
 
 def numbers_of(pool: SlotPool, slot: int) -> list[torch.Tensor]:
-    """All that a pool keeps of one adapter."""
+    """Return all values that a pool stores for one slot."""
     if pool.packed:
         return [pool._memory.slot(slot)]
     tables = [each for site in pool.tables.values() for each in (site.inputs, *(run.table for run in site.runs))]
     return [table.slot(slot) for table in tables]
 
 
-def test_an_adapter_that_fits_nowhere_is_refused(runner: Runner, tmp_path: Path):
+def test_adapter_larger_than_the_budget_is_rejected(runner: Runner, tmp_path: Path):
     cache = cache_for(runner, 1)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 0, rank=20))
     assert take(cache, large) == (0, BAD_ADAPTER)
@@ -158,7 +157,7 @@ def test_an_adapter_that_fits_nowhere_is_refused(runner: Runner, tmp_path: Path)
 
 
 def save_bad(harm: str, folder: Path, matrices: Matrices) -> LocalAdapter:
-    """An adapter that cannot be served, for one reason."""
+    """Return an invalid adapter."""
     if harm == "shape":
         matrices = {module: (a[:, :-1], b) for module, (a, b) in matrices.items()}
     adapter = save_adapter(folder, matrices, **({"use_dora": True} if harm == "config" else {}))
@@ -175,7 +174,7 @@ def save_bad(harm: str, folder: Path, matrices: Matrices) -> LocalAdapter:
     return adapter
 
 
-def test_a_bad_adapter_ends_its_own_sequences_and_batch_mates_hear_nothing(base: Path, tmp_path: Path):
+def test_bad_adapter_ends_only_its_own_sequences(base: Path, tmp_path: Path):
     runner = runner_of(base)
     fine = save_adapter(tmp_path / "fine", matrices_of(runner, 1))
     harms = ("nan", "infinity", "truncated", "missing", "shape", "config", "overflow")
@@ -194,7 +193,7 @@ def test_a_bad_adapter_ends_its_own_sequences_and_batch_mates_hear_nothing(base:
     assert run(bad) == run([])
 
 
-def test_sequences_are_aborted_while_they_wait_and_others_go_on(base: Path, tmp_path: Path):
+def test_sequences_waiting_for_an_adapter_can_be_aborted(base: Path, tmp_path: Path):
     runner = runner_of(base)
     adapter = save_adapter(tmp_path / "a", matrices_of(runner, 1))
     driver = Driver(runner)
@@ -207,10 +206,10 @@ def test_sequences_are_aborted_while_they_wait_and_others_go_on(base: Path, tmp_
     assert not num_references(runner.adapters)
 
 
-def test_a_long_queue_for_one_adapter_lets_another_tenant_s_pass(
+def test_long_queue_for_one_adapter_does_not_delay_another_tenant(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """There is one place, and nobody has patience: those that wait for a slot give their adapter back."""
+    """With one slot and no waiting time, sequences queued for a slot yield their adapter."""
     monkeypatch.setattr(queue, "MAX_WAIT_S", 0.0)
     runner = runner_of(base)
     cache_for(runner, 1)
@@ -233,8 +232,8 @@ def test_a_long_queue_for_one_adapter_lets_another_tenant_s_pass(
     assert [driver.tokens[each] for each in many] == [alone.tokens[each] for each in again]
 
 
-def test_cached_prefixes_are_an_adapters_own(base: Path, tmp_path: Path):
-    """Neither the base nor another adapter finds them, nor does another namespace; the same adapter does."""
+def test_prefix_cache_is_separate_for_each_adapter(base: Path, tmp_path: Path):
+    """Cached blocks are found by the same adapter, but not by the base model, another adapter or another namespace."""
     runner = runner_of(base)
     one, two = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in (1, 2))
     driver = Driver(runner)
@@ -249,7 +248,7 @@ def test_cached_prefixes_are_an_adapters_own(base: Path, tmp_path: Path):
     assert cached(one, namespace=OTHER_NAMESPACE) == 0
 
 
-def test_steps_go_on_while_an_adapter_is_read(base: Path, tmp_path: Path):
+def test_steps_continue_while_an_adapter_is_read(base: Path, tmp_path: Path):
     runner = runner_of(base)
     adapter = save_adapter(tmp_path / "a", matrices_of(runner, 1))
     driver = Driver(runner)

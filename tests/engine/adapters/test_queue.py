@@ -1,5 +1,4 @@
-"""Who gets a place for his adapter when there are fewer places than adapters: nobody is passed by for ever, nobody is
-refused who can be served."""
+"""The adapter queue: order of loading, draining and timeouts, with a store that loads when the test says so."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def size_of(digest: str) -> Any:
 
 @dataclass
 class Store:
-    """Places in numbers; what is to be read is read when the test says so."""
+    """A store with `num_places` slots. Adapters are loaded when the test calls `work`."""
 
     num_places: int
     sites: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -63,7 +62,7 @@ class Store:
         return evicted
 
     def work(self) -> list[str]:
-        """Read all that waits to be read; whether it has a place is seen when its turn comes."""
+        """Finish all pending loads; return their digests."""
         done, self.queue = self.queue, []
         for digest, may_place, future in done:
             if digest.startswith(BAD):
@@ -79,7 +78,7 @@ class Store:
 
 
 class Room:
-    """A queue before a bank, a clock that stands still, and who has got what."""
+    """A queue over a store, with a manual clock, that records which sequences got their adapter."""
 
     def __init__(self, num_places: int) -> None:
         self.store, self.counters, self.now_s = Store(num_places), TenantCounters(), 0.0
@@ -99,7 +98,7 @@ class Room:
         return sequence
 
     def settle(self, seconds: float = 0.0) -> list[str]:
-        """Let time pass, and then happen what can. Returns what was got."""
+        """Advance the clock and run until nothing changes. Return the digests that became available."""
         self.now_s += seconds
         before = len(self.order)
         while True:
@@ -120,7 +119,7 @@ class Room:
             self.queue.release(sequence)
 
 
-def test_one_that_finds_every_place_in_use_waits_for_the_first_that_is_not():
+def test_adapter_without_room_waits_for_the_first_idle_one():
     room = Room(2)
     a, _b, c = (room.ask(each) for each in "abc")
     assert room.settle() == ["a", "b"]
@@ -134,7 +133,7 @@ def test_one_that_finds_every_place_in_use_waits_for_the_first_that_is_not():
     assert (room.queue.num_waiting, set(room.store.references.values())) == (0, {0})
 
 
-def test_the_last_hold_may_end_between_the_look_and_the_news_of_it():
+def test_last_reference_may_end_before_a_load_result_is_taken():
     room = Room(1)
     a = room.ask("a")
     room.settle()
@@ -145,7 +144,7 @@ def test_the_last_hold_may_end_between_the_look_and_the_news_of_it():
     room.end(b)
 
 
-def test_nothing_is_read_again_while_nothing_changes():
+def test_adapter_is_not_read_again_without_a_change():
     room = Room(1)
     room.ask("a")
     room.ask("b")
@@ -155,7 +154,7 @@ def test_nothing_is_read_again_while_nothing_changes():
         assert room.store.work() == []
 
 
-def test_others_join_what_is_there_until_the_first_has_lost_patience():
+def test_loaded_adapters_can_be_joined_until_a_waiting_one_times_out():
     room = Room(2)
     held = [room.ask(each) for each in ("a", "a", "b")]
     room.settle()
@@ -175,8 +174,8 @@ def test_others_join_what_is_there_until_the_first_has_lost_patience():
     assert room.settle() == ["b"]
 
 
-def test_those_that_join_cannot_keep_a_large_one_out():
-    """It sizes two places, and every moment somebody wants one of them again."""
+def test_joining_sequences_cannot_starve_a_large_adapter():
+    """A large adapter needs two slots while other sequences keep wanting one of them."""
     room = Room(2)
     open_ = [room.ask("a"), room.ask("b")]
     room.settle()
@@ -196,7 +195,7 @@ def test_those_that_join_cannot_keep_a_large_one_out():
         open_ = [each for each in open_ if not each.adapter]
 
 
-def test_a_small_one_does_not_pass_by_a_large_one_until_that_has_left():
+def test_small_adapter_does_not_overtake_a_large_one():
     room = Room(2)
     a, b = room.ask("a"), room.ask("b")
     room.settle()
@@ -210,7 +209,7 @@ def test_a_small_one_does_not_pass_by_a_large_one_until_that_has_left():
     room.end(b, small)
 
 
-def test_who_waits_for_a_slot_gives_back_what_has_to_leave_once_somebody_lost_patience():
+def test_queued_sequence_yields_a_draining_adapter_after_a_timeout():
     room = Room(1)
     runs, queued = room.ask("a"), [room.ask("a") for _ in range(5)]
     room.settle()
@@ -234,7 +233,7 @@ def test_who_waits_for_a_slot_gives_back_what_has_to_leave_once_somebody_lost_pa
     room.end(*queued)
 
 
-def test_a_tenant_with_many_adapters_does_not_keep_another_from_his():
+def test_tenant_with_many_adapters_does_not_starve_another():
     room = Room(1)
     many = [room.ask(f"a{number}", tenant=1) for number in range(20)]
     other = room.ask("b", tenant=2)
@@ -247,7 +246,7 @@ def test_a_tenant_with_many_adapters_does_not_keep_another_from_his():
     assert room.settle() == ["a1"], "and within one, who came first"
 
 
-def test_an_adapter_that_was_to_leave_may_be_joined_when_nobody_waits_for_its_place_any_more():
+def test_draining_adapter_can_be_joined_when_its_slot_is_not_needed_any_more():
     room = Room(1)
     first = room.ask("a")
     room.settle()
@@ -260,7 +259,7 @@ def test_an_adapter_that_was_to_leave_may_be_joined_when_nobody_waits_for_its_pl
     assert room.store.references == {"a": 0}
 
 
-def test_one_that_can_never_be_served_is_told_so_while_others_wait():
+def test_bad_adapter_is_rejected_while_others_wait():
     room = Room(1)
     room.ask("a")
     room.ask("b")
@@ -271,7 +270,7 @@ def test_one_that_can_never_be_served_is_told_so_while_others_wait():
     assert room.queue.num_waiting == 1
 
 
-def test_who_leaves_while_waiting_leaves_nothing_behind():
+def test_released_waiting_sequence_leaves_no_state():
     room = Room(1)
     a = room.ask("a")
     room.settle()
@@ -287,8 +286,8 @@ def test_who_leaves_while_waiting_leaves_nothing_behind():
 
 
 @pytest.mark.parametrize("num_places", [2, 3, 7])
-def test_everybody_is_served_whatever_comes(num_places: int):
-    """Random comings and goings of 12 adapters of two sizes; then all that is left is served in turn."""
+def test_every_sequence_gets_its_adapter(num_places: int):
+    """Random arrivals and departures for 12 adapters of two sizes; then all remaining sequences are served."""
     rng = np.random.default_rng(num_places)
     room, open_ = Room(num_places), list[Sequence]()
     names = [f"{HUGE if number % 4 == 0 else 'one'}{number}" for number in range(12)]

@@ -1,4 +1,4 @@
-"""Whatever comes, goes and waits: everybody gets his adapter and then a slot, and in the end nobody holds anything."""
+"""The adapter queue under random arrivals and departures: every sequence gets its adapter and nothing leaks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Arrival = tuple[str, int, int]  # an adapter, a tenant, and how many rounds it w
 
 
 class House(Room):
-    """A room with slots behind it. A round lasts 0.4 s; who runs is charged."""
+    """A queue with slots behind it. A round lasts 0.4 s; running sequences are charged."""
 
     def __init__(self, num_places: int) -> None:
         super().__init__(num_places)
@@ -35,7 +35,7 @@ class House(Room):
         return sequence
 
     def go(self, sequence: Sequence) -> None:
-        """It ended, or its caller left, wherever it is."""
+        """Remove a sequence in any state."""
         self.end(sequence)
         self.counters.leave(sequence.tenant_index)
         for line in (self.open, self.queued, self.running):
@@ -65,7 +65,7 @@ class House(Room):
         self.queued += [each for each in self.open if each.adapter and each.sequence_id not in known]
 
     def check(self) -> None:
-        """What holds at every moment."""
+        """Check the invariants."""
         here = self.store.references
         assert sum(map(size_of, here)) <= self.store.num_places
         holding = [each for each in self.open if each.adapter]
@@ -81,7 +81,7 @@ happenings = st.lists(asked | st.integers(0, 20) | st.none(), max_size=60)
 
 
 @given(st.integers(2, 4), happenings)
-def test_no_order_of_coming_and_going_leaks_a_place_or_leaves_anybody_waiting(
+def test_random_arrivals_and_departures_leak_no_slot_and_serve_every_sequence(
     num_places: int, happened: list[Arrival | int | None]
 ) -> None:
     house = House(num_places)
@@ -105,10 +105,10 @@ def test_no_order_of_coming_and_going_leaks_a_place_or_leaves_anybody_waiting(
 # Another tenant's calls came before b as the less served one's, and joined the adapter that was to leave for it.
 @example(2, [("b", 1, 1)], [("a", 0, 1), ("a", 1, 2), ("c", 1, 2), ("c", 0, 3)])
 @given(st.integers(2, 3), st.lists(asked, min_size=1, max_size=6), st.lists(asked, min_size=1, max_size=8))
-def test_nobody_is_passed_by_for_ever_by_those_that_keep_coming(
+def test_no_adapter_starves_under_continuous_arrivals(
     num_places: int, waiting: list[Arrival], others: list[Arrival]
 ) -> None:
-    """One more comes in every round, and all slots are always taken."""
+    """Another sequence arrives in every round, and all slots are always used."""
     house = House(num_places)
     for each in others:
         house.come(each)
@@ -123,8 +123,8 @@ def test_nobody_is_passed_by_for_ever_by_those_that_keep_coming(
     raise AssertionError("somebody who came early still waits")
 
 
-def test_who_has_waited_for_his_adapter_is_not_refused_for_want_of_a_place() -> None:
-    """Those that came after him filled the queue for slots meanwhile; the one too many is told so when it comes."""
+def test_sequence_that_waited_for_its_adapter_is_not_dropped_from_the_queue() -> None:
+    """Later sequences fill the waiting queue meanwhile; the one too many is rejected when it arrives."""
     runner = FakeRunner(num_blocks=64)
     store = Store(2)
     runner.adapters = store  # type: ignore[attr-defined]

@@ -139,7 +139,7 @@ async def test_token_of_one_connection_is_rejected_on_another(keys: ServiceKeys)
         first.send(said)
         answer = await first.receive()
         assert isinstance(answer, wire.Hello)
-        assert gateway.judge(answer.token, {"node"}, (hello.nonce, nonce)) is not None
+        assert gateway.verify_token(answer.token, {"node"}, (hello.nonce, nonce)) is not None
         await second.receive()
         second.send(said)
         with pytest.raises(Closed):

@@ -68,7 +68,7 @@ class WireClient:
         self.send(wire.Hello(version=wire.VERSION, sender="test", nonce=nonce, token=token))
         answer = await self.receive()
         assert isinstance(answer, wire.Hello)
-        assert identity.judge(answer.token, {"node"}, nonces) is not None
+        assert identity.verify_token(answer.token, {"node"}, nonces) is not None
 
     def send(self, *messages: wire.Message) -> None:
         self.writer.write(b"".join(wire.encode(message) for message in messages))

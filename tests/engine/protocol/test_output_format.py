@@ -42,7 +42,7 @@ def test_a_schema_comes_bare_or_wrapped(given):
 
 
 @pytest.mark.parametrize("given", [{"schema": SCHEMA}, {"json_schema": SCHEMA}, {"json_schema": {"schema": SCHEMA}}])
-def test_an_object_with_a_schema_is_held_to_it(given):
+def test_json_object_with_a_schema_is_constrained_by_it(given):
     constraint = asked(type="json_object", **given)
     assert constraint is not None
     assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", SCHEMA)
@@ -139,7 +139,7 @@ def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text,
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "cannot be combined"),
     ],
 )
-def test_what_cannot_be_such_a_format_is_refused_by_name(body, complaint):
+def test_malformed_format_is_rejected_by_name(body, complaint):
     with pytest.raises(BadInput) as caught:
         read_constraint(body)
     assert complaint in str(caught.value)

@@ -31,14 +31,14 @@ def test_all_forms_of_a_tool_mean_the_same(tool):
     assert read_tool_options({"tools": [tool]}).tools == (TOOL,)
 
 
-def test_what_a_tool_leaves_out_is_empty():
+def test_omitted_tool_fields_are_empty():
     assert read_tool_options({"tools": [{"type": "function", "function": {**BARE, "description": None}}]}).tools == (
         Tool(name="now"),
     )
     assert read_tool_options({"tools": [{"type": "function", "function": {**BARE, "strict": True}}]}).tools[0].is_strict
 
 
-def test_no_tools_leave_no_choice():
+def test_no_tools_give_default_options():
     assert read_tool_options({}) == read_tool_options({"tools": [], "tool_choice": "auto"}) == ToolOptions()
 
 
@@ -62,7 +62,7 @@ def test_all_forms_of_a_choice(choice, expected):
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("is_flat", [True, False])
-def test_of_the_tools_only_those_that_are_allowed_are_offered(mode, is_flat):
+def test_only_allowed_tools_are_offered(mode, is_flat):
     names = [BARE] if is_flat else [{"type": "function", "function": BARE}]
     allowed = {"mode": mode, "tools": names}
     choice = {"type": "allowed_tools", **(allowed if is_flat else {"allowed_tools": allowed})}
@@ -175,7 +175,7 @@ def test_the_older_form_of_a_call_and_its_result():
     )
 
 
-def test_a_tools_turn_keeps_what_it_answers():
+def test_tool_message_has_its_call_id():
     task = read(messages=[USER, {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "x"}]}])
     assert task.messages[1] == ChatMessage("tool", "x", tool_call_id="c1")
 
@@ -203,14 +203,14 @@ def test_bad_earlier_calls_are_refused_by_field(message, named):
     assert named in str(caught.value)
 
 
-def test_arguments_nested_too_deep_are_refused_and_do_not_break_the_reader():
+def test_deeply_nested_arguments_are_rejected():
     deep = "[" * 5000 + "]" * 5000
     for arguments in (f'{{"a": {deep}}}', json.dumps({"a": json.loads("[" * 40 + "]" * 40)})):
         with pytest.raises(BadInput, match="arguments'"):
             read(messages=[{"role": "assistant", "tool_calls": [{**CALL, "arguments": arguments}]}])
 
 
-def test_a_task_carries_what_was_asked_of_tools():
+def test_tool_options_reach_the_task():
     task = read(tools=[WRAPPED, BARE], tool_choice={"function": {"name": "now"}}, parallel_tool_calls=False)
     assert (task.tools, task.tool_choice, task.named_tool) == ((TOOL, Tool(name="now")), "required", "now")
     assert not task.is_parallel_tool_calls

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench import figures
 from engine.config import EngineConfig
 from engine.protocol.events import Event, Failed, Finished, Token, Usage
 from engine.protocol.fingerprint import fingerprint_of
@@ -191,7 +192,10 @@ def test_a_poison_call_ends_at_most_two_processes_and_all_other_calls_finish(num
             (again,) = await run_as_gateway(poison(), nodes[-1:])
             assert isinstance(again, Failed)
             assert again.is_blocked
-        assert sum(node.num_crashes for node in nodes) == 2
+        num_crashes = sum(node.num_crashes for node in nodes)
+        assert num_crashes == 2
+        figure = f"{num_nodes} nodes: {num_crashes} processes crashed, then rejected; 16 of 16 other calls finished"
+        figures.record("P20", figure, f"pytest {Path(__file__).name}")
         for node in nodes:
             (status,) = node.calls.replicas.statuses()
             assert status.state == "ready"

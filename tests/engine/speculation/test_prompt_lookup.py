@@ -1,4 +1,4 @@
-"""What followed before is guessed to follow again."""
+"""Prompt lookup proposes the tokens that followed before; draft lengths adapt to their success."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG_RUN = [11, 12, 13, 14, *RUN]
 
 
 def found(token_ids: list[int], most: int = 4) -> list[int]:
-    """DraftRequest for at once, and again as it grew a few tokens at a time."""
+    """Return the proposal for all tokens at once; check that incremental requests give the same."""
     whole = np.array(token_ids, dtype=np.int32)
     (at_once,) = PromptLookup().propose([DraftRequest(1, whole, most)])
     growing = PromptLookup()
@@ -26,33 +26,33 @@ def found(token_ids: list[int], most: int = 4) -> list[int]:
 
 
 @pytest.mark.parametrize("token_ids", [[], [1], RUN, [*RUN, 5, *RUN[:3]], [*RUN, 5, *RUN, 6], [9, *RUN[1:], 5, *RUN]])
-def test_an_end_that_was_never_there_before_says_nothing(token_ids: list[int]) -> None:
+def test_new_ngram_proposes_nothing(token_ids: list[int]) -> None:
     assert found(token_ids) == []
 
 
-def test_what_followed_the_same_tokens_is_guessed() -> None:
+def test_tokens_that_followed_the_same_ngram_are_proposed() -> None:
     assert found([*RUN, 8, 9, 10, 1, *RUN]) == [8, 9, 10, 1]
     assert found([*RUN, 8, 9, 10, 1, *RUN], most=1) == [8]
 
 
-def test_a_long_match_wins_and_the_latest_of_equals() -> None:
+def test_longest_then_latest_match_is_preferred() -> None:
     assert found([*LONG_RUN, 70, 2, 5, *RUN, 80, 3, *LONG_RUN], most=3) == [70, 2, 5]
     assert found([*RUN, 70, 9, *RUN, 80, 9, 3, *RUN], most=2) == [80, 9]
 
 
-def test_a_match_that_runs_into_the_end_is_taken_for_a_loop() -> None:
+def test_match_that_reaches_the_end_is_repeated() -> None:
     assert found([9, 1, 2, 3, 1, 2, 3, 1, 2], most=7) == [3, 1, 2, 3, 1, 2, 3]
     assert found([4, 4, 4, 4, 4], most=5) == [4] * 5
 
 
-def test_sequences_are_told_apart_and_many_are_not_kept() -> None:
+def test_indexes_are_per_sequence_and_bounded() -> None:
     lookup, text = PromptLookup(), np.array([*RUN, 5, *RUN], dtype=np.int32)
     for number in range(200):
         assert lookup.propose([DraftRequest(number, text + number, 1)])[0].tolist() == [5 + number]
     assert lookup.propose([DraftRequest(0, text, 1)])[0].tolist() == [5]  # read anew
 
 
-def test_of_a_very_long_text_only_the_end_is_read() -> None:
+def test_only_the_end_of_a_very_long_text_is_indexed() -> None:
     text = np.arange(MAX_INITIAL_TOKENS + 50, dtype=np.int32)
     for place, wanted in [(5, []), (60, [64])]:
         whole = np.concatenate([text, text[place : place + 4]])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.constrained import Loop, constraint_of, count_met
+from bench.constrained import Loop, constraint_of, count_matching
 from bench.published_schemas import function_schemas, suite_schemas
 from engine.config import EngineConfig
 from engine.runner import Runner
@@ -23,7 +23,7 @@ def test_completed_outputs_match_published_schemas(test_data: Path) -> None:
     schemas = [*suite_schemas(test_data), *function_schemas(test_data)]
     usable = [schema for schema in schemas if not refusal_of(constraint_of(schema), vocabulary)]
     loop = Loop(Runner(EngineConfig(model_dir=SPARK)), num_streams=16, num_threads=1)
-    result = count_met(loop, usable, 200)
+    result = count_matching(loop, usable, 200)
     assert result["asked"] == 200
     assert result["met"] + result["unclosed"] == 200, result["failures"]
     assert result["unclosed"] < 60

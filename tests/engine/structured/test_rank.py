@@ -14,7 +14,7 @@ from engine.processes.zygote import Zygote
 from engine.protocol.output_format import Constraint
 from engine.ranks.output import SequenceOutput
 from engine.ranks.replica import Replica
-from tests.engine.heard import Caller
+from tests.engine.caller import Caller
 from tests.engine.structured.schemas import INTEGER, STRING, record
 from tests.engine.structured.spark_engine import SPARK
 from tests.processes import num_threads

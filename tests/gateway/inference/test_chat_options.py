@@ -1,4 +1,4 @@
-"""A body whose options were read before comes to the same as one that is read for the first time."""
+"""Chat bodies with remembered options are parsed like bodies that are parsed for the first time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _refusal(reader: ChatReader, body: dict[str, Any]) -> tuple[type[Exception],
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_a_second_body_with_the_same_options_has_its_own_messages_and_the_same_task(options: dict[str, Any]) -> None:
+def test_remembered_options_give_the_same_task_with_new_messages(options: dict[str, Any]) -> None:
     reader = ChatReader(CARD, "openai_chat")
     reader.read({"messages": [{"role": "system", "content": "other"}], **options})
     body = {"messages": [TURN, {"role": "assistant", "content": None}, TURN], **options}
@@ -51,14 +51,14 @@ def test_a_second_body_with_the_same_options_has_its_own_messages_and_the_same_t
 
 
 @pytest.mark.parametrize("messages", BAD_MESSAGES)
-def test_messages_are_refused_in_the_same_words_whether_or_not_the_options_are_known(messages: Any) -> None:
+def test_bad_messages_give_the_same_error_with_remembered_options(messages: Any) -> None:
     known = ChatReader(CARD, "openai_chat")
     known.read({"messages": [TURN], "max_tokens": 5})
     body = {"messages": messages, "max_tokens": 5}
     assert _refusal(known, body) == _refusal(ChatReader(CARD, "openai_chat"), body)
 
 
-def test_values_that_are_equal_and_not_the_same_are_told_apart() -> None:
+def test_equal_values_of_different_types_have_different_keys() -> None:
     reader = ChatReader(CARD, "openai_chat")
     assert reader.read({"messages": [TURN], "stream": True, "max_tokens": 1})[1].is_stream
     _refusal(reader, {"messages": [TURN], "stream": 1, "max_tokens": 1})
@@ -66,7 +66,7 @@ def test_values_that_are_equal_and_not_the_same_are_told_apart() -> None:
     assert reader.read({"messages": [TURN], "stream": True, "max_tokens": 1.0})[0].sampling.max_tokens == 1
 
 
-def test_nothing_that_a_person_wrote_and_nothing_refused_is_remembered() -> None:
+def test_options_with_text_and_rejected_options_are_not_remembered() -> None:
     reader = ChatReader(CARD, "openai_chat")
     for options in ({"user": "somebody"}, {"stop": ["secret"]}, {"response_format": {"type": "text"}}):
         reader.read({"messages": [TURN], **options})
@@ -76,7 +76,7 @@ def test_nothing_that_a_person_wrote_and_nothing_refused_is_remembered() -> None
     assert [known.task.messages for known in reader._remembered.values()] == [None]
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_number_of_remembered_options_is_limited() -> None:
     reader = ChatReader(CARD, "openai_chat")
     for seed in range(MAX_REMEMBERED + 5):
         reader.read({"messages": [TURN], "seed": seed})

@@ -1,4 +1,4 @@
-"""What programs written for vLLM send beyond OpenAI's fields is done or refused by name, by every route."""
+"""Fields that programs written for vLLM send are supported or rejected by name, by every route."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def refusal(read: Callable[..., TextGeneration], **fields: Any) -> str:
     return str(refused.value)
 
 
-def test_what_can_be_done_is_done(read: Callable[..., TextGeneration]) -> None:
+def test_supported_vllm_fields_take_effect(read: Callable[..., TextGeneration]) -> None:
     plain = read().sampling
     for field, value, expected in DONE:
         sampling = read(**{field: value}).sampling
@@ -138,7 +138,9 @@ def test_what_can_be_done_is_done(read: Callable[..., TextGeneration]) -> None:
         assert read(**{field: "x"}) == read()
 
 
-def test_what_cannot_be_done_is_refused_by_name_unless_it_asks_for_nothing(read: Callable[..., TextGeneration]) -> None:
+def test_unsupported_vllm_fields_are_rejected_by_name_unless_without_effect(
+    read: Callable[..., TextGeneration],
+) -> None:
     for field, value, nothing in REFUSED:
         assert f"'/{field}'" in refusal(read, **{field: value}), field
         for neutral in (None, *nothing):
@@ -147,7 +149,7 @@ def test_what_cannot_be_done_is_refused_by_name_unless_it_asks_for_nothing(read:
 
 
 @pytest.mark.parametrize("route", ["gateway chat", "engine chat"])
-def test_what_a_conversation_cannot_have_is_refused_by_name(route: str) -> None:
+def test_fields_unsupported_in_chat_are_rejected_by_name(route: str) -> None:
     asked, reader = ROUTES[route]
     for field, value, nothing in OF_CHAT:
         assert f"'/{field}'" in refusal(reader, body=asked | {field: value}), field
@@ -156,7 +158,7 @@ def test_what_a_conversation_cannot_have_is_refused_by_name(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_formats_are_held_to_or_refused_where_they_have_another_name(route: str) -> None:
+def test_formats_are_supported_or_rejected_with_the_right_name(route: str) -> None:
     asked, reader = ROUTES[route]
     for field, (value, kind) in FORMATS.items():
         if route == "gateway responses":
@@ -173,7 +175,7 @@ def test_formats_are_held_to_or_refused_where_they_have_another_name(route: str)
             assert told == f"'/structured_outputs/{option}' is not supported"
 
 
-def test_every_field_is_tried_here_and_told_to_readers() -> None:
+def test_every_unsupported_field_is_tested_and_documented() -> None:
     page = (Path(__file__).parents[3] / "docs/api.md").read_text()
     refused = CHECKED_FIELDS["chat"] | CHECKED_FIELDS["completions"]
     assert refused == {field for field, *_ in (*REFUSED, *OF_CHAT)}

@@ -1,4 +1,4 @@
-"""JSON that arrives in pieces: where its first object or list ends, before anything is parsed."""
+"""Detection of the end of a JSON object or list that arrives in pieces, before it is parsed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _IN_STRING = re.compile(r'["\\]')
 
 
 class JsonScanner:
-    """Finds the end of the JSON object or list that a text begins with, across pieces."""
+    """Finds the end of the JSON object or list with which a text begins."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -18,7 +18,7 @@ class JsonScanner:
         self.is_closed = False
 
     def scan(self, text: str) -> int:
-        """How many characters belong to the value."""
+        """Return the number of characters that belong to the value."""
         at = 0
         while at < len(text):
             if self._is_escaped:

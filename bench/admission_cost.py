@@ -1,14 +1,13 @@
-"""What it costs a call to be known, let in and counted: authentication, admission and metering, each taken apart.
+"""Measure what authentication, quota and metering add to a call, each on its own.
 
-    python -m bench.door_cost [--calls 4000]
+    python -m bench.admission_cost [--calls 4000]
 
-The gateway's own parts in one process that is set up as the gateway's is, without HTTP and without a node: a token out
-of a header, limits and a budget in one exchange with a real Redis on loopback, an entry in a spool that is synced to
-the disk. The parts take turns with nothing at all, at 32 calls at once, and what nothing costs is taken off; CPU is
-this process's, all threads, and Redis's own beside it. Latency is of all parts together, one call at a time and 32 at
-once. Prints JSON.
+Runs the gateway's own components in one process, without HTTP and without a node: token verification from a header,
+limits and a budget in one round trip to a real Redis on loopback, and an entry in a synced spool. Each component
+alternates with an empty call at a concurrency of 32, whose cost is subtracted. CPU time is that of this process (all
+threads) and, separately, of Redis. Latency covers all components together, at concurrency 1 and 32. Prints JSON.
 
-Goals: 150 µs of CPU added to a call, the round trip included; P99 2 ms.
+Goals: 150 µs of CPU added per call, including the Redis round trip; P99 of 2 ms.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ EVENTS: list[Event] = [
 
 
 class Source:
-    """A node that has answered already."""
+    """An event source that has already finished."""
 
     node_id = "n1"
     num_attempts = 1
@@ -91,8 +90,8 @@ class Source:
 
 
 @dataclass
-class Door:
-    """The parts, and what a call brings with it."""
+class PlatformAddress:
+    """The components, and the state that a call brings with it."""
 
     services: Services
     verifier: TokenVerifier
@@ -149,8 +148,8 @@ class Door:
 
 
 @contextlib.asynccontextmanager
-async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[Door]:
-    """Everything real and running, in a folder of its own."""
+async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[PlatformAddress]:
+    """Start all components in an own folder."""
     url = f"sqlite://{folder / 'hearth.db'}"
     await migrate(url)
     database, ephemeral = Database.connect(url), Ephemeral.connect(redis.url)
@@ -172,7 +171,7 @@ async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[Door]:
     headers = [(b"host", b"x"), (b"authorization", b"Bearer " + made.secret.encode())]
     principal = await authentication.authenticate(verifier, headers, ADDRESS)
     try:
-        yield Door(cast(Services, parts), verifier, ledger, headers, principal, redis.pid)
+        yield PlatformAddress(cast(Services, parts), verifier, ledger, headers, principal, redis.pid)
     finally:
         await ledger.close()
         await quota.close()
@@ -184,26 +183,28 @@ async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[Door]:
 
 
 async def repeat(part: Callable[[], Awaitable[None]], num_calls: int, at_once: int) -> list[float]:
-    """Seconds that each took."""
+    """Return the seconds each call took."""
     took_s: list[float] = []
 
-    async def one_after_another(count: int) -> None:
+    async def run_sequentially(count: int) -> None:
         for _ in range(count):
             began_s = time.perf_counter()
             await part()
             took_s.append(time.perf_counter() - began_s)
 
-    await asyncio.gather(*(one_after_another(num_calls // at_once) for _ in range(at_once)))
+    await asyncio.gather(*(run_sequentially(num_calls // at_once) for _ in range(at_once)))
     return took_s
 
 
-async def cost_us(door: Door, part: Callable[[], Awaitable[None]], num_calls: int) -> tuple[float, float]:
-    """CPU microseconds a call: of this process, of Redis. What is written behind is waited for, and counted."""
-    began_s, redis_s = time.process_time(), cpu_seconds(door.redis_pid)
+async def cost_us(
+    platform_address: PlatformAddress, part: Callable[[], Awaitable[None]], num_calls: int
+) -> tuple[float, float]:
+    """Return CPU microseconds per call of this process and of Redis, including deferred writes."""
+    began_s, redis_s = time.process_time(), cpu_seconds(platform_address.redis_pid)
     took = await repeat(part, num_calls, AT_ONCE)
-    await door.ledger.flush()
+    await platform_address.ledger.flush()
     scale = 1e6 / len(took)
-    return (time.process_time() - began_s) * scale, (cpu_seconds(door.redis_pid) - redis_s) * scale
+    return (time.process_time() - began_s) * scale, (cpu_seconds(platform_address.redis_pid) - redis_s) * scale
 
 
 def percentiles(took_s: list[float]) -> dict[str, float]:
@@ -215,25 +216,25 @@ def percentiles(took_s: list[float]) -> dict[str, float]:
 
 
 async def measure(folder: Path, redis: EmbeddedRedis, num_calls: int) -> dict[str, Any]:
-    async with opened(folder, redis) as door:
+    async with opened(folder, redis) as platform_address:
         settle_interpreter()
         parts = {
-            "nothing": door.nothing,
-            "authentication": door.authenticate,
-            "admission": door.admit,
-            "metering": door.meter,
-            "all": door.all,
+            "nothing": platform_address.nothing,
+            "authentication": platform_address.authenticate,
+            "admission": platform_address.admit,
+            "metering": platform_address.meter,
+            "all": platform_address.all,
         }
-        for part in parts.values():  # whatever happens once
+        for part in parts.values():  # one-time initialization
             await repeat(part, 2 * AT_ONCE, AT_ONCE)
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in parts}
         for _ in range(3):
             for name, part in parts.items():
-                found[name].append(await cost_us(door, part, num_calls))
+                found[name].append(await cost_us(platform_address, part, num_calls))
         own = {name: statistics.median(own for own, _ in each) for name, each in found.items()}
         of_redis = {name: statistics.median(its for _, its in each) for name, each in found.items()}
-        alone = await repeat(door.all, num_calls // 4, 1)
-        together = await repeat(door.all, num_calls // 4, AT_ONCE)
+        alone = await repeat(platform_address.all, num_calls // 4, 1)
+        together = await repeat(platform_address.all, num_calls // 4, AT_ONCE)
     return {
         "added_cpu_us": {name: round(own[name] - own["nothing"], 1) for name in parts if name != "nothing"},
         "redis_cpu_us": round(of_redis["all"], 1),
@@ -255,7 +256,7 @@ def main() -> None:
     finally:
         redis.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({"bench": "door_cost", **vars(options), **found, **machine()}))
+    print(json.dumps({"bench": "admission_cost", **vars(options), **found, **machine()}))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What replicas in rank processes of their own are asked, heard to its end."""
+"""Collects the outputs of sequences of replicas in rank processes."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from engine.text.tokenizer import Tokenizer
 from tests.engine.structured.spark_engine import NAMESPACE, SPARK
 
 
-async def heard(
-    replica: Replica, request: SequenceRequest, *, timeout_s: float = 60, patience_s: float | None = None
+async def collect_outputs(
+    replica: Replica, request: SequenceRequest, *, timeout_s: float = 60, abort_after_s: float | None = None
 ) -> list[SequenceOutput]:
-    """All outputs; the sequence is aborted if it takes longer than `patience_s`. Raises TimeoutError."""
+    """Return all outputs of a sequence, which is aborted after `abort_after_s`. Raises TimeoutError."""
     outputs: list[SequenceOutput] = []
     ended = asyncio.Event()
 
-    def hear(output: SequenceOutput) -> None:
+    def on_output(output: SequenceOutput) -> None:
         outputs.append(output)
         if output.finish:
             ended.set()
 
-    replica.add(request, hear)
-    if patience_s is not None:
+    replica.add(request, on_output)
+    if abort_after_s is not None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), patience_s)
+            await asyncio.wait_for(ended.wait(), abort_after_s)
         replica.abort(request.sequence_id)
     await asyncio.wait_for(ended.wait(), timeout_s)
     return outputs
@@ -43,7 +43,7 @@ def token_ids_of(outputs: list[SequenceOutput]) -> list[int]:
 
 
 class Caller:
-    """Asks a replica of the built-in model, one thing at a time or several."""
+    """Runs conversations on a replica of the built-in model, one at a time or several."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -58,7 +58,7 @@ class Caller:
         adapter: LocalAdapter | None = None,
         **sampling: object,
     ) -> tuple[str, list[SequenceOutput]]:
-        """The answer's text, and every output."""
+        """Return the completion's text and all outputs."""
         self._next_id += 1
         prompt = self._tokenizer.encode_conversation([{"role": "user", "content": text}])
         request = SequenceRequest(
@@ -70,5 +70,5 @@ class Caller:
             constraint=constraint,
             adapter=adapter,
         )
-        outputs = await heard(self._replica, request)
+        outputs = await collect_outputs(self._replica, request)
         return self._tokenizer.decode(token_ids_of(outputs)), outputs

@@ -1,9 +1,10 @@
-"""An answer's text, piece by piece -> what is content and what is calls of tools. The same for any split of the text.
+"""Incremental parser that splits a model's output into content and tool calls. The result does not depend on how the
+text is split.
 
-Content is given on as it comes, but for what could still become a call. A text that looks like a call and is none (of
-no tool that was offered, or broken off by the model itself) is content, every character of it; only white space around
-calls is dropped. A call that the token limit cut short is told as far as it goes, if its tool is known by then.
-Knows text and a family's marks; one call is read by the family's own reader; `grammar.py` holds the model to them.
+Content is passed on at once, except for text that may still become a call. Text that resembles a call but is none (an
+unknown tool, or a call that the model broke off) is content, character by character; only white space around calls is
+dropped. A call that is cut by the token limit is returned as far as it goes, if its tool is known. Each call is parsed
+by the family's reader; `grammar.py` constrains the model to calls that this parser reads.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Literal
 
 from engine.tool_calls.family import CallReader, Family, Tools
 
-_MAX_UNENDED = 8
+_MAX_UNENDED_CALLS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class CallPiece:
-    """A piece of the call number `index`: first its name, then its arguments, as JSON text in one or more pieces."""
+class ToolCallPiece:
+    """A piece of call number `index`: first its name, then its arguments as JSON text in one or more pieces."""
 
     index: int
     name: str | None
@@ -26,93 +27,93 @@ class CallPiece:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
-    """A piece of what the model thought before it answered."""
+class ReasoningPiece:
+    """A piece of the model's reasoning."""
 
     text: str
 
 
-Piece = str | CallPiece | Thought
+OutputPiece = str | ToolCallPiece | ReasoningPiece
 _State = Literal["start", "text", "head", "call", "after"]
 
 
 class CallParser:
-    """Reads one answer.
+    """Parses one output.
 
-    `is_held`: a grammar lets the model write only true calls, name first, so the arguments are given on as they come,
-    and any other object is an answer in JSON. Otherwise a call is given when it is whole, so that what turns out to be
-    none can still be content. `is_parallel` False: the answer is over with its first call.
+    `is_constrained`: a grammar allows only valid calls, name first, so arguments are passed on while they arrive, and
+    any other object is JSON output. Otherwise a call is passed on when it is complete, so that text that turns out not
+    to be a call can still be content. `is_parallel` False: the output is complete after its first call.
     """
 
-    def __init__(self, family: Family, tools: Tools, *, is_held: bool, is_parallel: bool = True) -> None:
+    def __init__(self, family: Family, tools: Tools, *, is_constrained: bool, is_parallel: bool = True) -> None:
         self._family = family
         self._tools = tools
-        self._is_held = is_held
+        self._is_held = is_constrained
         self._is_parallel = is_parallel
         self._state: _State = "start" if family.is_bare else "text"
-        self._buffer = ""  # not looked at yet, or not enough to tell
-        self._raw = ""  # looked at, and content after all if this is no call
+        self._buffer = ""  # not parsed yet
+        self._raw = ""  # parsed; content if the text is not a call
         self._reader: CallReader | None = None
-        self._pieces: list[Piece] = []
+        self._pieces: list[OutputPiece] = []
         self.num_calls = 0
-        self.is_thinking = False  # ever
+        self.is_reasoning = False  # for `OutputParser`; reasoning is parsed before
 
     @property
-    def is_over(self) -> bool:
-        """Whether nothing that follows is wanted."""
+    def is_complete(self) -> bool:
+        """True if all text that follows is ignored."""
         return self.num_calls > 0 and not self._is_parallel
 
-    def push(self, text: str) -> list[Piece]:
-        """What is now certain. Nothing once the answer is over."""
+    def push(self, text: str) -> list[OutputPiece]:
+        """Return the pieces that are certain now; none once the output is complete."""
         self._buffer += text
-        while not self.is_over and self._advance():
+        while not self.is_complete and self._advance():
             pass
         return self._take()
 
-    def flush(self, *, is_cut: bool = False) -> list[Piece]:
-        """What was held back, when the answer has ended; `is_cut`: at the token limit. Behind the first few calls that
-        never end, no more are looked for: each costs a look at all that follows it."""
+    def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:
+        """Return the text held back, at the end of the output. `is_cut`: the token limit ended the output. After a few
+        calls without an end the search for more stops, because each requires a scan of all text that follows."""
         num_unended = 0
-        while not self.is_over and (rest := self._unfinished()):
+        while not self.is_complete and (rest := self._held_back()):
             num_unended += 1
-            behind = len(rest) - len(rest.lstrip()) + 1  # the opening of this one
-            again = rest.find(self._family.opening, behind) if num_unended < _MAX_UNENDED else -1
+            behind = len(rest) - len(rest.lstrip()) + 1  # past the opening of this call
+            again = rest.find(self._family.opening, behind) if num_unended < _MAX_UNENDED_CALLS else -1
             if again < 0:
-                if not (is_cut and self._tell_begun()):
-                    self._say(rest)
+                if not (is_cut and self._emit_partial_call()):
+                    self._emit_text(rest)
                 break
-            self._say(rest[:again])  # a call that never ended may have swallowed others
+            self._emit_text(rest[:again])  # a call without an end may contain other calls
             self._restart(rest[again:])
             while self._advance():
                 pass
         return self._take()
 
-    def _tell_begun(self) -> bool:
-        """Tell the call that the limit cut short. Returns whether it is one: what a held model wrote of a call's
-        beginning is no content, even where it names no tool yet, and nothing but calls follows its first."""
+    def _emit_partial_call(self) -> bool:
+        """Emit the call that the limit cut. Returns False if the text is content. Under a grammar, the beginning of a
+        call is never content, and nothing but calls follows the first call."""
         if self._state not in ("head", "call"):
             return self._is_held and self.num_calls > 0
         if self._reader is not None:
-            self._tell(self._reader)
-        return self._is_held or (self._reader is not None and self._reader.is_said)
+            self._emit_delta(self._reader)
+        return self._is_held or (self._reader is not None and self._reader.is_name_sent)
 
-    def _unfinished(self) -> str:
-        """The text that was held back, where it is content."""
+    def _held_back(self) -> str:
+        """Return the text held back that is content."""
         if self._state in ("head", "call"):
             if self._reader is None:
                 return self._raw + self._buffer
-            is_said = self._reader.is_said  # what was told of a call stays told
-            return "" if is_said else self._raw + self._reader.text + self._buffer
+            is_name_sent = self._reader.is_name_sent  # parts emitted as a call are not content
+            return "" if is_name_sent else self._raw + self._reader.text + self._buffer
         rest = self._buffer
         is_end = self._state == "after" and any(mark.startswith(rest.strip()) for mark in self._marks_after)
         return "" if is_end or (self.num_calls and rest.isspace()) else rest
 
     @property
     def _marks_after(self) -> tuple[str, ...]:
-        return (*self._family.skips, self._family.end_mark)
+        return (*self._family.ignored_marks, self._family.end_mark)
 
     def _advance(self) -> bool:
-        """Go on from one state to the next; whether there may be more to do."""
+        """Advance to the next state. Returns True if there may be more to parse."""
         step = {
             "start": self._in_start,
             "text": self._in_text,
@@ -134,7 +135,7 @@ class CallParser:
         at = self._buffer.find(opening)
         before = self._buffer[: at if at >= 0 else start_of_partial(self._buffer, opening)]
         content = before.rstrip()
-        self._say(content)
+        self._emit_text(content)
         if at < 0:
             self._buffer = self._buffer[len(content) :]
             return False
@@ -144,7 +145,7 @@ class CallParser:
         return True
 
     def _in_head(self) -> bool:
-        """Between the opening and the first call."""
+        """Parse the text between the opening and the first call."""
         head, begun = self._family.head.strip(), self._buffer.lstrip()
         if not begun or (begun != head and head.startswith(begun)):
             return False
@@ -163,35 +164,35 @@ class CallParser:
         size = reader.push(self._buffer)
         self._buffer = self._buffer[size:]
         if self._is_held:
-            self._tell(reader)
-        if reader.is_none:
-            return self._is_no_call()
-        if not reader.is_whole:
+            self._emit_delta(reader)
+        if reader.is_rejected:
+            return self._reject_call()
+        if not reader.is_complete:
             return False
-        if not reader.is_said:
+        if not reader.is_name_sent:
             call = None if self._is_held else reader.call()
             if call is None:
-                return self._is_no_call()
-            self._pieces += [CallPiece(self.num_calls, call[0], ""), CallPiece(self.num_calls, None, call[1])]
+                return self._reject_call()
+            self._pieces += [ToolCallPiece(self.num_calls, call[0], ""), ToolCallPiece(self.num_calls, None, call[1])]
         self.num_calls += 1
         self._reader, self._raw, self._state = None, "", "after"
         return True
 
-    def _tell(self, reader: CallReader) -> None:
-        """Say what is new of a call that is certain to be one."""
-        name, arguments = reader.take_news()
+    def _emit_delta(self, reader: CallReader) -> None:
+        """Emit what is new of a text that must be a call."""
+        name, arguments = reader.take_delta()
         if name is not None:
-            self._pieces.append(CallPiece(self.num_calls, name, ""))
+            self._pieces.append(ToolCallPiece(self.num_calls, name, ""))
         if arguments:
-            self._pieces.append(CallPiece(self.num_calls, None, arguments))
+            self._pieces.append(ToolCallPiece(self.num_calls, None, arguments))
 
     def _after(self) -> bool:
-        """Behind a call: another one, the end mark, or text."""
+        """Parse the text behind a call: another call, the end mark, or content."""
         family, begun = self._family, self._buffer.lstrip()
         if not begun:
             return False
         follows: list[tuple[str, _State]] = [(mark, "call") for mark in family.next_marks]
-        follows += [(mark, "after") for mark in family.skips]
+        follows += [(mark, "after") for mark in family.ignored_marks]
         follows += [(family.end_mark, "text")] if family.end_mark else []
         for mark, state in follows:
             if begun.startswith(mark):
@@ -205,12 +206,12 @@ class CallParser:
         self._state = "call" if family.has_next_unmarked else "text"
         return True
 
-    def _is_no_call(self) -> bool:
-        """What looked like a call is content, unless it was told as one."""
+    def _reject_call(self) -> bool:
+        """Emit text that resembled a call as content, unless parts of it were emitted as a call."""
         if self._reader is None:
-            self._say(self._raw)
-        elif not self._reader.is_said:
-            self._say(self._raw + self._reader.text)
+            self._emit_text(self._raw)
+        elif not self._reader.is_name_sent:
+            self._emit_text(self._raw + self._reader.text)
         self._restart(self._buffer)
         return True
 
@@ -221,17 +222,17 @@ class CallParser:
     def _restart(self, text: str) -> None:
         self._reader, self._raw, self._buffer, self._state = None, "", text, "text"
 
-    def _say(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if text:
             self._pieces.append(text)
 
-    def _take(self) -> list[Piece]:
+    def _take(self) -> list[OutputPiece]:
         pieces, self._pieces = self._pieces, []
         return pieces
 
 
 def start_of_partial(text: str, mark: str) -> int:
-    """Where the longest end of `text` that could become `mark` starts; `len(text)` if there is none."""
+    """Return the start of the longest suffix of `text` that may become `mark`; `len(text)` if there is none."""
     at = max(0, len(text) - len(mark) + 1)
     while (at := text.find(mark[0], at)) >= 0:
         if mark.startswith(text[at:]):

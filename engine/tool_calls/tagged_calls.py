@@ -1,7 +1,7 @@
-"""Calls that name each argument between marks: `<function=f><parameter=city>Paris</parameter></function>`.
+"""Calls with each argument between tags: `<function=f><parameter=city>Paris</parameter></function>`.
 
-GLM's syntax, that of Qwen's coder models, DeepSeek's since V3.2. A text stands as it is, anything else as JSON: which
-of the two it is, the tool's schema says.
+The syntax of GLM, Qwen's coder models, and DeepSeek since V3.2. Strings stand without quotes, other values as JSON; the
+tool's schema decides which of both a value is.
 """
 
 from __future__ import annotations
@@ -17,31 +17,45 @@ import msgspec
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import (
     has_plain_properties,
-    is_only_text,
-    may_be_text,
+    may_be_string,
+    must_be_string,
     properties_of,
     resolved,
     types_of,
 )
-from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted, schemas_of
+from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted, schemas_of
 from engine.tool_calls.free_text import text_until
-from engine.tool_calls.json_text import JsonScanner
-from engine.tool_calls.python_text import PythonReader, json_of_python
+from engine.tool_calls.json_scanner import JsonScanner
+from engine.tool_calls.python_literals import PythonReader, json_of_python
 
 _MAX_KEY_CHARS = 256
 _MAX_KEY_END_CHARS = 64
 _KEY = r"/[A-Za-z0-9_.:-]{1,64}/"
-_UNHELD = ("enum", "const", "pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not", "if")
+_UNSUPPORTED_KEYWORDS = (
+    "enum",
+    "const",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+)
 
-Told = Literal["schema", "text", "json"]
+ValueKind = Literal["schema", "text", "json"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairCalls(Family):
-    """`before_name name after_name (before_key key after_key before_value value after_value)* call_end`; white space
-    between the parts is a matter of taste. `after_text_key` and `after_json_key` say of what kind the value is, where
-    the family does. `wraps_values`: a value stands on lines of its own. `line` is what is written between the parts;
-    `is_line_free`: or nothing, as the model likes."""
+class TaggedCalls(Family):
+    """`before_name name after_name (before_key key after_key before_value value after_value)* call_end`, with optional
+    white space between the parts.
+
+    `after_text_key` and `after_json_key` replace `after_key` in families that mark the kind of a value. `wraps_values`:
+    values stand on lines of their own. `line` is written between the parts; `is_line_free`: it is optional.
+    """
 
     before_name: str = ""
     after_name: str = ""
@@ -58,7 +72,7 @@ class PairCalls(Family):
 
     @cached_property
     def whole_header(self) -> re.Pattern[str]:
-        """A name and what stands around it, up to the next part."""
+        """Pattern of the name and the tags around it, up to the next part."""
         name = rf"((?>{NAME}))"
         return re.compile(
             rf"{re.escape(self.before_name)}{name}{re.escape(self.after_name)}(?>\s{{0,8}})(?=.)", re.DOTALL
@@ -66,23 +80,23 @@ class PairCalls(Family):
 
     @cached_property
     def begun_header(self) -> re.Pattern[str]:
-        """As much of a text as could be the beginning of a header."""
+        """Pattern of the longest prefix of a text that may begin a header."""
         pattern = r"\s{0,8}"
         for step in reversed([*map(re.escape, self.before_name), NAME, *map(re.escape, self.after_name)]):
             pattern = f"(?:{step}{pattern})?"
         return re.compile(pattern)
 
     @cached_property
-    def key_ends(self) -> tuple[tuple[re.Pattern[str], Told], ...]:
-        """What ends a key, and what the value behind it is then told as."""
+    def key_ends(self) -> tuple[tuple[re.Pattern[str], ValueKind], ...]:
+        """Patterns of the tag after a key, and the kind of the value that follows."""
         if self.after_text_key:
-            marks: tuple[tuple[str, Told], ...] = ((self.after_text_key, "text"), (self.after_json_key, "json"))
+            marks: tuple[tuple[str, ValueKind], ...] = ((self.after_text_key, "text"), (self.after_json_key, "json"))
             return tuple((re.compile(re.escape(mark)), kind) for mark, kind in marks)
         gap = r"\s{0,8}" if self.before_value else ""
         return ((re.compile(re.escape(self.after_key) + gap + re.escape(self.before_value)), "schema"),)
 
-    def reader(self, tools: Tools) -> PairReader:
-        return PairReader(self, tools)
+    def reader(self, tools: Tools) -> TaggedReader:
+        return TaggedReader(self, tools)
 
     def begin_of(self, name: str) -> str:
         return self.before_name + name
@@ -91,13 +105,13 @@ class PairCalls(Family):
         literal = writer.literal
         properties = properties_of(schema) if has_plain_properties(schema) else None
         if properties is None and not writer.is_lenient:
-            raise SchemaUnwritable("its parameters are not plain properties")
+            raise UnsupportedSchema("its parameters are not plain properties")
         pairs: list[str] = []
         rules: list[str] = []
         for number, (key, part) in enumerate((properties or {}).items()):
             if key != key.strip() or len(key) > _MAX_KEY_CHARS or any(sign in key for sign in '<>"\n'):
                 if not writer.is_lenient:
-                    raise SchemaUnwritable("a parameter's name cannot be written")
+                    raise UnsupportedSchema("a parameter's name cannot be written")
                 continue
             pair = f"pair_{index}_{number}"
             rules += self._value_rules(f"value_{index}_{number}", part, schema, writer)
@@ -115,13 +129,13 @@ class PairCalls(Family):
         return (writer.literal(self.line) + "?" * self.is_line_free) if self.line else ""
 
     def _key_end(self, mark: str, writer: RuleWriter) -> str:
-        """What stands between a key and its value."""
+        """Return the rule for the tags between a key and its value."""
         if not self.before_value:
             return writer.literal((mark or self.after_key) + "\n" * self.wraps_values)
         return f"{writer.literal(self.after_key)} {self._line(writer)} {writer.literal(self.before_value)}"
 
     def _value_rules(self, name: str, part: Any, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
-        """Rules for `name`: what ends the key, a value, and what ends that."""
+        """Return the rules of `name`: the tags after the key, a value, and the tag after the value."""
         part = resolved(part, schema)
         end = writer.literal("\n" * self.wraps_values + self.after_value)
         as_text, as_json = (self._key_end(mark, writer) for mark in (self.after_text_key, self.after_json_key))
@@ -130,9 +144,9 @@ class PairCalls(Family):
             texts = [choice if isinstance(choice, str) else quoted(choice) for choice in choices]
             if not any(self.after_value in text or text != text.strip() or not text for text in texts):
                 return [f"{name}: {as_text} ({' | '.join(map(quoted, texts))}) {end}"]
-        if is_only_text(part, schema) or (may_be_text(part, schema) and not self.after_text_key):
-            if not writer.is_lenient and any(key in part for key in _UNHELD):
-                raise SchemaUnwritable("a text has more to it than its type")
+        if must_be_string(part, schema) or (may_be_string(part, schema) and not self.after_text_key):
+            if not writer.is_lenient and any(key in part for key in _UNSUPPORTED_KEYWORDS):
+                raise UnsupportedSchema("a text has more to it than its type")
             return [f"{name}: {as_text} {name}_text", self._text_rule(f"{name}_text", writer)]
         if types_of(part, schema) == frozenset({"boolean"}):
             return [f'{name}: {as_json} ("true" | "false" | "True" | "False") {end}']
@@ -140,13 +154,13 @@ class PairCalls(Family):
         return [f"{name}: {as_json} {name}_json {end}", f"{name}_json: {writer.json({**definitions, **part})}"]
 
     def _free_rules(self, index: int, writer: RuleWriter) -> list[str]:
-        """Arguments of any name."""
+        """Return the rules of arguments with any name."""
         name = f"free_{index}"
         begin = f"{writer.literal(self.before_key)} {_KEY} {self._key_end(self.after_text_key, writer)}"
         return [f"{name}: {begin} {name}_text {self._line(writer)}", self._text_rule(f"{name}_text", writer)]
 
     def _text_rule(self, name: str, writer: RuleWriter) -> str:
-        """A text and what ends it."""
+        """Return the rule of a string and the tag after it."""
         return text_until(name, self.after_value, self.marks, writer.controls).rstrip()
 
 
@@ -155,19 +169,19 @@ def _required(schema: Mapping[str, Any]) -> Collection[Any]:
     return found if isinstance(found, list) else ()
 
 
-class PairReader(ArgumentReader):
-    """A header, then pairs, then the end."""
+class TaggedReader(ArgumentReader):
+    """Reads a header, arguments between tags, and the end tag."""
 
-    def __init__(self, family: PairCalls, tools: Tools) -> None:
+    def __init__(self, family: TaggedCalls, tools: Tools) -> None:
         super().__init__(tools)
         self._family = family
         self._schema: Mapping[str, Any] = {}
         self._state = "header"
-        self._part: Any = {}  # the schema of the value that is being read
-        self._kind: Told = "schema"
-        self._is_begun = False  # whether a text has begun to be told
-        self._awaits_line = False  # whether a value's own line may still begin
-        self._value: list[str] = []  # of a value that is no text, or may be none
+        self._part: Any = {}  # schema of the current value
+        self._kind: ValueKind = "schema"
+        self._is_begun = False  # a part of the current string was written
+        self._awaits_line = False  # a line break before the value may follow
+        self._value: list[str] = []  # parts of a value that may not be a string
 
     def _step(self, text: str) -> int:
         steps = {"header": self._in_header, "between": self._between, "key": self._in_key, "value": self._in_value}
@@ -178,7 +192,7 @@ class PairReader(ArgumentReader):
         if found is None:
             begun = self._family.begun_header.match(text)
             assert begun is not None
-            self.is_none = begun.end() < len(text)
+            self.is_rejected = begun.end() < len(text)
             return 0
         if not self._enter(found[1]):
             return 0
@@ -192,24 +206,24 @@ class PairReader(ArgumentReader):
         size = len(text) - len(begun)
         if begun.startswith(call_end):
             self._arguments += "}" if self._arguments else "{}"
-            self.is_whole = True
+            self.is_complete = True
             return size + len(call_end)
         if begun.startswith(self._family.before_key):
             self._state = "key"
             return size + len(self._family.before_key)
         marks = (call_end, self._family.before_key)
-        self.is_none = not any(mark.startswith(begun) for mark in marks)
+        self.is_rejected = not any(mark.startswith(begun) for mark in marks)
         return 0
 
     def _in_key(self, text: str) -> int:
         found = [(end, kind) for mark, kind in self._family.key_ends if (end := mark.search(text)) is not None]
         end, self._kind = min(found, key=lambda pair: pair[0].start(), default=(None, "schema"))
         if end is None or end.start() > _MAX_KEY_CHARS:
-            self.is_none = len(text) > _MAX_KEY_CHARS + _MAX_KEY_END_CHARS
+            self.is_rejected = len(text) > _MAX_KEY_CHARS + _MAX_KEY_END_CHARS
             return 0
         key = text[: end.start()].strip()
         if key in self._keys:
-            self.is_none = True  # JSON has room for one
+            self.is_rejected = True  # a repeated key
             return 0
         self._keys.add(key)
         self._arguments += ("," if self._arguments else "{") + (" " if len(self._keys) > 1 else "") + quoted(key) + ": "
@@ -234,11 +248,10 @@ class PairReader(ArgumentReader):
         return at + len(end)
 
     def _end_in(self, text: str) -> int:
-        """Where the value ends in `text`: at the mark, unless that stands in an object or list that is not over; -1 if
-        it does not."""
+        """Return the offset of the value's end in `text`, outside of open objects and lists; -1 if there is none."""
         at = text.find(self._family.after_value)
         while at >= 0 and not self._is_text:
-            if _is_over(("".join(self._value) + text[:at]).strip()):
+            if _is_closed(("".join(self._value) + text[:at]).strip()):
                 break
             at = text.find(self._family.after_value, at + 1)
         return at
@@ -256,8 +269,8 @@ class PairReader(ArgumentReader):
 
     @property
     def _is_text(self) -> bool:
-        """Whether the value that is being read can be nothing but a text."""
-        return self._kind == "text" or (self._kind == "schema" and is_only_text(self._part, self._schema))
+        """True if the current value must be a string."""
+        return self._kind == "text" or (self._kind == "schema" and must_be_string(self._part, self._schema))
 
 
 def _choices(schema: Mapping[str, Any]) -> Collection[Any]:
@@ -265,8 +278,8 @@ def _choices(schema: Mapping[str, Any]) -> Collection[Any]:
     return found if isinstance(found, list) else ()
 
 
-def _is_over(value: str) -> bool:
-    """Whether this is no beginning of an object or list, as JSON writes them or as Python does."""
+def _is_closed(value: str) -> bool:
+    """Return True if `value` is not the beginning of an incomplete object or list, in JSON or Python syntax."""
     if value[:1] not in ("{", "["):
         return True
     scanner = JsonScanner()
@@ -275,11 +288,11 @@ def _is_over(value: str) -> bool:
         return is_closed
     reader = PythonReader()
     reader.push(value + ",")
-    return reader.is_whole or (reader.is_none and is_closed)
+    return reader.is_complete or (reader.is_rejected and is_closed)
 
 
 def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:
-    """How much of `text` cannot belong to `end`, nor to the line before it."""
+    """Return the number of characters of `text` that cannot belong to `end` or to the line break before it."""
     size = len(text)
     for length in range(min(len(end) - 1, len(text)), 0, -1):
         if text.endswith(end[:length]):
@@ -291,8 +304,8 @@ def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:
 def json_value(
     text: str, types: Collection[str] | None, choices: Collection[Any] = (), *, is_json: bool = False
 ) -> str:
-    """What stands for a value, as JSON: the value that it spells if that is of one of `types` (None: of any), and the
-    text itself otherwise. `is_json`: a text comes in quotes, as any JSON does."""
+    """Return a value as JSON text: the value that `text` spells if its type is one of `types` (None: any), otherwise
+    the text as a string. `is_json`: strings are in quotes."""
     if not is_json and text in choices:
         return quoted(text)
     spelled = text.strip()

@@ -1,7 +1,7 @@
-"""Python's literals -> JSON text, as they come: what models write that were shown calls as Python.
+"""Python literals converted to JSON text incrementally, for models that write calls as Python.
 
-`PythonReader` takes one literal character by character and tells its JSON as far as it is certain. Strings, numbers,
-True, False, None (and JSON's own words), lists, tuples, and dicts with strings for keys; nothing is evaluated.
+Supports strings, numbers, True, False, None (and JSON's spellings), lists, tuples, and dicts with string keys. Nothing
+is evaluated.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ _MAX_DEPTH = 64
 
 
 class PythonReader:
-    """One literal. It ends before the `,` or the bracket that follows it at its own level, which is not taken.
+    """Reads one literal. It ends before the `,` or closing bracket at its own level, which is not consumed.
 
-    `json` is what has been told so far. `is_none`: this is no such literal.
+    `json` is the JSON text so far. `is_rejected`: the text is not such a literal.
     """
 
     def __init__(self) -> None:
         self.json = ""
-        self.is_whole = False
-        self.is_none = False
+        self.is_complete = False
+        self.is_rejected = False
         self._open: list[str] = []
-        self._has_value = False  # at this place
-        self._comma = ""  # one that may turn out to be the last in its list
+        self._has_value = False  # a value was read at the current position
+        self._comma = ""  # not written yet: it may be a trailing comma
         self._word = ""
         self._quote = ""
         self._escape = ""
-        self._high = ""  # the first half of a pair of surrogates
+        self._high = ""  # first half of a surrogate pair
 
     def push(self, text: str) -> int:
-        """Take what belongs to the literal; how many characters."""
+        """Consume the characters of the literal and return their number."""
         at = 0
-        while at < len(text) and not (self.is_whole or self.is_none):
+        while at < len(text) and not (self.is_complete or self.is_rejected):
             at += self._in_string(text, at) if self._quote else self._outside(text, at)
         return at
 
@@ -55,7 +55,7 @@ class PythonReader:
             return 1
         plain = _PLAIN.match(text, at)
         if plain is not None:
-            self._say(plain[0])
+            self._append_text(plain[0])
             return len(plain[0])
         if character == self._quote:
             self._flush_high()
@@ -64,40 +64,40 @@ class PythonReader:
         elif character == "\\":
             self._escape = "\\"
         else:
-            self._say(character)
+            self._append_text(character)
         return 1
 
     def _unescape(self) -> None:
         kind = self._escape[1]
         size = _HEX_SIZES.get(kind)
         if size is None:
-            self._say({"\n": ""}.get(kind, _ESCAPES.get(kind, kind if kind in "'\"\\/" else "\\" + kind)))
+            self._append_text({"\n": ""}.get(kind, _ESCAPES.get(kind, kind if kind in "'\"\\/" else "\\" + kind)))
         elif len(self._escape) == 2 + size:
             try:
                 code = int(self._escape[2:], 16)
-                self._say_code(code)
+                self._append_code_point(code)
             except ValueError:
-                self.is_none = True
+                self.is_rejected = True
         else:
             return
         self._escape = ""
 
-    def _say_code(self, code: int) -> None:
+    def _append_code_point(self, code: int) -> None:
         if 0xD800 <= code < 0xDC00:
             self._flush_high()
             self._high = chr(code)
         elif 0xDC00 <= code < 0xE000 and self._high:
             high, self._high = self._high, ""
-            self._say(chr(0x10000 + ((ord(high) - 0xD800) << 10) + code - 0xDC00))
+            self._append_text(chr(0x10000 + ((ord(high) - 0xD800) << 10) + code - 0xDC00))
         else:
-            self._say("\ufffd" if 0xD800 <= code < 0xE000 else chr(code))
+            self._append_text("\ufffd" if 0xD800 <= code < 0xE000 else chr(code))
 
     def _flush_high(self) -> None:
         if self._high:
             self._high = ""
-            self._say("\ufffd")
+            self._append_text("\ufffd")
 
-    def _say(self, text: str) -> None:
+    def _append_text(self, text: str) -> None:
         self._flush_high()
         self.json += quoted(text)[1:-1]
 
@@ -106,7 +106,7 @@ class PythonReader:
         word = _WORD.match(text, at)
         if word is not None:
             self._begin_value(is_word=True)
-            if self.is_none:
+            if self.is_rejected:
                 return 0
             self._word += word[0]
             return len(word[0])
@@ -114,13 +114,13 @@ class PythonReader:
             self._end_word()
             return 0
         if character in ",)]}" and not self._open:
-            self.is_whole = self._has_value
-            self.is_none = not self._has_value
+            self.is_complete = self._has_value
+            self.is_rejected = not self._has_value
             return 0
         if character in " \t\r\n":
             return 1
         self._sign(character)
-        return 0 if self.is_none else 1
+        return 0 if self.is_rejected else 1
 
     def _sign(self, character: str) -> None:
         if character in "\"'":
@@ -129,7 +129,7 @@ class PythonReader:
             self.json += '"'
         elif character in _CLOSES:
             self._begin_value()
-            self.is_none = self.is_none or len(self._open) >= _MAX_DEPTH
+            self.is_rejected = self.is_rejected or len(self._open) >= _MAX_DEPTH
             self._open.append(character)
             self._has_value = False
             self.json += "{" if character == "{" else "["
@@ -142,13 +142,13 @@ class PythonReader:
             self.json += ": "
             self._has_value = False
         else:
-            self.is_none = True
+            self.is_rejected = True
 
     def _begin_value(self, *, is_word: bool = False) -> None:
         if is_word and self._word:
             return
         if self._has_value:
-            self.is_none = True
+            self.is_rejected = True
             return
         self.json += self._comma
         self._comma, self._has_value = "", True
@@ -156,14 +156,14 @@ class PythonReader:
     def _end_word(self) -> None:
         word, self._word = self._word, ""
         spelled = _WORDS.get(word, word if _NUMBER.fullmatch(word) else None)
-        self.is_none = self.is_none or spelled is None
+        self.is_rejected = self.is_rejected or spelled is None
         self.json += spelled or ""
 
 
 def json_of_python(text: str) -> str | None:
-    """The JSON of a whole literal; None if it is none."""
+    """Return the JSON text of a complete literal; None if `text` is not a literal."""
     reader = PythonReader()
-    if reader.push(text + ",") != len(text) or not reader.is_whole:
+    if reader.push(text + ",") != len(text) or not reader.is_complete:
         return None
     try:
         msgspec.json.decode(reader.json)
