@@ -1,4 +1,4 @@
-"""Admission: a bounded number of calls in flight, none while draining, and room that no account takes from others."""
+"""Admission: limits on calls in flight, in total and per account, and draining."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ def refused(admission: Admission, account_id: str = "a") -> Refusal:
 
 
 def fill(admission: Admission, account_id: str) -> list[ConcurrencySlot]:
-    """Places of one account until it is refused one."""
-    places: list[ConcurrencySlot] = []
+    """Take slots for one account until a slot is refused."""
+    slots: list[ConcurrencySlot] = []
     with contextlib.suppress(Refusal):
         while True:
-            places.append(admission.enter(account_id))
-    return places
+            slots.append(admission.enter(account_id))
+    return slots
 
 
 async def test_slots_are_limited_and_released_after_errors():

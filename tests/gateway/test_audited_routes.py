@@ -1,4 +1,4 @@
-"""Every management route that changes something leaves an entry in the audit; a new one has to say what it leaves."""
+"""Every management route that changes something writes an audit entry; a new route must be classified here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every code that the contract lists and these routes can give, each produced by a real request, with its words."""
+"""Every error code of the contract that these routes can return, produced by a real request."""
 
 from __future__ import annotations
 

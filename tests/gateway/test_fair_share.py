@@ -1,4 +1,4 @@
-"""Fair share at the door: an account that floods is refused what it may not have, and others do not notice."""
+"""Fairness between accounts: a flood of one account is refused and does not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metering: one entry for each call that reached a node, however it ends, and never an answer before its entry."""
+"""Metering: one usage entry for each call that reached a node, however it ends, durable before the response ends."""
 
 import asyncio
 from datetime import UTC, datetime

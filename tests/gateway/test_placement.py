@@ -1,4 +1,4 @@
-"""Placement: near and ready first, the same call to the same node, nobody overloaded."""
+"""Placement: readiness and distance first, equal calls on one node, no overloaded node."""
 
 from collections import Counter
 from dataclasses import dataclass

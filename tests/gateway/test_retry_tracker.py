@@ -1,4 +1,4 @@
-"""A reply that is asked for again was useless, whichever gateway gave it; found out without anybody waiting for it."""
+"""Client retries mark the earlier response as not useful, whichever gateway sent it, without delaying calls."""
 
 from __future__ import annotations
 

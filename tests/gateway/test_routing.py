@@ -1,4 +1,4 @@
-"""Routes are decided on the raw path; only what was matched is decoded, once."""
+"""Routes are matched on the raw path; only parameters are decoded, once."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""OpenAI's text completions: a text is continued as it is."""
+"""OpenAI's text completions."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: whole, and as the events that their clients wait for, in that order."""
+"""Anthropic's Messages: whole, and as events in the order that clients expect."""
 
 import json
 

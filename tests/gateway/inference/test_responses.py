@@ -1,4 +1,4 @@
-"""OpenAI's Responses: whole and as events, with tools and formats, one after another in a thread."""
+"""OpenAI's Responses: whole and as events, with tools and formats, stored and continued."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""Text generation, whole and streamed, in the native and the OpenAI shape: the wire as the contract has it."""
+"""Text generation, whole and streamed, in the native and the OpenAI format."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""`A/ai/tomarkdown` and `/supported`: several files in a call, each with its row; refusals of the whole call."""
+"""`A/ai/tomarkdown` and `/supported`: one row for each file, and refusals of whole requests."""
 
 from __future__ import annotations
 

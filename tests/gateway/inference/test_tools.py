@@ -1,4 +1,4 @@
-"""Tools and JSON mode over the wire, in both shapes: what nodes are asked, and how their calls are told."""
+"""Tools and JSON mode in the native and the OpenAI format: what nodes receive, and how tool calls are rendered."""
 
 import json
 

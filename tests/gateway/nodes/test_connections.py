@@ -1,4 +1,4 @@
-"""One connection to each node: proven before it is used, kept alive, reopened; its calls end with it."""
+"""The connection to each node: authenticated before use, kept alive, reopened; its calls end with it."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Region and retention through the gateway: where calls run, what answers 3040, what is found of them later."""
+"""Residency and retention through the gateway: where calls run, when they are refused, and what is stored of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of nodes: presence says which exist, connections which can be reached; nonsense is left out."""
+"""The node snapshot: presence says which nodes exist, links which can be reached; malformed presence is ignored."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
