@@ -97,7 +97,7 @@ def test_known_nodes_serve_while_redis_is_unavailable(new_site: Callable[..., Si
     site.add_node("n1")
     running = Running(site, site.gateway().start())
     site.redis.stop()
-    wait_until_blocking(lambda: "presence cannot be read" in running.gateway.log_text())
+    wait_until_blocking(lambda: "presence was not read" in running.gateway.log_text())
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         for _ in range(3):
             assert run(client, running, {"prompt": "x"}).status_code == 200
