@@ -1,7 +1,7 @@
-"""State that we can afford to lose: short values with an expiry, who is present, and messages to whoever listens.
+"""Redis for state that may be lost: values with an expiry, presence, messages and streams.
 
-Redis, spoken to with commands that 6.2 knows. Every call is bounded in time and tried once: what is lost or late is
-StoreUnavailable, and the caller decides what that means. Knows no nodes and no tokens, only kinds, ids and bytes.
+Uses commands of Redis 6.2. Every call has a timeout and is tried once; a failure raises StoreUnavailable, and the
+caller decides what that means.
 """
 
 from __future__ import annotations
