@@ -39,7 +39,7 @@ MAY_IMPORT = {
         "telemetry",
         "service_identity",
     },
-    "engine.standalone": {"engine", "engine.serving", "engine.protocol", "catalog", "telemetry"},
+    "engine.standalone": {"engine", "engine.node", "engine.serving", "engine.protocol", "catalog", "telemetry"},
     "variants": {"engine", "engine.protocol", "catalog", "telemetry", "weight_files"},
     "gateway": {"tenants", "service_identity", "catalog", "documents", "storage", "telemetry", "engine.protocol"},
     "local_platform": {
