@@ -45,7 +45,7 @@ async def test_one_account_holds_at_most_two_thirds_of_the_slots():
     assert len(third) == 7, "and so on: somebody new always finds room"
     for place in flood[:30]:
         admission.release(place)
-        admission.release(place)  # is left once, however often it is said
+        admission.release(place)  # releasing a slot twice has no further effect
     assert len(fill(admission, "a")) == 12, "30 were left: with 12 of them it holds twice the 21 that are free"
     for place in (*second, *third):
         admission.release(place)

@@ -1,4 +1,4 @@
-"""Placement: readiness and distance first, equal calls on one node, no overloaded node."""
+"""Placement: readiness and distance come first, equal calls prefer one node, and overloaded nodes are ranked last."""
 
 from collections import Counter
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Background jobs of the gateway: which end, and which are restarted."""
+"""Background jobs of the gateway: failed jobs are restarted, cancelled jobs end."""
 
 import asyncio
 
