@@ -60,7 +60,7 @@ class Objects:
         raise ValueError("expected file:///absolute/folder or s3://bucket/prefix")
 
     async def put_file(self, key: str, path: Path, sha256: str | None = None) -> str:
-        """Store a file and return its SHA-256. Raises Damaged, and stores nothing, if the hash differs from `sha256`."""
+        """Store a file and return its SHA-256. Raises Damaged, storing nothing, if the hash is not `sha256`."""
         return await self._in_thread(self._backend.put_file, _checked(key), path, sha256)
 
     async def put_bytes(self, key: str, data: bytes) -> str:
